@@ -1,0 +1,144 @@
+"""Makes a `TaskGraph` on the host from plain sequences, and refuses what is not one."""
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from doppler_jax.types import RESIDENT, TaskGraph
+
+
+def make_graph(
+    *,
+    flops: ArrayLike,
+    tensor_producer: ArrayLike = (),
+    tensor_bytes: ArrayLike = (),
+    edge_tensor: ArrayLike = (),
+    edge_reader: ArrayLike = (),
+    input_bytes: ArrayLike = (),
+    input_home: ArrayLike | None = None,
+    input_edge_input: ArrayLike = (),
+    input_edge_reader: ArrayLike = (),
+) -> TaskGraph:
+    """Returns the validated task graph; the fields are described on `TaskGraph`.
+
+    Repeated reads of a tensor (or graph input) by one task collapse to one edge.
+    Without `input_home` every graph input is resident.
+
+    Raises:
+      ValueError: lengths differ, an id does not exist, a size is negative or not
+        finite, or the tasks form a cycle; the message names the first offender.
+    """
+    num_inputs = np.size(np.asarray(input_bytes))
+    edges = _unique_pairs("edge", edge_tensor, edge_reader)
+    input_edges = _unique_pairs("input_edge", input_edge_input, input_edge_reader)
+    graph = TaskGraph(
+        flops=_floats("flops", flops),
+        tensor_producer=_ints("tensor_producer", tensor_producer),
+        tensor_bytes=_floats("tensor_bytes", tensor_bytes),
+        edge_tensor=edges[:, 0],
+        edge_reader=edges[:, 1],
+        input_bytes=_floats("input_bytes", input_bytes),
+        input_home=_ints(
+            "input_home", np.full(num_inputs, RESIDENT) if input_home is None else input_home
+        ),
+        input_edge_input=input_edges[:, 0],
+        input_edge_reader=input_edges[:, 1],
+    )
+    check_graph(graph)
+    return graph
+
+
+def check_graph(graph: TaskGraph) -> None:
+    """Raises `ValueError` unless the arrays form a task graph (see `make_graph`)."""
+    n, t, i = graph.num_tasks, graph.num_tensors, graph.num_inputs
+    if graph.tensor_bytes.shape != (t,):
+        raise ValueError(f"tensor_bytes has {graph.tensor_bytes.size} entries for {t} tensors")
+    if graph.input_home.shape != (i,):
+        raise ValueError(f"input_home has {graph.input_home.size} entries for {i} inputs")
+    _check_ids("tensor_producer", graph.tensor_producer, n, "tasks")
+    _check_ids("edge_tensor", graph.edge_tensor, t, "tensors")
+    _check_ids("edge_reader", graph.edge_reader, n, "tasks")
+    _check_ids("input_edge_input", graph.input_edge_input, i, "graph inputs")
+    _check_ids("input_edge_reader", graph.input_edge_reader, n, "tasks")
+    if i and graph.input_home.min() < RESIDENT:
+        raise ValueError(f"input_home holds {graph.input_home.min()}; -1 means resident")
+    topological_order(graph)
+
+
+def topological_order(graph: TaskGraph) -> np.ndarray:
+    """Returns the tasks `[N]` in a topological order, smallest id first among the free ones.
+
+    Raises:
+      ValueError: the tasks form a cycle; the message shows one.
+    """
+    senders, receivers = task_edges(graph)
+    successors: list[list[int]] = [[] for _ in range(graph.num_tasks)]
+    missing = np.bincount(receivers, minlength=graph.num_tasks)
+    for u, v in zip(senders.tolist(), receivers.tolist(), strict=True):
+        successors[u].append(v)
+    free = np.flatnonzero(missing == 0).tolist()
+    heapify(free)
+    order = []
+    while free:
+        u = heappop(free)
+        order.append(u)
+        for v in successors[u]:
+            missing[v] -= 1
+            if missing[v] == 0:
+                heappush(free, v)
+    if len(order) < graph.num_tasks:
+        raise ValueError(f"tasks form a cycle: {_find_cycle(successors, missing)}")
+    return np.array(order, dtype=np.int64)
+
+
+def task_edges(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the (producer, reader) task `[E]` of every edge, in edge order."""
+    return graph.tensor_producer[graph.edge_tensor], graph.edge_reader
+
+
+def _find_cycle(successors: list[list[int]], missing: np.ndarray) -> str:
+    # Every task left has a predecessor that is left too, so walking backwards must repeat.
+    left = set(np.flatnonzero(missing > 0).tolist())
+    predecessor = {v: u for u in sorted(left) for v in successors[u] if v in left}
+    path = [min(left)]
+    while path[-1] not in path[:-1]:
+        path.append(predecessor[path[-1]])
+    cycle = path[path.index(path[-1]) :][::-1]
+    return " -> ".join(map(str, cycle))
+
+
+def _ints(name: str, values: ArrayLike) -> np.ndarray:
+    array = np.asarray(values)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, has shape {array.shape}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name} must hold integers, holds {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _floats(name: str, values: ArrayLike) -> np.ndarray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, has shape {array.shape}")
+    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    if bad.size:
+        raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]}; expected a finite number >= 0")
+    return array
+
+
+def _unique_pairs(name: str, first: ArrayLike, second: ArrayLike) -> np.ndarray:
+    a, b = _ints(f"{name} sources", first), _ints(f"{name} readers", second)
+    if a.shape != b.shape:
+        raise ValueError(f"{name} has {a.size} sources but {b.size} readers")
+    pairs = np.stack([a, b], axis=1)
+    _, keep = np.unique(pairs, axis=0, return_index=True)
+    return pairs[np.sort(keep)]
+
+
+def _check_ids(name: str, ids: np.ndarray, count: int, what: str) -> None:
+    bad = np.flatnonzero((ids < 0) | (ids >= count))
+    if bad.size:
+        raise ValueError(f"{name}[{bad[0]}] is {ids[bad[0]]}, but there are {count} {what}")

@@ -1,0 +1,1 @@
+"""Entry points; run them as modules from the project's root."""

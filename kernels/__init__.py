@@ -1,0 +1,1 @@
+"""Runs placed programs on real devices."""

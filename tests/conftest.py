@@ -1,0 +1,35 @@
+"""Strict defaults for every test, and the graphs that many of them share."""
+
+import os
+import pathlib
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jax
+import pytest
+
+# Before any test starts the backend: several host devices, and nothing implicit.
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_debug_key_reuse", True)
+
+SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def reference_graphs() -> pathlib.Path:
+    """Folder of the published DOPPLER graphs, which the project's tree does not hold."""
+    folder = SHARED / "reference_graphs"
+    if not folder.is_dir():
+        pytest.skip("published graphs absent: ../shared/reference_graphs")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def neutral_graphs() -> pathlib.Path:
+    """Folder of task graphs from other projects, likewise."""
+    folder = SHARED / "neutral_graphs"
+    if not folder.is_dir():
+        pytest.skip("neutral graphs absent: ../shared/neutral_graphs")
+    return folder
