@@ -1,0 +1,1 @@
+"""Learned placement of JAX programs: see the README."""
