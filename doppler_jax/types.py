@@ -6,7 +6,7 @@ sees what the user gave) and become float32 when they enter jitted code.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import chex
 import jax
@@ -17,8 +17,16 @@ RESIDENT = -1
 UNPLACED = -1
 """Entry of a placement whose task has no device yet."""
 
+_T = TypeVar("_T")
 
-@chex.dataclass(frozen=True)
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def pytree(cls: type[_T]) -> type[_T]:
+    """Makes a frozen Chex dataclass of `cls` that type checkers understand."""
+    return chex.dataclass(cls, frozen=True)
+
+
+@pytree
 class TaskGraph:
     """A DAG of N tasks that make T tensors, read along E edges, with I graph inputs.
 
@@ -54,7 +62,7 @@ class TaskGraph:
         return self.input_bytes.shape[0]
 
 
-@chex.dataclass(frozen=True)
+@pytree
 class Cluster:
     """D devices and the links between every ordered pair (source, destination)."""
 
@@ -70,7 +78,7 @@ class Cluster:
         return self.flops_per_s.shape[0]
 
 
-@chex.dataclass(frozen=True)
+@pytree
 class Costs:
     """Seconds of every task on every device, and what moves tensors between devices.
 
@@ -89,7 +97,7 @@ class Costs:
         return self.compute_s.shape[1]
 
 
-@chex.dataclass(frozen=True)
+@pytree
 class Schedule:
     """When and where each task, and each transfer, of one execution ran.
 
