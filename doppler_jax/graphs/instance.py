@@ -1,0 +1,100 @@
+"""A task graph with its costs, padded and indexed for jitted code."""
+
+import chex
+import numpy as np
+
+from doppler_jax.graphs.build import task_edges
+from doppler_jax.graphs.chains import chain_cover
+from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.types import RESIDENT, Costs, TaskGraph, pytree
+
+
+@pytree
+class Instance:
+    """One placement problem. Row N (after padding) is a task that never runs.
+
+    Below N is the padded number of tasks, W of chains, P and S the padded largest
+    numbers of edges into and out of a task; unused entries name task N.
+    """
+
+    num_tasks: chex.Array  # [] int32, without padding
+    compute_s: chex.Array  # [N + 1, D]
+    input_ready_s: chex.Array  # [N + 1, D] when the task's graph inputs are on the device
+    latency_s: chex.Array  # [D, D]
+    seconds_per_byte: chex.Array  # [D, D]
+    pred_task: chex.Array  # [N + 1, P] int32
+    pred_bytes: chex.Array  # [N + 1, P]
+    succ_task: chex.Array  # [N + 1, S] int32
+    succ_bytes: chex.Array  # [N + 1, S]
+    chain_head: chex.Array  # [W] int32, first task of each chain
+    chain_next: chex.Array  # [N + 1] int32, next task of the same chain
+
+    @property
+    def padded_tasks(self) -> int:
+        return self.compute_s.shape[0] - 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.compute_s.shape[1]
+
+
+def make_instance(graph: TaskGraph, costs: Costs) -> Instance:
+    """Returns the instance, every size rounded up to its bucket (see `bucket_size`)."""
+    n = graph.num_tasks
+    size = bucket_size(n, smallest=8)
+    senders, receivers = task_edges(graph)
+    edge_bytes = costs.tensor_bytes[graph.edge_tensor]
+    pred_task, pred_bytes = _table(receivers, senders, edge_bytes, size)
+    succ_task, succ_bytes = _table(senders, receivers, edge_bytes, size)
+    chains = chain_cover(graph)
+    chain_head = np.full(bucket_size(len(chains), smallest=8), size, np.int32)
+    chain_head[: len(chains)] = [chain[0] for chain in chains]
+    chain_next = np.full(size + 1, size, np.int32)
+    for chain in chains:
+        chain_next[chain[:-1]] = chain[1:]
+    return Instance(
+        num_tasks=np.int32(n),
+        compute_s=_pad_rows(costs.compute_s, size + 1),
+        input_ready_s=_pad_rows(_input_ready_s(graph, costs), size + 1),
+        latency_s=np.asarray(costs.latency_s, np.float32),
+        seconds_per_byte=np.asarray(costs.seconds_per_byte, np.float32),
+        pred_task=pred_task,
+        pred_bytes=pred_bytes,
+        succ_task=succ_task,
+        succ_bytes=succ_bytes,
+        chain_head=chain_head,
+        chain_next=chain_next,
+    )
+
+
+def _input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    ready = np.zeros((graph.num_tasks, costs.num_devices))
+    home = graph.input_home[graph.input_edge_input]
+    moved = home != RESIDENT
+    source, inputs = home[moved], graph.input_edge_input[moved]
+    arrival = costs.latency_s[source] + (
+        costs.input_bytes[inputs, None] * costs.seconds_per_byte[source]
+    )
+    np.maximum.at(ready, graph.input_edge_reader[moved], arrival)
+    return ready
+
+
+def _pad_rows(array: chex.Array, rows: int) -> np.ndarray:
+    padded = np.zeros((rows, *array.shape[1:]), np.float32)
+    padded[: array.shape[0]] = array
+    return padded
+
+
+def _table(
+    row: np.ndarray, task: np.ndarray, num_bytes: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lists, per row, the tasks at the other end of its edges and the bytes they carry."""
+    count = np.bincount(row, minlength=size + 1)
+    width = bucket_size(int(count.max()), smallest=4)
+    order = np.argsort(row, kind="stable")
+    column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    tasks = np.full((size + 1, width), size, np.int32)
+    sizes = np.zeros((size + 1, width), np.float32)
+    tasks[row[order], column] = task[order]
+    sizes[row[order], column] = num_bytes[order]
+    return tasks, sizes
