@@ -1,0 +1,139 @@
+"""What the policies see of a problem, scale-free: static features, made on the host.
+
+FEATURE_VERSION names this module's and `rollout.py`'s features together; a checkpoint
+of another version is refused.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doppler_jax.graphs import levels
+from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.graphs.instance import Instance, make_instance
+from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.types import Costs, TaskGraph, pytree
+
+FEATURE_VERSION = 1
+
+
+@pytree
+class Problem:
+    """An `Instance` and the static features of its tasks; row N belongs to no task."""
+
+    instance: Instance
+    task_features: chex.Array  # [N + 1, 5] see `_task_features`
+    edge_sender: chex.Array  # [E] int32, padding N
+    edge_receiver: chex.Array  # [E] int32, padding N
+    edge_features: chex.Array  # [E, 1] transfer time over `unit_s`, compressed
+    next_on_b_path: chex.Array  # [N + 1] int32, on the longest path to an exit, or N
+    next_on_t_path: chex.Array  # [N + 1] int32, on the longest path from an entry, or N
+    b_rank: chex.Array  # [N + 1] int32, rank of the b-level, equal for (nearly) equal levels
+    topological_rank: chex.Array  # [N + 1] int32, position in a topological order
+    unit_s: chex.Array  # [] mean of a task's compute and largest output transfer
+    succ_transfer_s: chex.Array  # [N + 1, S] mean transfer time of each outgoing edge
+
+
+def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
+    """Returns graph and costs as the policies and the simulator take them.
+
+    Times are means over the devices that can run a task and over pairs of devices, and
+    are divided by one unit for compute and communication alike, so that their ratio
+    survives.
+    """
+    instance = make_instance(graph, costs)
+    n, size = graph.num_tasks, instance.padded_tasks
+    senders, receivers = task_edges(graph)
+    compute_s = levels.mean_compute_s(costs)
+    transfer_s = levels.mean_transfer_s(costs)[graph.edge_tensor]
+    largest_s = np.zeros(n)
+    np.maximum.at(largest_s, senders, transfer_s)
+    unit_s = float(np.mean(compute_s + largest_s)) if n else 1.0
+    unit_s = unit_s if unit_s > 0 else 1.0
+    b_level_s = levels.b_level(graph, costs)
+
+    num_edges = bucket_size(len(senders), smallest=8)
+    ends = np.full((2, num_edges), size, np.int32)
+    ends[:, : len(senders)] = senders, receivers
+    edge_features = np.zeros((num_edges, 1), np.float32)
+    edge_features[: len(senders), 0] = np.log1p(transfer_s / unit_s)
+    task_features = np.zeros((size + 1, 5), np.float32)
+    task_features[:n] = _task_features(graph, costs, compute_s, transfer_s, b_level_s, unit_s)
+    b_rank = np.zeros(size + 1, np.int32)
+    b_rank[:n] = _tied_ranks(b_level_s)
+    problem = Problem(
+        instance=instance,
+        task_features=task_features,
+        edge_sender=ends[0],
+        edge_receiver=ends[1],
+        edge_features=edge_features,
+        next_on_b_path=_pointers(levels.b_path(graph, costs), size),
+        next_on_t_path=_pointers(levels.t_path(graph, costs), size),
+        b_rank=b_rank,
+        topological_rank=_topological_rank(graph, size),
+        unit_s=np.float32(unit_s),
+        succ_transfer_s=_mean_transfer_s(instance),
+    )
+    return jax.tree.map(jnp.asarray, problem)
+
+
+def _task_features(
+    graph: TaskGraph,
+    costs: Costs,
+    compute_s: np.ndarray,
+    transfer_s: np.ndarray,
+    b_level_s: np.ndarray,
+    unit_s: float,
+) -> np.ndarray:
+    """Compute, summed input and output communication, b-level and t-level `[N, 5]`.
+
+    The first three are logarithms in units, the levels shares of the longest path.
+    """
+    senders, receivers = task_edges(graph)
+    n = graph.num_tasks
+    t_level_s = levels.t_level(graph, costs)
+    longest_s = max(float(np.max(b_level_s, initial=0.0)), np.finfo(np.float64).tiny)
+    return np.stack(
+        [
+            np.log1p(compute_s / unit_s),
+            np.log1p(np.bincount(receivers, transfer_s, n) / unit_s),
+            np.log1p(np.bincount(senders, transfer_s, n) / unit_s),
+            b_level_s / longest_s,
+            t_level_s / longest_s,
+        ],
+        axis=1,
+    )
+
+
+def _mean_transfer_s(instance: Instance) -> np.ndarray:
+    d = instance.num_devices
+    pairs = max(d * (d - 1), 1)
+    real = instance.succ_task != instance.padded_tasks
+    latency_s = instance.latency_s.sum() / pairs
+    seconds_per_byte = instance.seconds_per_byte.sum() / pairs
+    return np.where(real, latency_s + instance.succ_bytes * seconds_per_byte, 0.0).astype(
+        np.float32
+    )
+
+
+def _pointers(task: np.ndarray, size: int) -> np.ndarray:
+    padded = np.full(size + 1, size, np.int32)
+    padded[: len(task)] = np.where(task < 0, size, task)
+    return padded
+
+
+def _topological_rank(graph: TaskGraph, size: int) -> np.ndarray:
+    rank = np.full(size + 1, size, np.int32)
+    rank[topological_order(graph)] = np.arange(graph.num_tasks)
+    return rank
+
+
+def _tied_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0, equal where neighbours in order differ by rounding only."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    steps = np.diff(ordered) > 1e-9 * np.abs(ordered[1:])
+    ranks = np.zeros(len(values), np.int32)
+    ranks[order] = np.concatenate([[0], np.cumsum(steps)]) if len(values) else []
+    return ranks

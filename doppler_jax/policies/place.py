@@ -1,0 +1,67 @@
+"""PLC: which device a task goes to, given what has been placed before it."""
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.policies.features import Problem
+from doppler_jax.types import pytree
+
+NUM_DEVICE_FEATURES = 8
+
+
+@pytree
+class PlaceTables:
+    """PLC's first layer split by input, so that a step of an episode computes little.
+
+    The hidden layer of (v, d) is LeakyReLU(task[v] + mean of member over the tasks on
+    d + device_features[v, d] @ kernel), its logit the product with `out`.
+    """
+
+    task: chex.Array  # [N + 1, q]
+    member: chex.Array  # [N + 1, q]
+    kernel: chex.Array  # [F, q]
+    out: chex.Array  # [q]
+
+
+class Place(nn.Module):
+    """Makes PLC's tables from embeddings; equivariant under relabelling of devices."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, problem: Problem, embedding: chex.Array) -> PlaceTables:
+        """Returns the tables from embeddings `[N + 1, h]`."""
+        own = nn.leaky_relu(nn.Dense(self.width)(problem.task_features))
+        task = nn.Dense(self.width)(jnp.concatenate([embedding, own], axis=-1))
+        init = nn.initializers.lecun_normal()
+        kernel = self.param("kernel", init, (NUM_DEVICE_FEATURES, self.width))
+        out = self.param("out", nn.initializers.zeros, (self.width, 1))
+        return PlaceTables(
+            task=task,
+            member=nn.Dense(self.width, use_bias=False)(embedding),
+            kernel=kernel,
+            out=out[:, 0],
+        )
+
+
+def device_logits(
+    tables: PlaceTables,
+    task: chex.Array,
+    members: chex.Array,
+    features: chex.Array,
+    allowed: chex.Array,
+) -> chex.Array:
+    """Returns logits `[..., D]`, -inf where not allowed.
+
+    Args:
+      tables: PLC's tables.
+      task: `[...]` int, the task to place.
+      members: `[..., D, q]` mean of `tables.member` over the tasks on each device.
+      features: `[..., D, F]` device features of the task.
+      allowed: `[..., D]` bool, whether the device can run the task.
+    """
+    hidden = tables.task[task][..., None, :] + members + features @ tables.kernel
+    logits = jax.nn.leaky_relu(hidden) @ tables.out
+    return jnp.where(allowed, logits, -jnp.inf)

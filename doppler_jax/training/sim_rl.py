@@ -1,0 +1,76 @@
+"""Stage 2: policy gradient in the simulator, beside imitation of the best seen."""
+
+import dataclasses
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.policies import model, rollout
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training.elites import update_elites
+from doppler_jax.training.losses import (
+    imitation_loss,
+    normalised_advantage,
+    policy_gradient_loss,
+)
+from doppler_jax.training.state import TrainState, descend, make_optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class SimConfig:
+    """Settings of stage 2."""
+
+    batch: int = 128  # episodes per update
+    learning_rate: float = 2e-3
+    entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
+    entropy_halving: int = 200
+    num_elites: int = 8
+    elite_weight: float = 0.1  # of their imitation beside the policy gradient
+
+
+@partial(jax.jit, static_argnames=("policy", "config"))
+def sim_update(
+    state: TrainState, problem: Problem, policy: PolicyConfig, config: SimConfig
+) -> tuple[TrainState, dict[str, chex.Array]]:
+    """Does one update of stage 2; returns the new state and scalar metrics."""
+    keys = jax.random.split(jax.random.fold_in(state.key, state.update), config.batch)
+    tables = model.apply(state.params, policy, problem)
+    episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
+    makespan_s = simulate_instance(problem.instance, episodes.placement).makespan_s
+    elites = update_elites(state.elites, problem, episodes.placement, makespan_s)
+    models = jax.vmap(rollout.replay, in_axes=(None, 0))(problem, elites.actions)
+    is_elite = jnp.isfinite(elites.makespan_s).astype(jnp.float32)
+    age = state.update.astype(jnp.float32) / config.entropy_halving
+    entropy_weight = config.entropy_weight * 0.5**age
+
+    def loss_of(params: chex.ArrayTree) -> chex.Array:
+        tables = model.apply(params, policy, problem)
+        loss = policy_gradient_loss(
+            problem, tables, episodes, normalised_advantage(makespan_s), entropy_weight
+        )
+        return loss + config.elite_weight * imitation_loss(problem, tables, models, is_elite)
+
+    loss, gradient = jax.value_and_grad(loss_of)(state.params)
+    params, opt_state = descend(state, gradient, make_optimizer(config.learning_rate))
+    best = jnp.argmin(makespan_s)
+    better = makespan_s[best] < state.best_makespan_s
+    state = state.replace(
+        params=params,
+        opt_state=opt_state,
+        update=state.update + 1,
+        episodes=state.episodes + config.batch,
+        elites=elites,
+        best_placement=jnp.where(better, episodes.placement[best], state.best_placement),
+        best_makespan_s=jnp.where(better, makespan_s[best], state.best_makespan_s),
+    )
+    metrics = {
+        "loss": loss,
+        "makespan_mean_s": makespan_s.mean(),
+        "makespan_min_s": makespan_s[best],
+        "best_makespan_s": state.best_makespan_s,
+    }
+    return state, metrics

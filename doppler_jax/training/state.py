@@ -1,0 +1,72 @@
+"""What training carries from update to update; everything a checkpoint must hold."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.rollout import Actions
+from doppler_jax.types import pytree
+
+
+@pytree
+class Elites:
+    """The K best placements seen, as episodes in the order of their simulated starts."""
+
+    actions: Actions  # [K, T] each
+    makespan_s: chex.Array  # [K] ascending; inf where there is none yet
+
+
+@pytree
+class TrainState:
+    """State of a stage between two updates."""
+
+    params: chex.ArrayTree
+    opt_state: chex.ArrayTree
+    key: chex.PRNGKey  # of the run; update u draws from fold_in(key, u)
+    update: chex.Array  # [] int32, updates done
+    episodes: chex.Array  # [] int32, episodes spent
+    elites: Elites
+    best_placement: chex.Array  # [N] padded
+    best_makespan_s: chex.Array  # [] of the best placement; inf at the start
+
+
+def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
+    """Returns Adam behind a bound on the gradient's norm."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate))
+
+
+def init_state(
+    key: chex.PRNGKey,
+    params: chex.ArrayTree,
+    optimizer: optax.GradientTransformation,
+    problem: Problem,
+    num_elites: int,
+) -> TrainState:
+    """Returns the state before the first update; the key is consumed."""
+    steps = problem.instance.padded_tasks
+    tasks = jnp.full((num_elites, steps), steps, jnp.int32)
+    return TrainState(
+        params=params,
+        opt_state=optimizer.init(params),
+        key=key,
+        update=jnp.zeros((), jnp.int32),
+        episodes=jnp.zeros((), jnp.int32),
+        elites=Elites(
+            actions=Actions(task=tasks, device=jnp.zeros_like(tasks)),
+            makespan_s=jnp.full(num_elites, jnp.inf),
+        ),
+        best_placement=jnp.zeros(steps, jnp.int32),
+        best_makespan_s=jnp.array(jnp.inf),
+    )
+
+
+def descend(
+    state: TrainState, gradient: chex.ArrayTree, optimizer: optax.GradientTransformation
+) -> tuple[chex.ArrayTree, chex.ArrayTree]:
+    """Returns parameters and optimiser state after one step down the gradient."""
+    # Optax mixes its own integer and float scalars; callers may have forbidden that.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        return optax.apply_updates(state.params, updates), opt_state
