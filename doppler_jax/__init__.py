@@ -1,1 +1,82 @@
-"""Learned placement of JAX programs: see the README."""
+"""Learned placement of JAX programs on devices: trace, partition, cost, place, simulate."""
+
+from doppler_jax.costs.build import (
+    check_costs,
+    from_edge_delays,
+    make_costs,
+    reference_costs,
+)
+from doppler_jax.costs.clusters import list_clusters, load_cluster, make_cluster, save_cluster
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
+from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
+from doppler_jax.graphs.networkx_io import from_networkx, to_networkx
+from doppler_jax.placing import Placed, list_methods, place
+from doppler_jax.programs.evaluate import evaluate
+from doppler_jax.programs.partition import partition
+from doppler_jax.programs.trace import trace
+from doppler_jax.programs.workloads import list_workloads, make_arrays, make_workload
+from doppler_jax.reports.gantt import plot_gantt
+from doppler_jax.reports.perfetto import write_chrome_trace
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.simulate import SimulationResult, simulate
+from doppler_jax.simulator.validate import validate
+from doppler_jax.training.checkpoint import Policy, load_policy
+from doppler_jax.types import (
+    RESIDENT,
+    UNPLACED,
+    Cluster,
+    Costs,
+    Schedule,
+    ShardedProgram,
+    TaskGraph,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RESIDENT",
+    "UNPLACED",
+    "Cluster",
+    "Costs",
+    "Placed",
+    "Policy",
+    "Schedule",
+    "ShardedProgram",
+    "SimulationResult",
+    "TaskGraph",
+    "b_level",
+    "b_path",
+    "check_costs",
+    "evaluate",
+    "from_edge_delays",
+    "from_networkx",
+    "list_clusters",
+    "list_methods",
+    "list_workloads",
+    "load_cluster",
+    "load_graph",
+    "load_policy",
+    "load_stg",
+    "lower_bound_s",
+    "make_arrays",
+    "make_cluster",
+    "make_costs",
+    "make_graph",
+    "make_workload",
+    "makespan_s",
+    "partition",
+    "place",
+    "plot_gantt",
+    "reference_costs",
+    "save_cluster",
+    "save_graph",
+    "simulate",
+    "simulate_oracle",
+    "t_level",
+    "t_path",
+    "to_networkx",
+    "trace",
+    "validate",
+    "write_chrome_trace",
+]

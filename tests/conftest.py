@@ -14,6 +14,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Where DOPPLER_REQUIRE_SHARED is set, a test of the published graphs must not skip."""
+    report = yield
+    wants_shared = {"reference_graphs", "neutral_graphs"} & set(item.fixturenames)
+    if wants_shared and report.skipped and "DOPPLER_REQUIRE_SHARED" in os.environ:
+        report.outcome, report.longrepr = "failed", f"must not skip: {report.longrepr}"
+    return report
+
+
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 

@@ -55,7 +55,7 @@ def make_instance(graph: TaskGraph, costs: Costs) -> Instance:
     return Instance(
         num_tasks=np.int32(n),
         compute_s=_pad_rows(costs.compute_s, size + 1),
-        input_ready_s=_pad_rows(_input_ready_s(graph, costs), size + 1),
+        input_ready_s=_pad_rows(input_ready_s(graph, costs), size + 1),
         latency_s=np.asarray(costs.latency_s, np.float32),
         seconds_per_byte=np.asarray(costs.seconds_per_byte, np.float32),
         pred_task=pred_task,
@@ -67,7 +67,8 @@ def make_instance(graph: TaskGraph, costs: Costs) -> Instance:
     )
 
 
-def _input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:
+def input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns when `[N, D]` each task's graph inputs can be on each device, seconds."""
     ready = np.zeros((graph.num_tasks, costs.num_devices))
     home = graph.input_home[graph.input_edge_input]
     moved = home != RESIDENT

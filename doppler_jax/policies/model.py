@@ -1,6 +1,7 @@
 """The pair of policies as one Flax module, and its pure use."""
 
 import dataclasses
+from typing import Any
 
 import chex
 import flax.linen as nn
@@ -43,4 +44,5 @@ def init_params(key: chex.PRNGKey, config: PolicyConfig, problem: Problem) -> ch
 
 def apply(params: chex.ArrayTree, config: PolicyConfig, problem: Problem) -> PolicyTables:
     """Runs the encoder and both heads: a pure function, once per update or placement."""
-    return DopplerPolicy(config).apply({"params": params}, problem)
+    tables: Any = DopplerPolicy(config).apply({"params": params}, problem)
+    return tables

@@ -34,7 +34,8 @@ def imitation_update(
 
     loss, gradient = jax.value_and_grad(loss_of)(state.params)
     params, opt_state = descend(state, gradient, make_optimizer(config.learning_rate))
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         params=params,
         opt_state=opt_state,
         update=state.update + 1,

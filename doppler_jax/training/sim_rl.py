@@ -5,19 +5,14 @@ from functools import partial
 
 import chex
 import jax
-import jax.numpy as jnp
 
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.simulate import simulate_instance
 from doppler_jax.training.elites import update_elites
-from doppler_jax.training.losses import (
-    imitation_loss,
-    normalised_advantage,
-    policy_gradient_loss,
-)
-from doppler_jax.training.state import TrainState, descend, make_optimizer
+from doppler_jax.training.losses import reinforce_loss
+from doppler_jax.training.state import TrainState, descend, keep_best, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,35 +37,27 @@ def sim_update(
     episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
     makespan_s = simulate_instance(problem.instance, episodes.placement).makespan_s
     elites = update_elites(state.elites, problem, episodes.placement, makespan_s)
-    models = jax.vmap(rollout.replay, in_axes=(None, 0))(problem, elites.actions)
-    is_elite = jnp.isfinite(elites.makespan_s).astype(jnp.float32)
-    age = state.update.astype(jnp.float32) / config.entropy_halving
-    entropy_weight = config.entropy_weight * 0.5**age
 
     def loss_of(params: chex.ArrayTree) -> chex.Array:
         tables = model.apply(params, policy, problem)
-        loss = policy_gradient_loss(
-            problem, tables, episodes, normalised_advantage(makespan_s), entropy_weight
+        return reinforce_loss(
+            problem, tables, episodes, makespan_s, elites, state.update, config
         )
-        return loss + config.elite_weight * imitation_loss(problem, tables, models, is_elite)
 
     loss, gradient = jax.value_and_grad(loss_of)(state.params)
     params, opt_state = descend(state, gradient, make_optimizer(config.learning_rate))
-    best = jnp.argmin(makespan_s)
-    better = makespan_s[best] < state.best_makespan_s
-    state = state.replace(
+    state = dataclasses.replace(
+        keep_best(state, episodes.placement, makespan_s),
         params=params,
         opt_state=opt_state,
         update=state.update + 1,
         episodes=state.episodes + config.batch,
         elites=elites,
-        best_placement=jnp.where(better, episodes.placement[best], state.best_placement),
-        best_makespan_s=jnp.where(better, makespan_s[best], state.best_makespan_s),
     )
     metrics = {
         "loss": loss,
         "makespan_mean_s": makespan_s.mean(),
-        "makespan_min_s": makespan_s[best],
+        "makespan_min_s": makespan_s.min(),
         "best_makespan_s": state.best_makespan_s,
     }
     return state, metrics

@@ -1,5 +1,7 @@
 """What training carries from update to update; everything a checkpoint must hold."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -70,3 +72,14 @@ def descend(
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         return optax.apply_updates(state.params, updates), opt_state
+
+
+def keep_best(state: TrainState, placements: chex.Array, makespan_s: chex.Array) -> TrainState:
+    """Returns the state with the best of its own and B placements `[B, N]`, `[B]`."""
+    best = jnp.argmin(makespan_s)
+    better = makespan_s[best] < state.best_makespan_s
+    return dataclasses.replace(
+        state,
+        best_placement=jnp.where(better, placements[best], state.best_placement),
+        best_makespan_s=jnp.where(better, makespan_s[best], state.best_makespan_s),
+    )

@@ -1,0 +1,79 @@
+# One command set for people, pre-commit and continuous integration. `make` alone lists it.
+
+PYTHON ?= python3
+WORKLOAD = chainmm
+CLUSTER = p100x4
+GRAPH =
+ARGS =
+PYTEST_ARGS =
+# An environment set up with CUDA once stays so when it is refreshed.
+CUDA = $(if $(wildcard .venv/.installed-cuda),1)
+
+comma := ,
+CUDA_WANTED := $(filter-out 0,$(CUDA))
+INSTALLED := .venv/.installed$(if $(CUDA_WANTED),-cuda)
+EXTRAS := dev$(if $(CUDA_WANTED),$(comma)cuda)
+RUN := .venv/bin/python -m
+
+# 'text' as one word of a shell command, whatever it holds.
+quote = '$(subst ','\'',$(1))'
+SOURCE = $(if $(value GRAPH),--graph $(call quote,$(value GRAPH)),--workload $(call quote,$(value WORKLOAD)))
+STAGE_ARGS = $(SOURCE) --cluster $(call quote,$(value CLUSTER)) $(ARGS)
+
+ifneq ($(value GRAPH),)
+ifeq ($(origin WORKLOAD),command line)
+$(error give GRAPH=file or WORKLOAD=name, not both)
+endif
+endif
+
+.PHONY: help setup demo stage1 stage2 stage3 test test-slow lint bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo       train chainmm through all three stages, run it, write runs/demo/'
+	@echo 'make test       the fast tests'
+	@echo 'make test-slow  the slow tests'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make stage1     learn by imitation; stage2: in simulation; stage3: on measured times'
+	@echo '                WORKLOAD=chainmm (or another) or GRAPH=file, and CLUSTER=p100x4 (or another)'
+	@echo 'make bench      benchmarks of the simulator and the engine'
+	@echo 'make setup      only create .venv; CUDA=1 adds the GPU libraries'
+	@echo 'make clean      remove .venv and caches; runs/ stays'
+	@echo
+	@echo 'Further options go in ARGS="--name value", pytest options in PYTEST_ARGS.'
+	@echo 'PYTHON=python3.12 makes .venv with another Python (3.11 or newer).'
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1); name one: make setup PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@echo 'Installing into .venv: a minute or two, and 750 MB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
+	@$(PYTHON) -m venv .venv
+	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch .venv/.installed $@
+
+demo: $(INSTALLED)
+	$(RUN) experiments.demo $(ARGS)
+
+stage1 stage2 stage3: $(INSTALLED)
+	$(RUN) experiments.$@ $(STAGE_ARGS)
+
+bench: $(INSTALLED)
+	$(RUN) experiments.bench $(ARGS)
+
+test: $(INSTALLED)
+	$(RUN) pytest $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED)
+	$(RUN) pytest -m slow $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+clean:
+	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

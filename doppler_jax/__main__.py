@@ -1,0 +1,107 @@
+"""Places a graph file from the command line: `python -m doppler_jax place GRAPH ...`."""
+
+import dataclasses
+import pathlib
+
+import jax
+import tyro
+
+import doppler_jax as dj
+from doppler_jax import cli
+from doppler_jax.files import write_json_atomic
+from doppler_jax.reports.tables import format_seconds, print_table
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Place the tasks of a graph file on the devices of a cluster."""
+
+    graph: tyro.conf.Positional[pathlib.Path]
+    """Task graph: DOPPLER text or this project's JSON."""
+    cluster: str = "reference_x4"
+    """Name of a preset (see `list`), or a cluster's JSON file."""
+    method: str = "doppler"
+    """Placement method (see `list`)."""
+    policy: pathlib.Path | None = None
+    """Checkpoint or run folder of a trained policy, for doppler; otherwise it trains one."""
+    budget_s: float | None = None
+    """Seconds that doppler may train (60 if nothing bounds it)."""
+    max_evaluations: int | None = None
+    """Placements that may be simulated."""
+    seed: int = 0
+    output: pathlib.Path | None = None
+    """Write placement, priorities and makespan here as JSON; must not exist."""
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """List the known methods, clusters and workloads."""
+
+
+def main(command: Place | List) -> None:
+    """Does what was asked for."""
+    if isinstance(command, List):
+        print("methods:  ", ", ".join(dj.list_methods()))
+        print("clusters: ", ", ".join(dj.list_clusters()))
+        print("workloads:", ", ".join(dj.list_workloads()))
+    else:
+        place(command)
+
+
+def place(command: Place) -> None:
+    """Places a file's graph, prints what came out and writes it if asked to."""
+    if command.output is not None and command.output.exists():
+        raise ValueError(f"{command.output}: exists already; nothing was overwritten")
+    if command.method not in dj.list_methods():  # before a cluster is measured
+        raise ValueError(f"unknown method {command.method!r}; known: {dj.list_methods()}")
+    graph = dj.load_graph(command.graph)
+    cluster = find_cluster(command.cluster)
+    costs = dj.make_costs(graph, cluster)
+    policy = None if command.policy is None else dj.load_policy(command.policy)
+    placed = dj.place(
+        graph,
+        costs,
+        method=command.method,
+        policy=policy,
+        key=jax.random.key(command.seed),
+        budget_s=command.budget_s,
+        max_evaluations=command.max_evaluations,
+    )
+    if command.output is not None:
+        write_json_atomic(
+            command.output,
+            {
+                "graph": str(command.graph),
+                "cluster": command.cluster,
+                "method": placed.method,
+                "makespan_s": placed.makespan_s,
+                "placement": placed.placement.tolist(),
+                "priority": placed.priority.tolist(),
+            },
+        )
+    print_table(
+        f"{command.graph.name}: {graph.num_tasks} tasks on {command.cluster}",
+        ("method", "makespan", "lower bound", "placements simulated", "search"),
+        [
+            (
+                placed.method,
+                format_seconds(placed.makespan_s),
+                format_seconds(dj.lower_bound_s(graph, costs)),
+                str(placed.evaluations),
+                format_seconds(placed.seconds),
+            )
+        ],
+    )
+    if command.output is None:
+        print("placement:", *placed.placement.tolist())
+
+
+def find_cluster(name: str) -> dj.Cluster:
+    """Returns a preset by name, or the cluster of a JSON file."""
+    if name.endswith(".json"):
+        return dj.load_cluster(name)
+    return dj.make_cluster(name)
+
+
+if __name__ == "__main__":
+    cli.run(main, Place | List, "Learned placement of task graphs on devices.")

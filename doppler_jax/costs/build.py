@@ -1,0 +1,129 @@
+"""Makes `Costs` on the host, and refuses what no simulator can use."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from doppler_jax.costs.clusters import check_cluster, reference_cluster
+from doppler_jax.costs.comm import link_costs
+from doppler_jax.costs.compute import roofline_s
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.types import Cluster, Costs, TaskGraph
+
+
+def make_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
+    """Returns the costs of a task graph on a cluster: roofline tasks, linear transfers.
+
+    Raises:
+      ValueError: the cluster is not one (`check_cluster`), or a graph input's home is
+        a device that it does not have.
+    """
+    check_cluster(cluster)
+    latency_s, seconds_per_byte = link_costs(cluster)
+    costs = Costs(
+        compute_s=roofline_s(graph, cluster),
+        tensor_bytes=graph.tensor_bytes.copy(),
+        input_bytes=graph.input_bytes.copy(),
+        latency_s=latency_s,
+        seconds_per_byte=seconds_per_byte,
+    )
+    check_costs(graph, costs)
+    return costs
+
+
+def reference_costs(graph: TaskGraph, num_devices: int = 4) -> Costs:
+    """Returns the costs of the reference's simulator, for the published DOPPLER files.
+
+    A task takes flops / 1e10 seconds on any device and a tensor bytes / 1e10 seconds to
+    any other device; there is no latency and no launch overhead.
+
+    Raises:
+      ValueError: fewer than one device.
+    """
+    return make_costs(graph, reference_cluster(num_devices))
+
+
+def from_edge_delays(
+    weights: ArrayLike, edges: Iterable[tuple[int, int, float]], num_devices: int = 4
+) -> tuple[TaskGraph, Costs]:
+    """Returns graph and costs of a DAG with a delay per edge, on equal devices.
+
+    Every edge has a tensor of its own. A task of weight w has w flops and a delay of c is
+    c bytes, on devices of 1 flop/s whose links carry 1 byte/s.
+
+    Args:
+      weights: `[N]` seconds of each task on any device.
+      edges: (u, v, delay): v waits `delay` seconds for u's result on another device.
+      num_devices: D.
+
+    Raises:
+      ValueError: an edge names no task, a number is negative or not finite, the tasks
+        form a cycle, or `num_devices` is below 1.
+    """
+    if num_devices < 1:
+        raise ValueError(f"num_devices is {num_devices}; expected at least 1")
+    edges = list(edges)
+    delays = [float(delay) for _, _, delay in edges]
+    graph = make_graph(
+        flops=weights,
+        tensor_producer=[u for u, _, _ in edges],
+        tensor_bytes=delays,
+        edge_tensor=np.arange(len(edges)),
+        edge_reader=[v for _, v, _ in edges],
+    )
+    costs = Costs(
+        compute_s=np.repeat(graph.flops[:, None], num_devices, axis=1),
+        tensor_bytes=graph.tensor_bytes.copy(),
+        input_bytes=graph.input_bytes.copy(),
+        latency_s=np.zeros((num_devices, num_devices)),
+        seconds_per_byte=1.0 - np.eye(num_devices),
+    )
+    check_costs(graph, costs)
+    return graph, costs
+
+
+def check_costs(graph: TaskGraph, costs: Costs) -> None:
+    """Raises `ValueError` unless the costs fit the graph and every task can run somewhere.
+
+    `compute_s` may be inf where a device cannot run a task; all else is finite and not
+    negative, and the diagonals of the transfers are 0.
+    """
+    compute_s = np.asarray(costs.compute_s)
+    if compute_s.ndim != 2 or compute_s.shape[1] == 0:
+        raise ValueError(f"compute_s has shape {compute_s.shape}; expected [N, D] with D >= 1")
+    d = costs.num_devices
+    _check_array("compute_s", compute_s, (graph.num_tasks, d), allow_inf=True)
+    _check_array("tensor_bytes", costs.tensor_bytes, (graph.num_tensors,))
+    _check_array("input_bytes", costs.input_bytes, (graph.num_inputs,))
+    for name in ("latency_s", "seconds_per_byte"):
+        array = np.asarray(getattr(costs, name))
+        _check_array(name, array, (d, d))
+        diagonal = np.diagonal(array)
+        if diagonal.any():
+            s = int(np.flatnonzero(diagonal)[0])
+            raise ValueError(f"{name}[{s}, {s}] is {diagonal[s]}; expected 0 on the diagonal")
+    stuck = np.flatnonzero(np.isinf(compute_s).all(axis=1))
+    if stuck.size:
+        raise ValueError(f"task {stuck[0]} runs on no device: compute_s[{stuck[0]}] is all inf")
+    far = np.flatnonzero(np.asarray(graph.input_home) >= d)
+    if far.size:
+        raise ValueError(
+            f"input_home[{far[0]}] is {graph.input_home[far[0]]}, but there are {d} devices"
+        )
+
+
+def _check_array(
+    name: str, values: ArrayLike, shape: tuple[int, ...], *, allow_inf: bool = False
+) -> None:
+    array = np.asarray(values)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; expected {shape}")
+    bad = np.isnan(array) | (array < 0)
+    if not allow_inf:
+        bad |= np.isinf(array)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        index = ", ".join(map(str, where))
+        expected = "a number >= 0" if allow_inf else "a finite number >= 0"
+        raise ValueError(f"{name}[{index}] is {array[where]}; expected {expected}")

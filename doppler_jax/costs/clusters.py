@@ -1,0 +1,229 @@
+"""Clusters: presets from data sheets by name, this machine as measured, JSON files."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from doppler_jax.costs.host import measure_host
+from doppler_jax.files import (
+    PathLike,
+    check_header,
+    parse_json_object,
+    read_numbers,
+    read_text,
+    write_json_atomic,
+)
+from doppler_jax.types import Cluster
+
+FORMAT = "doppler_jax.cluster"
+_DEPTH = {
+    "flops_per_s": 1,
+    "memory_bytes_per_s": 1,
+    "memory_bytes": 1,
+    "launch_s": 1,
+    "latency_s": 2,
+    "link_bytes_per_s": 2,
+}  # field to number of dimensions
+
+
+def uniform_cluster(
+    num_devices: int,
+    *,
+    flops_per_s: float,
+    memory_bytes_per_s: float,
+    memory_bytes: float,
+    launch_s: float,
+    latency_s: float,
+    link_bytes_per_s: float,
+) -> Cluster:
+    """Returns equal devices with equal links; the units are those of `Cluster`.
+
+    Raises:
+      ValueError: fewer than one device, or a number that `check_cluster` refuses.
+    """
+    if num_devices < 1:
+        raise ValueError(f"num_devices is {num_devices}; expected at least 1")
+    other = ~np.eye(num_devices, dtype=bool)
+    cluster = Cluster(
+        flops_per_s=np.full(num_devices, flops_per_s, dtype=np.float64),
+        memory_bytes_per_s=np.full(num_devices, memory_bytes_per_s, dtype=np.float64),
+        memory_bytes=np.full(num_devices, memory_bytes, dtype=np.float64),
+        launch_s=np.full(num_devices, launch_s, dtype=np.float64),
+        latency_s=np.where(other, latency_s, 0.0),
+        link_bytes_per_s=np.where(other, link_bytes_per_s, np.inf),
+    )
+    check_cluster(cluster)
+    return cluster
+
+
+def reference_cluster(num_devices: int) -> Cluster:
+    """Returns the cluster behind the reference's simulator: 1e10 of everything, no overhead."""
+    return uniform_cluster(
+        num_devices,
+        flops_per_s=1e10,
+        memory_bytes_per_s=np.inf,
+        memory_bytes=np.inf,
+        launch_s=0.0,
+        latency_s=0.0,
+        link_bytes_per_s=1e10,
+    )
+
+
+def _p100x4() -> Cluster:
+    # NVIDIA Tesla P100 for PCIe data sheet (16 GB): 9.3 TFLOP/s float32, 732 GB/s HBM2.
+    # PCIe 3.0 x16 moves 15.75 GB/s raw, about 12 GB/s in peer copies. Launch and latency
+    # are the usual order of magnitude, 10 us, not a measurement.
+    return uniform_cluster(
+        4,
+        flops_per_s=9.3e12,
+        memory_bytes_per_s=732e9,
+        memory_bytes=16e9,
+        launch_s=10e-6,
+        latency_s=10e-6,
+        link_bytes_per_s=12e9,
+    )
+
+
+def _v100x8() -> Cluster:
+    # NVIDIA V100 SXM2 data sheet (32 GB): 15.7 TFLOP/s float32, 900 GB/s HBM2. NVLink 2
+    # carries 25 GB/s per link and direction; pairs of an island are taken to have two.
+    # Between the islands: through PCIe and the processors' link, about 10 GB/s.
+    cluster = uniform_cluster(
+        8,
+        flops_per_s=15.7e12,
+        memory_bytes_per_s=900e9,
+        memory_bytes=32e9,
+        launch_s=10e-6,
+        latency_s=10e-6,
+        link_bytes_per_s=50e9,
+    )
+    island = np.arange(8) // 4
+    across = island[:, None] != island[None, :]
+    return dataclasses.replace(
+        cluster,
+        latency_s=np.where(across, 20e-6, cluster.latency_s),
+        link_bytes_per_s=np.where(across, 10e9, cluster.link_bytes_per_s),
+    )
+
+
+def _h200x8() -> Cluster:
+    # NVIDIA H200 SXM data sheet: 67 TFLOP/s float32 (without tensor cores; TF32 would be
+    # several times that), 4.8 TB/s HBM3e, 141 GB; NVLink 4 through NVSwitch 900 GB/s in
+    # both directions together, so 450 GB/s each way between any pair.
+    return uniform_cluster(
+        8,
+        flops_per_s=67e12,
+        memory_bytes_per_s=4.8e12,
+        memory_bytes=141e9,
+        launch_s=10e-6,
+        latency_s=10e-6,
+        link_bytes_per_s=450e9,
+    )
+
+
+_FACTORIES: dict[str, Callable[[], Cluster]] = {
+    "h200x8": _h200x8,
+    "host": measure_host,
+    "p100x4": _p100x4,
+    "reference_x4": lambda: reference_cluster(4),
+    "reference_x8": lambda: reference_cluster(8),
+    "v100x8": _v100x8,
+}
+
+
+def list_clusters() -> list[str]:
+    """Returns the names that `make_cluster` knows, sorted."""
+    return sorted(_FACTORIES)
+
+
+def make_cluster(name: str) -> Cluster:
+    """Returns the cluster of that name; `host` is this machine, measured now (about 2 s).
+
+    Raises:
+      ValueError: no cluster has that name; the message lists those that exist.
+    """
+    if name not in _FACTORIES:
+        raise ValueError(f"unknown cluster {name!r}; known: {', '.join(list_clusters())}")
+    return _FACTORIES[name]()
+
+
+def load_cluster(path: PathLike) -> Cluster:
+    """Returns the cluster in a JSON file (see `save_cluster`); `null` stands for infinity.
+
+    Raises:
+      ValueError: the file cannot be read or holds no valid cluster. The message starts
+        with the path and names the field.
+    """
+    data = parse_json_object(path, read_text(path))
+    check_header(path, data, FORMAT, set(_DEPTH))
+    cluster = Cluster(
+        **{
+            name: read_numbers(path, data, name, ndim=ndim, null=np.inf)
+            for name, ndim in _DEPTH.items()
+        }
+    )
+    try:
+        check_cluster(cluster)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return cluster
+
+
+def save_cluster(path: PathLike, cluster: Cluster) -> None:
+    """Writes a cluster as JSON that `load_cluster` reads back exactly.
+
+    An existing file is replaced in one step or left as it was.
+
+    Raises:
+      ValueError: the cluster is not valid, or the file cannot be written.
+    """
+    check_cluster(cluster)
+    fields = {
+        name: _nulls_for_inf(np.asarray(getattr(cluster, name)).tolist()) for name in _DEPTH
+    }
+    write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raises `ValueError` unless shapes agree, rates are positive and overheads finite.
+
+    Rates and capacities may be inf: what they limit then costs nothing. On the diagonal
+    the latency is 0 and the bandwidth inf.
+    """
+    if np.ndim(cluster.flops_per_s) != 1 or np.size(cluster.flops_per_s) == 0:
+        shape = np.shape(cluster.flops_per_s)
+        raise ValueError(f"flops_per_s has shape {shape}; expected [D] with D >= 1")
+    d = cluster.num_devices
+    for name in ("flops_per_s", "memory_bytes_per_s", "memory_bytes"):
+        _check_field(cluster, name, (d,), is_rate=True)
+    _check_field(cluster, "launch_s", (d,), is_rate=False)
+    _check_field(cluster, "latency_s", (d, d), is_rate=False)
+    _check_field(cluster, "link_bytes_per_s", (d, d), is_rate=True)
+    for name, expected in (("latency_s", 0.0), ("link_bytes_per_s", np.inf)):
+        diagonal = np.diagonal(np.asarray(getattr(cluster, name)))
+        wrong = np.flatnonzero(diagonal != expected)
+        if wrong.size:
+            s = int(wrong[0])
+            raise ValueError(
+                f"{name}[{s}, {s}] is {diagonal[s]}; expected {expected} on the diagonal"
+            )
+
+
+def _check_field(cluster: Cluster, name: str, shape: tuple[int, ...], *, is_rate: bool) -> None:
+    array = np.asarray(getattr(cluster, name), dtype=np.float64)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; expected {shape}")
+    bad = ~(array > 0) if is_rate else ~(np.isfinite(array) & (array >= 0))
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        index = ", ".join(map(str, where))
+        expected = "a positive number" if is_rate else "a finite number >= 0"
+        raise ValueError(f"{name}[{index}] is {array[where]}; expected {expected}")
+
+
+def _nulls_for_inf(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_nulls_for_inf(value) for value in values]
+    return None if values == np.inf else values

@@ -1,0 +1,153 @@
+"""Longest paths through a task graph: b-level, t-level, and the bound that they give.
+
+Host code in float64. A task counts with its mean cost over the devices that can run
+it, an edge with the mean transfer time of its tensor over all pairs of devices. What
+a graph input costs to move is left out.
+
+Reference: Topcuoglu et al. 2002 (upward and downward rank are b-level and t-level).
+"""
+
+import numpy as np
+
+from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.types import Costs, TaskGraph
+
+
+def mean_compute_s(costs: Costs) -> np.ndarray:
+    """Returns the mean seconds `[N]` of each task over the devices that can run it."""
+    compute_s = np.asarray(costs.compute_s, dtype=np.float64)
+    runnable = np.isfinite(compute_s)
+    total_s = np.where(runnable, compute_s, 0.0).sum(axis=1)
+    return total_s / np.maximum(runnable.sum(axis=1), 1)
+
+
+def mean_transfer_s(costs: Costs) -> np.ndarray:
+    """Returns the mean seconds `[T]` of moving each tensor between two different devices.
+
+    With a single device nothing moves, and the means are 0.
+    """
+    num_pairs = costs.num_devices * (costs.num_devices - 1)
+    tensor_bytes = np.asarray(costs.tensor_bytes, dtype=np.float64)
+    if num_pairs == 0:
+        return np.zeros_like(tensor_bytes)
+    # The diagonals are 0, so the sums are those over s != d.
+    latency_s = np.asarray(costs.latency_s, dtype=np.float64).sum() / num_pairs
+    seconds_per_byte = np.asarray(costs.seconds_per_byte, dtype=np.float64).sum() / num_pairs
+    return latency_s + tensor_bytes * seconds_per_byte
+
+
+def b_level(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns the seconds `[N]` of the longest path to an exit.
+
+    A task's own cost and the transfers on the way are included: with several outputs,
+    the largest of (transfer + b-level of a reader) counts.
+
+    Raises:
+      ValueError: the costs are of another graph.
+    """
+    tail_s, _ = _longest_tails(graph, costs)
+    return mean_compute_s(costs) + tail_s
+
+
+def t_level(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns the seconds `[N]` of the longest path from an entry.
+
+    The transfers on the way are included, the task's own cost is not.
+
+    Raises:
+      ValueError: the costs are of another graph.
+    """
+    head_s, _ = _longest_heads(graph, costs)
+    return head_s
+
+
+def b_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns the next task `[N]` on the longest path to an exit, -1 at exits.
+
+    Ties go to the smaller id.
+    """
+    _, following = _longest_tails(graph, costs)
+    return following
+
+
+def t_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns the previous task `[N]` on the longest path from an entry, -1 at entries.
+
+    Ties go to the smaller id.
+    """
+    _, previous = _longest_heads(graph, costs)
+    return previous
+
+
+def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
+    """Returns seconds that no placement's makespan can be below, without noise.
+
+    The larger of two bounds, both with every task at its cheapest device: the longest
+    path without transfers, and the sum of all tasks over D. The second holds for unequal
+    devices too: the busy times of D devices add up to at least that sum, so the busiest
+    has a D-th of it.
+
+    Raises:
+      ValueError: the costs are of another graph.
+    """
+    _check_sizes(graph, costs)
+    if graph.num_tasks == 0:
+        return 0.0
+    cheapest_s = np.asarray(costs.compute_s, dtype=np.float64).min(axis=1)
+    senders, receivers = task_edges(graph)
+    head_s, _ = _longest(
+        topological_order(graph), senders, receivers, np.zeros(graph.num_edges), cheapest_s
+    )
+    return float(max((head_s + cheapest_s).max(), cheapest_s.sum() / costs.num_devices))
+
+
+def _longest_heads(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    _check_sizes(graph, costs)
+    senders, receivers = task_edges(graph)
+    transfer_s = mean_transfer_s(costs)[graph.edge_tensor]
+    order = topological_order(graph)
+    return _longest(order, senders, receivers, transfer_s, mean_compute_s(costs))
+
+
+def _longest_tails(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    _check_sizes(graph, costs)
+    senders, receivers = task_edges(graph)
+    transfer_s = mean_transfer_s(costs)[graph.edge_tensor]
+    order = topological_order(graph)[::-1]
+    return _longest(order, receivers, senders, transfer_s, mean_compute_s(costs))
+
+
+def _longest(
+    order: np.ndarray,
+    senders: np.ndarray,
+    receivers: np.ndarray,
+    transfer_s: np.ndarray,
+    compute_s: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the longest path `[N]` up to each task, own cost excluded, and where from `[N]`.
+
+    `order` [N] lists senders before receivers; `transfer_s` is per edge `[E]`.
+    """
+    incoming: list[list[tuple[int, float]]] = [[] for _ in range(order.size)]
+    edges = zip(senders.tolist(), receivers.tolist(), transfer_s.tolist(), strict=True)
+    for u, v, seconds in edges:
+        incoming[v].append((u, seconds))
+    compute = compute_s.tolist()
+    length, origin = [0.0] * order.size, [-1] * order.size
+    for v in order.tolist():
+        for u, seconds in incoming[v]:
+            reach = length[u] + compute[u] + seconds
+            is_tie = reach == length[v] and (origin[v] < 0 or u < origin[v])
+            if reach > length[v] or is_tie:
+                length[v], origin[v] = reach, u
+    return np.array(length, dtype=np.float64), np.array(origin, dtype=np.int64)
+
+
+def _check_sizes(graph: TaskGraph, costs: Costs) -> None:
+    expected = (graph.num_tasks, graph.num_tensors)
+    given = (costs.compute_s.shape[0], costs.tensor_bytes.shape[0])
+    if given != expected:
+        raise ValueError(
+            f"costs are of {given[0]} tasks and {given[1]} tensors, "
+            f"the graph has {expected[0]} and {expected[1]}"
+        )

@@ -1,0 +1,104 @@
+"""Arguments into blocks, blocks into outputs: the two ends of every execution."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from doppler_jax.types import InputBlock, OutputBlocks, ShardedProgram
+
+
+def flatten_args(
+    sharded: ShardedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Returns the arrays that `InputBlock.source` counts: flat arguments, then constants.
+
+    Raises:
+      ValueError: the pytree, or a leaf's shape or dtype, is not what the program was
+        traced with; the message names the leaf.
+    """
+    leaves, tree = jax.tree.flatten_with_path((args, kwargs))
+    if tree != sharded.in_tree:
+        raise ValueError(_structure_error([path for path, _ in leaves], tree, sharded.in_tree))
+    values = []
+    for (path, leaf), aval in zip(leaves, sharded.arg_avals, strict=True):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise ValueError(f"{leaf_name(path)} is {leaf}; expected an array")
+        found = leaf_aval(path, leaf)
+        if found.shape != aval.shape or found.dtype != aval.dtype:
+            raise ValueError(
+                f"{leaf_name(path)} is {found.dtype}{list(found.shape)}, "
+                f"but the program was traced for {aval.dtype}{list(aval.shape)}"
+            )
+        values.append(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
+    return values + list(sharded.consts)
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """Returns the readable name of a leaf of `(args, kwargs)`, as `args[0]['w']`."""
+    root = ("args", "kwargs")[path[0].idx]
+    if root == "args":
+        return "args" + jax.tree_util.keystr(path[1:])
+    return path[1].key + jax.tree_util.keystr(path[2:])
+
+
+def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of an argument, the dtype as JAX holds it on devices.
+
+    Raises:
+      ValueError: the leaf is not an array or a `jax.ShapeDtypeStruct`.
+    """
+    if isinstance(leaf, np.ndarray | np.generic):
+        accepted = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)
+    else:
+        accepted = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    if not accepted:
+        raise ValueError(
+            f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array "
+            "or a jax.ShapeDtypeStruct (bind other values with functools.partial)"
+        )
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+    weak = bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
+
+
+def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
+    """Returns block `[start, limit)` of `value`; `value` itself if that is all of it."""
+    if block.limit == value.shape and not any(block.start):
+        return value
+    return lax.slice(value, block.start, block.limit)
+
+
+def assemble_output(output: OutputBlocks, arrays: Sequence[jax.Array]) -> jax.Array:
+    """Returns the flat output whose blocks are `arrays`, in the order of `output.blocks`."""
+    return join_blocks(arrays, output.grid)
+
+
+def join_blocks(arrays: Sequence[jax.Array], grid: tuple[int, ...]) -> jax.Array:
+    """Returns the array whose row-major grid of blocks is `arrays`, `prod(grid)` long."""
+    arrays = list(arrays)
+    if len(arrays) != math.prod(grid):
+        raise ValueError(f"{len(arrays)} blocks for a grid {grid}")
+    for axis in reversed(range(len(grid))):
+        count = grid[axis]
+        if count > 1:
+            groups = [arrays[i : i + count] for i in range(0, len(arrays), count)]
+            arrays = [lax.concatenate(group, axis) for group in groups]
+    return arrays[0]
+
+
+def _structure_error(paths: list[Any], tree: Any, expected_tree: Any) -> str:
+    placeholder = jax.tree.unflatten(expected_tree, range(expected_tree.num_leaves))
+    expected_paths = [path for path, _ in jax.tree.flatten_with_path(placeholder)[0]]
+    found, expected = ({leaf_name(path) for path in p} for p in (paths, expected_paths))
+    missing, surplus = sorted(expected - found), sorted(found - expected)
+    if missing or surplus:
+        return (
+            "arguments have another structure than traced: "
+            f"missing {missing or 'none'}, not expected {surplus or 'none'}"
+        )
+    return f"arguments have another structure than traced: {tree}, expected {expected_tree}"

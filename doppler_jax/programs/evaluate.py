@@ -1,0 +1,34 @@
+"""What a sharded program means: a sequential interpreter, for tests and as an example."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from doppler_jax.graphs.build import topological_order
+from doppler_jax.programs.blocks import assemble_output, flatten_args, slice_block
+from doppler_jax.types import InputRef, Ref, ShardedProgram
+
+
+def evaluate(sharded: ShardedProgram, *args: Any, **kwargs: Any) -> Any:
+    """Returns what the traced function returns, by running the tasks one after another.
+
+    Raises:
+      ValueError: the arguments are not like those that the function was traced with.
+    """
+    values = flatten_args(sharded, args, kwargs)
+    inputs = [slice_block(values[block.source], block) for block in sharded.inputs]
+    tensors: dict[int, jax.Array] = {}
+
+    def read(ref: Ref) -> jax.Array:
+        return inputs[ref.input] if isinstance(ref, InputRef) else tensors[ref.tensor]
+
+    producer = np.asarray(sharded.graph.tensor_producer)
+    for v in topological_order(sharded.graph).tolist():
+        results = sharded.kernels[v].fn(*map(read, sharded.operands[v]))
+        tensors.update(zip(np.flatnonzero(producer == v).tolist(), results, strict=True))
+    outputs = [
+        assemble_output(output, [read(ref) for ref in output.blocks])
+        for output in sharded.outputs
+    ]
+    return jax.tree.unflatten(sharded.out_tree, outputs)

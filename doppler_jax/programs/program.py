@@ -1,0 +1,62 @@
+"""The tensor program: what `trace` makes of a JAX function and `partition` cuts."""
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of the program: an argument, a constant or an equation's result."""
+
+    aval: jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Literal:
+    """A tensor known at trace time whose elements all equal `value`."""
+
+    value: np.ndarray  # [] of the dtype of `aval`
+    aval: jax.ShapeDtypeStruct
+
+
+Atom = Value | Literal
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation:
+    """One call of a JAX primitive."""
+
+    primitive: Primitive
+    params: dict[str, Any]
+    operands: tuple[Atom, ...]
+    results: tuple[Value, ...]
+    source: str  # the user's line, "file.py:12:4 (fn)"
+
+    def __str__(self) -> str:
+        return f"{self.primitive.name} at {self.source}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A flat list of equations over tensors, free of nested functions and dead equations.
+
+    `trace` makes one. Sources, as `InputBlock.source` counts them, are the arguments
+    and then the constants.
+    """
+
+    equations: tuple[Equation, ...]  # in an order in which they can run
+    args: tuple[Value, ...]  # per flat argument
+    consts: tuple[Value, ...]
+    const_arrays: tuple[chex.Array, ...]  # per constant
+    outputs: tuple[Value, ...]  # per flat output; may be an argument or a constant
+    in_tree: Any  # treedef of (args, kwargs)
+    out_tree: Any
+
+    @property
+    def arg_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(arg.aval for arg in self.args)

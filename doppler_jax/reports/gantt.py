@@ -1,0 +1,160 @@
+"""Pictures of schedules: which device ran what, when."""
+
+import dataclasses
+import io
+import os
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from doppler_jax.reports.tables import format_seconds, time_unit
+from doppler_jax.types import Schedule
+
+if TYPE_CHECKING:  # an import of matplotlib costs too much for those who draw nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart under every common colour blindness.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442")
+OTHER = "#999999"
+
+
+def plot_gantt(
+    path: str | os.PathLike[str],
+    panels: Sequence[tuple[str, Schedule, Sequence[str]]],
+    *,
+    num_devices: int,
+) -> None:
+    """Writes a PNG of schedules, one below the other on one time axis.
+
+    Each panel is a title, a schedule and the names `[N]` of its tasks. Every device is a row,
+    labelled with its utilisation (busy time over makespan); bars are coloured by `op_type` of
+    the task's name; a dashed line marks the makespan. The file appears only when complete.
+
+    Raises:
+      ValueError: there is no panel, or a panel's lengths differ, a task is placed outside
+        `num_devices`, or a time is negative, not finite or a finish before its start.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if not panels:
+        raise ValueError("no schedule to draw: panels is empty")
+    checked = [_check_panel(*panel, num_devices) for panel in panels]
+    canvas = FigureCanvasAgg(_draw_figure(checked, num_devices))
+    picture = io.BytesIO()
+    canvas.print_png(picture)
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(picture.getvalue())
+    temporary.replace(path)
+
+
+def op_type(name: str) -> str:
+    """Returns the operation in a task's name: `matmul` for `matmul_3[0,1]`."""
+    return re.sub(r"(_\d+)+$", "", name.split("[")[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Panel:
+    title: str
+    device: np.ndarray  # [N]
+    start_s: np.ndarray  # [N]
+    finish_s: np.ndarray  # [N]
+    ops: np.ndarray  # [N] str
+    makespan_s: float
+
+
+def _check_panel(
+    title: str, schedule: Schedule, names: Sequence[str], num_devices: int
+) -> _Panel:
+    device = np.asarray(schedule.placement, np.int64)
+    start_s = np.asarray(schedule.start_s, np.float64)
+    finish_s = np.asarray(schedule.finish_s, np.float64)
+    lengths = len(names), len(device), len(start_s), len(finish_s)
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            f"panel {title!r}: {lengths[0]} names, {lengths[1]} placements, {lengths[2]} "
+            f"starts and {lengths[3]} finishes; expected as many of each"
+        )
+    for v in np.flatnonzero((device < 0) | (device >= num_devices))[:1]:
+        raise ValueError(
+            f"panel {title!r}: task {v} is on device {device[v]}, of {num_devices} devices"
+        )
+    legal = (start_s >= 0) & (finish_s >= start_s) & (finish_s < np.inf)
+    for v in np.flatnonzero(~legal)[:1]:
+        raise ValueError(
+            f"panel {title!r}: task {v} runs from {start_s[v]} to {finish_s[v]} s; "
+            "expected 0 <= start <= finish < inf"
+        )
+    ops = np.array([op_type(name) for name in names], dtype=str)
+    return _Panel(title, device, start_s, finish_s, ops, float(np.max(finish_s, initial=0.0)))
+
+
+def _draw_figure(panels: Sequence[_Panel], num_devices: int) -> "Figure":
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    colours = _op_colours(panels)
+    longest_s = max(panel.makespan_s for panel in panels)
+    scale, unit = time_unit(longest_s)
+    height = 0.9 + len(panels) * (0.55 + 0.36 * num_devices)
+    figure = Figure(figsize=(11, height), dpi=150, layout="constrained")
+    axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for ax, panel in zip(axes, panels, strict=True):
+        _draw_panel(ax, panel, num_devices, scale, colours)
+    axes[-1].set_xlim(0, 1.01 * longest_s / scale or 1)
+    axes[-1].set_xlabel(f"time ({unit})")
+    legend = {op: colour for op, colour in colours.items() if colour != OTHER}
+    if len(legend) < len(colours):
+        legend["other"] = OTHER
+    figure.legend(
+        handles=[Patch(color=colour, label=op) for op, colour in legend.items()],
+        loc="outside lower center",
+        ncols=max(1, len(legend)),
+        frameon=False,
+        handlelength=1,
+    )
+    return figure
+
+
+def _draw_panel(
+    ax: "Axes", panel: _Panel, num_devices: int, scale: float, colours: Mapping[str, str]
+) -> None:
+    duration_s = panel.finish_s - panel.start_s
+    for op in np.unique(panel.ops):
+        tasks = panel.ops == op
+        ax.barh(
+            panel.device[tasks],
+            duration_s[tasks] / scale,
+            left=panel.start_s[tasks] / scale,
+            height=0.8,
+            color=colours[op],
+            edgecolor="white",
+            linewidth=0.4,
+        )
+    ax.axvline(panel.makespan_s / scale, color="black", linestyle="--", linewidth=1)
+    ax.set_title(
+        f"{panel.title}: makespan {format_seconds(panel.makespan_s)}", loc="left", fontsize=11
+    )
+    busy_s = np.bincount(panel.device, weights=duration_s, minlength=num_devices)
+    shares = busy_s / (panel.makespan_s or 1.0)
+    labels = [f"device {d} ({share:.0%} busy)" for d, share in enumerate(shares)]
+    ax.set_yticks(range(num_devices), labels)
+    ax.set_ylim(num_devices - 0.4, -0.6)  # device 0 on top
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _op_colours(panels: Sequence[_Panel]) -> dict[str, str]:
+    """Returns the colour of every operation, most frequent first; the rare ones share grey."""
+    counts = Counter(op for panel in panels for op in panel.ops.tolist())
+    return {
+        op: PALETTE[i] if i < len(PALETTE) else OTHER
+        for i, (op, _) in enumerate(counts.most_common())
+    }

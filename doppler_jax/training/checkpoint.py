@@ -1,0 +1,146 @@
+"""Orbax checkpoints: `params`, a plain tree for anyone; `train`, the rest; `meta`, JSON.
+
+Leaves are saved as NumPy arrays, so that they restore on any number of devices without
+a template.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from doppler_jax.policies.features import FEATURE_VERSION
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.rollout import Actions
+from doppler_jax.training.state import Elites, TrainState
+
+FORMAT = "doppler_jax.checkpoint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A trained pair of policies: parameters as a plain tree, and the networks' sizes."""
+
+    params: chex.ArrayTree
+    config: PolicyConfig
+
+
+class Checkpoints:
+    """The checkpoints of one run, by number of updates; the newest two are kept.
+
+    A checkpoint appears under its name only when it is complete, so a killed run leaves
+    the one before.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def latest(self) -> int | None:
+        """Returns the number of updates of the newest checkpoint, None without any."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, policy: PolicyConfig, meta: dict[str, Any]) -> None:
+        """Saves a state, unless its number of updates is saved already."""
+        params, train = _split(state)
+        header = {"format": FORMAT, "policy": dataclasses.asdict(policy)}
+        if int(state.update) == self.latest():
+            return
+        self._manager.save(
+            int(state.update),
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(params),
+                train=ocp.args.StandardSave(train),
+                meta=ocp.args.JsonSave({**meta, **header}),
+            ),
+        )
+
+    def restore(self, like: TrainState) -> TrainState:
+        """Returns the newest state; `like` gives structure and shapes.
+
+        Raises:
+          ValueError: there is no checkpoint, or it is not of such a state.
+        """
+        params, train = _split(like)
+        try:
+            found = self._manager.restore(
+                self.latest(),
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardRestore(params),
+                    train=ocp.args.StandardRestore(train),
+                ),
+            )
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
+        return _join(found["params"], found["train"])
+
+    def close(self) -> None:
+        """Releases what the manager holds."""
+        self._manager.close()
+
+
+def load_policy(path: str | pathlib.Path) -> Policy:
+    """Returns the policy of a checkpoint, of the newest one if `path` is a run's folder.
+
+    Raises:
+      ValueError: there is no checkpoint there, or it has another feature version.
+    """
+    folder = _find(pathlib.Path(path))
+    with ocp.CheckpointManager(folder.parent.absolute()) as manager:
+        try:
+            meta = manager.restore(
+                int(folder.name), args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+            )["meta"]
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise ValueError(f"{folder}: not a checkpoint: {error}") from error
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise ValueError(f"{folder}: not a checkpoint of this project")
+        version = meta["policy"].get("feature_version")
+        if version != FEATURE_VERSION:
+            raise ValueError(
+                f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"
+            )
+        params = manager.restore(
+            int(folder.name), args=ocp.args.Composite(params=ocp.args.StandardRestore())
+        )["params"]
+    return Policy(params=params, config=PolicyConfig(**meta["policy"]))
+
+
+def _find(path: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of one checkpoint at or below `path`."""
+    for folder in (path, path / "checkpoints"):
+        if (folder / "params").is_dir() and folder.name.isdigit():
+            return folder
+        if folder.is_dir():
+            steps = [child for child in folder.iterdir() if child.name.isdigit()]
+            if steps:
+                return max(steps, key=lambda child: int(child.name))
+    raise ValueError(f"{path}: no checkpoint here; expected a run's folder or a checkpoint")
+
+
+def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    fields["key"] = jax.random.key_data(state.key)
+    fields["elites"] = {
+        "task": state.elites.actions.task,
+        "device": state.elites.actions.device,
+        "makespan_s": state.elites.makespan_s,
+    }
+    fields = jax.tree.map(np.asarray, fields)
+    return fields.pop("params"), fields
+
+
+def _join(params: Any, train: dict[str, Any]) -> TrainState:
+    fields = jax.tree.map(jnp.asarray, {**train, "params": params})
+    elites = fields["elites"]
+    fields["key"] = jax.random.wrap_key_data(fields["key"])
+    fields["elites"] = Elites(
+        actions=Actions(task=elites["task"], device=elites["device"]),
+        makespan_s=elites["makespan_s"],
+    )
+    return TrainState(**fields)

@@ -1,0 +1,117 @@
+"""A run's folder: its settings, metrics and checkpoints; resumes where it was stopped.
+
+config.json     what was asked for; another run is not put on top of it
+metrics.jsonl   one line per update, cut back to the checkpoint on resumption
+checkpoints/    see `checkpoint.py`
+"""
+
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from doppler_jax.files import write_json_atomic
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.training.checkpoint import Checkpoints
+from doppler_jax.training.state import TrainState
+
+Update = Callable[[TrainState], tuple[TrainState, dict[str, Any]]]
+Report = Callable[[int, dict[str, float]], None]
+
+
+class Run:
+    """Trains a state by repeated updates inside a folder."""
+
+    def __init__(
+        self, folder: pathlib.Path, config: dict[str, Any], policy: PolicyConfig
+    ) -> None:
+        """Opens the folder, or makes it.
+
+        Raises:
+          ValueError: it holds a run with other settings.
+        """
+        self.folder = folder
+        self._policy = policy
+        self._config = json.loads(json.dumps(config))
+        path = folder / "config.json"
+        if path.exists():
+            _check_same(path, json.loads(path.read_text()), self._config)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_json_atomic(path, self._config)
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._metrics = folder / "metrics.jsonl"
+
+    def resume(self, start: TrainState) -> TrainState:
+        """Returns the newest checkpoint's state, or `start` where there is none."""
+        latest = self._checkpoints.latest()
+        _truncate(self._metrics, latest or 0)
+        return start if latest is None else self._checkpoints.restore(start)
+
+    def train(
+        self,
+        state: TrainState,
+        update: Update,
+        num_updates: int,
+        *,
+        save_every_s: float = 10.0,
+        report: Report | None = None,
+    ) -> TrainState:
+        """Updates until `num_updates` are done, saving now and then and at the end.
+
+        Ctrl-C saves the last finished update and passes on. The result does not depend on
+        when anything was saved or stopped.
+        """
+        lines: list[str] = []
+        saved_at = time.monotonic()
+        try:
+            while int(state.update) < num_updates:
+                state, metrics = update(state)
+                values = {name: float(np.asarray(value)) for name, value in metrics.items()}
+                lines.append(json.dumps({"update": int(state.update), **values}) + "\n")
+                if report is not None:
+                    report(int(state.update), values)
+                if time.monotonic() - saved_at >= save_every_s:
+                    self._save(state, lines)
+                    saved_at = time.monotonic()
+        finally:
+            self._save(state, lines)
+        return state
+
+    def close(self) -> None:
+        """Releases the checkpoint manager."""
+        self._checkpoints.close()
+
+    def _save(self, state: TrainState, lines: list[str]) -> None:
+        with self._metrics.open("a") as file:
+            file.writelines(lines)
+        lines.clear()
+        self._checkpoints.save(state, self._policy, self._config)
+
+
+def _check_same(path: pathlib.Path, found: Any, wanted: dict[str, Any]) -> None:
+    names = sorted({*found, *wanted}) if isinstance(found, dict) else []
+    differing = [name for name in names if found.get(name) != wanted.get(name)]
+    if found != wanted:
+        details = "; ".join(
+            f"{name} was {found.get(name)!r}, now {wanted.get(name)!r}" for name in differing
+        )
+        raise ValueError(
+            f"{path} belongs to a run with other settings ({details}); "
+            "choose another folder, or remove this one"
+        )
+
+
+def _truncate(path: pathlib.Path, last_update: int) -> None:
+    """Drops the lines after `last_update`, and one that was cut off while being written."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["update"] > last_update:
+            break
+        kept.append(line)
+    path.write_text("".join(kept))

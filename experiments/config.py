@@ -1,0 +1,61 @@
+"""Settings of the stage commands; every field is an option of the same name."""
+
+import dataclasses
+import pathlib
+
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.training.imitation import ImitationConfig
+from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.system_rl import SystemConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSettings:
+    """What the stage commands share."""
+
+    workload: str = "chainmm"
+    """Name of a workload."""
+    graph: pathlib.Path | None = None
+    """A task graph's file, in place of a workload."""
+    preset: str = "paper"
+    """Sizes of the workload while it is simulated."""
+    cluster: str = "p100x4"
+    """Name of a preset cluster, or a cluster's JSON file."""
+    host_devices: int = 2
+    """Devices that the CPU is split into, where there is no accelerator."""
+    seed: int = 0
+    runs: pathlib.Path = pathlib.Path("runs")
+    """Folder of all runs; a stage finds the one before here."""
+    save_every_s: float = 10.0
+    """Seconds between checkpoints."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage1Settings(StageSettings):
+    """Stage 1: imitate critical-path list scheduling."""
+
+    num_updates: int = 200
+    policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
+    training: ImitationConfig = dataclasses.field(default_factory=ImitationConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage2Settings(StageSettings):
+    """Stage 2: policy gradient in the simulator, from stage 1's policy."""
+
+    num_updates: int = 500
+    training: SimConfig = dataclasses.field(default_factory=SimConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage3Settings(StageSettings):
+    """Stage 3: policy gradient on times measured here, from stage 2's policy."""
+
+    measured_preset: str = "small"
+    """Sizes of the workload while it is measured; the policy fits any."""
+    mode: str = "work_conserving"
+    """How the engine dispatches."""
+    repeats: int = 3
+    """Runs of a placement, of which the median counts."""
+    num_updates: int = 20
+    training: SystemConfig = dataclasses.field(default_factory=SystemConfig)

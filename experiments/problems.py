@@ -1,0 +1,95 @@
+"""What an experiment runs on: a workload or a graph file, on a cluster."""
+
+import dataclasses
+import pathlib
+
+import jax
+
+import doppler_jax as dj
+from doppler_jax.programs.workloads import Workload
+from experiments.config import StageSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A placement problem, and the program behind it if there is one."""
+
+    name: str
+    cluster: dj.Cluster
+    graph: dj.TaskGraph
+    costs: dj.Costs
+    workload: Workload | None = None
+    sharded: dj.ShardedProgram | None = None
+
+
+def use_host_devices(count: int) -> None:
+    """Splits the CPU into `count` devices; for machines without an accelerator.
+
+    Must come before anything starts JAX's backends; an accelerator's devices stay as they
+    are.
+    """
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def choose(settings: StageSettings, runs: pathlib.Path) -> Chosen:
+    """Returns what a stage's settings name.
+
+    The cluster `host` is measured once and kept beside the runs, in host.json, so that a
+    resumed run sees the same costs.
+    """
+    name = settings.cluster
+    if name == "host":
+        cluster = saved_host(runs)
+    elif name.endswith(".json"):
+        cluster = dj.load_cluster(name)
+    else:
+        cluster = dj.make_cluster(name)
+    label = pathlib.Path(name).stem
+    if settings.graph is not None:
+        return choose_graph(settings.graph, cluster, label)
+    return choose_workload(settings.workload, settings.preset, cluster, label)
+
+
+def saved_host(folder: pathlib.Path) -> dj.Cluster:
+    """Returns the cluster in the folder's host.json, measuring this machine if it is absent.
+
+    Raises:
+      ValueError: the file is of another number of devices.
+    """
+    path = folder / "host.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        dj.save_cluster(path, dj.make_cluster("host"))
+    cluster = dj.load_cluster(path)
+    if cluster.num_devices != len(jax.devices()):
+        raise ValueError(
+            f"{path} describes {cluster.num_devices} devices, but this process has "
+            f"{len(jax.devices())}; remove the file to measure them afresh"
+        )
+    return cluster
+
+
+def choose_workload(name: str, preset: str, cluster: dj.Cluster, cluster_name: str) -> Chosen:
+    """Returns a workload cut for the devices of a cluster, from shapes alone."""
+    workload = dj.make_workload(name, preset)
+    num_shards = 1 << (cluster.num_devices - 1).bit_length()
+    sharded = dj.partition(dj.trace(workload.fn, *workload.args), num_shards)
+    return Chosen(
+        name=f"{name}-{preset}-{cluster_name}",
+        cluster=cluster,
+        graph=sharded.graph,
+        costs=dj.make_costs(sharded.graph, cluster),
+        workload=workload,
+        sharded=sharded,
+    )
+
+
+def choose_graph(path: pathlib.Path, cluster: dj.Cluster, cluster_name: str) -> Chosen:
+    """Returns the task graph of a file on a cluster."""
+    graph = dj.load_graph(path)
+    return Chosen(
+        name=f"{path.stem}-{cluster_name}",
+        cluster=cluster,
+        graph=graph,
+        costs=dj.make_costs(graph, cluster),
+    )

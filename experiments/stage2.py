@@ -1,0 +1,27 @@
+"""Stage 2 from the command line: `make stage2 WORKLOAD=ffnn CLUSTER=p100x4`."""
+
+from doppler_jax import cli
+from doppler_jax.reports.tables import format_seconds
+from experiments.config import Stage2Settings
+from experiments.problems import choose, use_host_devices
+from experiments.stages import find_policy, run_stage2
+
+
+def main(settings: Stage2Settings) -> None:
+    """Trains and says where the result is."""
+    use_host_devices(settings.host_devices)
+    chosen = choose(settings, settings.runs / "stage2")
+    trained = run_stage2(
+        chosen,
+        settings.runs / "stage2" / chosen.name,
+        find_policy(settings.runs / "stage1" / chosen.name, "stage1"),
+        seed=settings.seed,
+        num_updates=settings.num_updates,
+        config=settings.training,
+        save_every_s=settings.save_every_s,
+    )
+    print(f"stage 2: {format_seconds(trained.seconds)} simulated, in {trained.folder}")
+
+
+if __name__ == "__main__":
+    cli.run(main, Stage2Settings, "Policy gradient in the simulator.")

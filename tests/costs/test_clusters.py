@@ -1,0 +1,160 @@
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.costs.clusters import (
+    check_cluster,
+    list_clusters,
+    load_cluster,
+    make_cluster,
+    save_cluster,
+    uniform_cluster,
+)
+from doppler_jax.costs.host import measure_host
+
+FIELDS = [
+    "flops_per_s", "memory_bytes_per_s", "memory_bytes",
+    "launch_s", "latency_s", "link_bytes_per_s",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    """Every registered cluster; the host is measured once."""
+    return {name: make_cluster(name) for name in list_clusters()}
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_every_cluster_is_valid_and_survives_json(clusters, name, tmp_path):
+    cluster = clusters[name]
+    check_cluster(cluster)
+    save_cluster(tmp_path / "c.json", cluster)
+    loaded = load_cluster(tmp_path / "c.json")
+    for field in FIELDS:
+        np.testing.assert_array_equal(loaded[field], cluster[field], field)
+        assert loaded[field].dtype == np.float64
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_names_end_in_their_number_of_devices(clusters, name):
+    expected = jax.device_count() if name == "host" else int(name.split("x")[-1])
+    assert clusters[name].num_devices == expected
+
+
+def test_v100_islands_are_faster_inside_than_across(clusters):
+    rate = clusters["v100x8"].link_bytes_per_s
+    inside = np.kron(np.eye(2), np.ones((4, 4))) - np.eye(8) > 0
+    across = np.kron(1 - np.eye(2), np.ones((4, 4))) > 0
+    assert set(rate[inside]) == {50e9}
+    assert set(rate[across]) == {10e9}
+
+
+def test_host_is_measured_sane(clusters):
+    cluster = clusters["host"]
+    other = ~np.eye(jax.device_count(), dtype=bool)
+    assert ((cluster.flops_per_s > 1e8) & (cluster.flops_per_s < 1e16)).all()
+    rates = np.append(cluster.memory_bytes_per_s, cluster.link_bytes_per_s[other])
+    assert ((rates > 1e7) & (rates < 1e14)).all()
+    overheads = np.append(cluster.launch_s, cluster.latency_s[other])
+    assert ((overheads > 1e-8) & (overheads < 0.1)).all()
+
+
+def test_host_devices_share_the_machines_memory(clusters):
+    if jax.default_backend() != "cpu":
+        pytest.skip("only CPU devices share memory")
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert clusters["host"].memory_bytes.sum() == pytest.approx(installed)
+
+
+def test_host_of_one_device_has_no_links():
+    cluster = measure_host(jax.devices()[:1])
+    assert cluster.link_bytes_per_s.tolist() == [[np.inf]]
+    with pytest.raises(ValueError, match="devices is empty"):
+        measure_host([])
+
+
+def test_importing_and_listing_starts_no_backend():
+    # JAX refuses this update once a backend runs.
+    code = (
+        "import jax, doppler_jax.costs.clusters as c; c.make_cluster('p100x4'); "
+        "jax.config.update('jax_num_cpu_devices', 3)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_unknown_name_lists_the_known():
+    with pytest.raises(ValueError, match=r"unknown cluster 'p100'; known: .*p100x4, .*v100x8"):
+        make_cluster("p100")
+
+
+def small_cluster(**changes):
+    cluster = uniform_cluster(
+        2, flops_per_s=1.0, memory_bytes_per_s=np.inf, memory_bytes=np.inf, launch_s=0.0,
+        latency_s=1.0, link_bytes_per_s=1.0,
+    )  # fmt: skip
+    return cluster.replace(**{name: np.asarray(value) for name, value in changes.items()})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("flops_per_s", [], r"flops_per_s has shape \(0,\); expected \[D\] with D >= 1"),
+        ("flops_per_s", [[1.0]], r"flops_per_s has shape \(1, 1\)"),
+        ("flops_per_s", [1.0, 0.0], r"flops_per_s\[1\] is 0.0; expected a positive number"),
+        ("memory_bytes", [1.0], r"memory_bytes has shape \(1,\); expected \(2,\)"),
+        ("memory_bytes_per_s", [1.0, np.nan], r"memory_bytes_per_s\[1\] is nan"),
+        ("launch_s", [np.inf, 0.0], r"launch_s\[0\] is inf; expected a finite number >= 0"),
+        ("latency_s", [[0.0, -1.0], [1.0, 0.0]], r"latency_s\[0, 1\] is -1.0"),
+        ("latency_s", [[1.0, 1.0], [1.0, 0.0]], r"latency_s\[0, 0\] is 1.0; expected 0.0 on"),
+        ("link_bytes_per_s", np.ones((2, 2)), r"link_bytes_per_s\[0, 0\] is 1.0; expected inf"),
+        ("link_bytes_per_s", [[np.inf, 0], [1, np.inf]], r"link_bytes_per_s\[0, 1\] is 0.0"),
+    ],
+)
+def test_faults_in_clusters_are_refused(tmp_path, field, value, message):
+    cluster = small_cluster(**{field: value})
+    with pytest.raises(ValueError, match=message):
+        check_cluster(cluster)
+    with pytest.raises(ValueError, match=message):
+        save_cluster(tmp_path / "c.json", cluster)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("num_devices", [0, -1])
+def test_no_devices_are_no_cluster(num_devices):
+    with pytest.raises(ValueError, match=f"num_devices is {num_devices}"):
+        uniform_cluster(
+            num_devices, flops_per_s=1, memory_bytes_per_s=1, memory_bytes=1, launch_s=0,
+            latency_s=0, link_bytes_per_s=1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("launch_s", [0.0], r"launch_s has shape \(1,\); expected \(2,\)"),
+        ("launch_s", [0.0, None], r"launch_s\[1\] is inf; expected a finite number"),
+        ("launch_s", [0.0, "fast"], r"launch_s\[1\] is 'fast'; expected a number"),
+        ("latency_s", [0.0, 1.0], r"latency_s\[0\] is 0.0; expected a list"),
+        ("latency_s", [[0.0], [1.0, 0.0]], "latency_s: rows of unequal length"),
+        ("format", "doppler_jax.task_graph", "field 'format': expected 'doppler_jax.cluster'"),
+        ("speed", 1, "field 'speed' is unknown"),
+    ],
+)
+def test_faults_in_files_name_the_field(tmp_path, field, value, message):
+    path = tmp_path / "c.json"
+    save_cluster(path, small_cluster())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_cluster(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))}/absent: No such file"):
+        load_cluster(tmp_path / "absent")

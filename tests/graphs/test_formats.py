@@ -1,0 +1,274 @@
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+
+from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
+from doppler_jax.graphs.levels import lower_bound_s
+from tests.generators import random_problem
+from tests.graphs.comparing import assert_same
+
+# 1 graph input, 3 tasks, edges 0 -> 1 and 0 -> 2.
+TEXT = ["4", "0,", "0, 0,", "1, 2,", "5,20", "6, 24,matmul", "7,28"]
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def small_json(**changes):
+    graph = {
+        "format": "doppler_jax.task_graph", "version": 1,
+        "flops": [1.0, 2], "tensor_producer": [0], "tensor_bytes": [4.0],
+        "edge_tensor": [0], "edge_reader": [1],
+        "input_bytes": [], "input_home": [], "input_edge_input": [], "input_edge_reader": [],
+    }  # fmt: skip
+    return json.dumps({k: v for k, v in (graph | changes).items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tasks", "num_edges"),
+    [
+        ("chain_mm_112nodes", 76, 80),
+        ("ffnn_192nodes", 180, 208),
+        ("gdp_ffnn_192nodes", 180, 208),
+        ("transformer_block_215nodes", 182, 234),
+        ("full_transformer_layer_261nodes", 229, 284),
+        ("8gpu_transformer_block", 302, 398),
+    ],
+)
+def test_published_graphs_have_their_published_sizes(
+    reference_graphs, name, num_tasks, num_edges
+):
+    graph = load_graph(reference_graphs / f"{name}.txt")
+    assert (graph.num_tasks, graph.num_tensors, graph.num_edges) == (
+        num_tasks, num_tasks, num_edges,
+    )  # fmt: skip
+    np.testing.assert_array_equal(graph.tensor_bytes, 4 * graph.flops)
+
+
+def test_published_graph_of_the_stray_number(reference_graphs):
+    graph = load_graph(reference_graphs / "chain_mm_112nodes.txt")
+    senders, receivers = task_edges(graph)
+    assert list(zip(senders[:3], receivers[:3], strict=True)) == [(0, 16), (1, 6), (2, 16)]
+    assert graph.flops[0] == 1e12
+
+
+def test_op_type_column_changes_nothing(reference_graphs):
+    graph = load_graph(reference_graphs / "gdp_ffnn_192nodes.txt")
+    assert_same(graph, load_graph(reference_graphs / "ffnn_192nodes.txt"))
+
+
+def test_text_by_hand(tmp_path):
+    graph = load_graph(write(tmp_path / "g.txt", "\n".join(TEXT) + "\n\n"))
+    expected = make_graph(
+        flops=[5, 6, 7],
+        tensor_producer=[0, 1, 2],
+        tensor_bytes=[20, 24, 28],
+        edge_tensor=[0, 0],
+        edge_reader=[1, 2],
+    )
+    assert_same(graph, expected)
+
+
+def test_text_without_inputs_or_edges(tmp_path):
+    graph = load_graph(write(tmp_path / "g.txt", "1\n\n\n\n5,20\n"))
+    assert (graph.num_tasks, graph.num_edges) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement", "message"),
+    [
+        (1, "4 4", "line 1: expected the number of nodes"),
+        (1, "four", "line 1: expected integers, found 'four'"),
+        (1, "5", r"5 nodes \(line 1\) less 1 graph inputs \(line 2\) are 4 tasks, but 3"),
+        (2, "0, 1,", "are 2 tasks, but 3 task lines"),
+        (3, "0, x,", "line 3: expected integers, found 'x'"),
+        (3, "0, 0, 1,", r"3 edge sources \(line 3\) but 2 edge destinations \(line 4\)"),
+        (3, "0, -1,", "line 3: an edge names task -1, but there are 3 tasks"),
+        (4, "1, 3,", "line 4: an edge names task 3, but there are 3 tasks"),
+        (4, "1, 2.5,", "line 4: expected integers, found '2.5'"),
+        (4, "1, 0,", "tasks form a cycle: 0 -> 0"),
+        (5, "5", "line 5: expected `compute, communication"),
+        (5, "", "line 5: expected `compute, communication"),
+        (5, "5,20,a,b", "line 5: expected `compute, communication"),
+        (6, "nan,24", "line 6: compute is 'nan'"),
+        (6, "-6,24", "line 6: compute is '-6'"),
+        (7, "7, inf", "line 7: communication is 'inf'"),
+        (7, "7,", "line 7: communication is ''"),
+        (7, "7,\0", "not a text file"),
+    ],
+)
+def test_faults_in_text_name_the_line(tmp_path, line, replacement, message):
+    lines = list(TEXT)
+    lines[line - 1] = replacement
+    path = write(tmp_path / "bad.txt", "\n".join(lines))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_graph(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_lines", range(len(TEXT)))
+def test_text_cut_after_a_line_is_refused(tmp_path, num_lines):
+    path = write(tmp_path / "cut.txt", "\n".join(TEXT[:num_lines]))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: "):
+        load_graph(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b" \n\n", "the file is empty"),
+        (b"\x89PNG\r\n\x1a\n", "not a text file"),
+        (b"4\n\0\n", "not a text file"),
+        (b"0\n\n\n\n", "expected 4"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_graph, load_stg])
+def test_what_is_no_graph_file_is_refused(tmp_path, load, content, message):
+    path = tmp_path / "bad"
+    path.write_bytes(content)
+    if load is load_stg and content.startswith(b"0"):
+        message = "0 task lines follow"
+    with pytest.raises(ValueError, match=message) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("load", [load_graph, load_stg])
+def test_missing_file_and_directory_are_refused(tmp_path, load):
+    with pytest.raises(ValueError, match=r"absent\.txt: No such file"):
+        load(tmp_path / "absent.txt")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))}: Is a directory"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 8, 64])
+@pytest.mark.parametrize("seed", range(5))
+def test_json_round_trip_is_exact(tmp_path, num_tasks, seed):
+    graph, _ = random_problem(np.random.default_rng([seed, num_tasks]), num_tasks, 4)
+    save_graph(tmp_path / "g.json", graph)
+    assert_same(load_graph(tmp_path / "g.json"), graph)
+
+
+def test_published_graph_survives_json(reference_graphs, tmp_path):
+    graph = load_graph(reference_graphs / "full_transformer_layer_261nodes.txt")
+    save_graph(tmp_path / "g.json", graph)
+    assert_same(load_graph(tmp_path / "g.json"), graph)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (small_json()[:-20], r"line 1 column \d+: not valid JSON"),
+        ("{", "not valid JSON"),
+        ('{"a":' * 100_000, "not valid JSON"),
+        (small_json(flops=[1, float("nan")]), "NaN is no JSON number"),
+        (small_json(flops=[1, float("inf")]), "Infinity is no JSON number"),
+        (small_json().replace("1.0", "1e999"), r"flops\[0\] is inf"),
+        (small_json(flops=[1, -2]), r"flops\[1\] is -2.0; expected a finite number"),
+        (small_json(flops=[1, "2"]), r"flops\[1\] is '2'; expected a number"),
+        (small_json(flops=[1, True]), r"flops\[1\] is True; expected a number"),
+        (small_json(flops=[1, 10**400]), "flops: .* a number too large"),
+        (small_json(flops=3), "flops is 3; expected a list"),
+        (small_json(flops=[[1, 2]]), r"flops\[0\] is \[1, 2\]; expected a number"),
+        (small_json(edge_reader=[1.0]), r"edge_reader\[0\] is 1.0; expected an integer"),
+        (small_json(edge_reader=[2]), r"edge_reader\[0\] is 2, but there are 2 tasks"),
+        (small_json(edge_reader=[10**30]), "edge_reader: .* a number too large"),
+        (small_json(edge_reader=[0]), "tasks form a cycle"),
+        (small_json(edge_reader=None), "field 'edge_reader' is missing"),
+        (small_json(colour=1), "field 'colour' is unknown"),
+        (small_json(format="other"), "field 'format': expected 'doppler_jax.task_graph'"),
+        (small_json(version=2), "field 'version': expected 1, found 2"),
+        (small_json(version=None), "field 'version': expected 1, found nothing"),
+        ('{"flops": [], ' + small_json()[1:], "field 'flops' is given twice"),
+        (small_json(flops=[], tensor_producer=[], tensor_bytes=[], edge_tensor=[],
+                    edge_reader=[]), "the graph has no tasks"),
+    ],
+)  # fmt: skip
+def test_faults_in_json_name_the_field(tmp_path, text, message):
+    path = write(tmp_path / "bad.json", text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_graph(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_saving_replaces_or_does_nothing(tmp_path):
+    path = write(tmp_path / "g.json", "precious")
+    graph = make_graph(flops=[1.0])
+    with pytest.raises(ValueError, match=r"flops\[0\]|not JSON compliant"):
+        save_graph(path, graph.replace(flops=np.array([np.nan])))
+    cyclic = graph.replace(
+        tensor_producer=np.array([0]),
+        tensor_bytes=np.ones(1),
+        edge_tensor=np.array([0]),
+        edge_reader=np.array([0]),
+    )
+    with pytest.raises(ValueError, match="cycle"):
+        save_graph(path, cyclic)
+    assert path.read_text() == "precious"
+    save_graph(path, graph)
+    assert_same(load_graph(path), graph)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["g.json"]
+
+
+def test_saving_where_nothing_can_be_is_refused(tmp_path):
+    graph = make_graph(flops=[1.0])
+    with pytest.raises(ValueError, match=r"absent/g\.json: No such file"):
+        save_graph(tmp_path / "absent" / "g.json", graph)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="folder: Is a directory"):
+        save_graph(tmp_path / "folder", graph)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8, 16])
+def test_standard_task_graphs_are_bounded_by_their_best_known(neutral_graphs, num_devices):
+    folder = neutral_graphs / "stg50"
+    with open(folder / f"Case50_{num_devices}_OPT.csv", newline="") as file:
+        best_known = {row[0].split("/")[-1]: float(row[-1]) for row in csv.reader(file)}
+    paths = sorted(folder.glob("*.stg"))
+    assert len(paths) == 40
+    for path in paths:
+        graph, costs = from_edge_delays(*load_stg(path), num_devices=num_devices)
+        assert graph.num_tasks == 52
+        assert 0 < lower_bound_s(graph, costs) <= best_known[path.name]
+
+
+STG = ["  1", "0 0 0", "1 9 1 0", "2 0 2 0 1", "# a comment"]
+
+
+def test_standard_task_graph_by_hand(tmp_path):
+    path = write(tmp_path / "g.stg", "\n".join(STG))
+    assert load_stg(path) == ([0.0, 9.0, 0.0], [(0, 1, 0.0), (0, 2, 0.0), (1, 2, 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement", "message"),
+    [
+        (1, "1 2", "the first line must hold the number of tasks alone"),
+        (1, "5", "line 1 announces 5 tasks beside 2 dummies, but 3"),
+        (2, "1 0 0", "line 2: expected task 0, found task 1"),
+        (3, "0 9 1 0", "line 3: expected task 1, found task 0"),
+        (3, "1 -9 1 0", "line 3: time is -9"),
+        (3, "1 9.5 1 0", "line 3: expected integers, found '9.5'"),
+        (4, "2 0 2 0 7", "line 4: an edge names task 7, but there are 3 tasks"),
+        (4, "2 0 2 0", "line 4: expected id, time, number of predecessors"),
+        (4, "2 0", "line 4: expected id, time, number of predecessors"),
+    ],
+)
+def test_faults_in_standard_task_graphs_name_the_line(tmp_path, line, replacement, message):
+    lines = list(STG)
+    lines[line - 1] = replacement
+    path = write(tmp_path / "bad.stg", "\n".join(lines))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_stg(path)
+    assert str(caught.value).startswith(f"{path}: ")

@@ -1,0 +1,105 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from doppler_jax.reports.perfetto import write_chrome_trace
+from doppler_jax.types import Schedule
+
+SCHEDULE = Schedule(
+    placement=np.array([0, 1, 1]),
+    start_s=np.array([0.0, 3.0, 0.0]),
+    finish_s=np.array([1.0, 4.0, 0.5]),
+    transfer_tensor=np.array([0, 1, 2]),
+    transfer_source=np.array([0, 0, 0]),
+    transfer_destination=np.array([1, 1, 1]),
+    transfer_start_s=np.array([1.0, 1.0, 2.0]),
+    transfer_finish_s=np.array([2.5, 2.0, 3.0]),
+)
+NAMES = ("a", "b", "c")
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
+    path = tmp_path / "trace.json"
+    write_chrome_trace(path, SCHEDULE, NAMES, device_names=["cpu:0", "cpu:1"])
+    events = read(path)["traceEvents"]
+    rows = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
+    slices = [e for e in events if e["ph"] == "X"]
+    found = {e["name"]: (e["pid"], rows[e["pid"], e["tid"]], e["ts"], e["dur"]) for e in slices}
+    assert found == {
+        "a": (0, "compute", 0.0, 1e6),
+        "b": (1, "compute", 3e6, 1e6),
+        "c": (1, "compute", 0.0, 5e5),
+        "tensor 0": (1, "from cpu:0", 1e6, 1.5e6),
+        "tensor 1": (1, "from cpu:0", 1e6, 1e6),
+        "tensor 2": (1, "from cpu:0", 2e6, 1e6),
+    }
+    processes = [e for e in events if e["name"] == "process_name"]
+    assert [e["args"]["name"] for e in processes] == ["device cpu:0", "device cpu:1"]
+    times = [e["ts"] for e in slices]
+    assert times == sorted(times)
+
+
+def test_slices_of_a_row_do_not_overlap(tmp_path):
+    rng = np.random.default_rng(0)
+    start = rng.random(50) * 1e-3
+    schedule = dataclasses.replace(
+        SCHEDULE,
+        transfer_tensor=np.arange(50),
+        transfer_source=rng.integers(0, 2, 50),
+        transfer_destination=rng.integers(2, 4, 50),
+        transfer_start_s=start,
+        transfer_finish_s=start + rng.random(50) * 1e-4,
+    )
+    write_chrome_trace(tmp_path / "trace.json", schedule, NAMES)
+    busy_until = {}
+    for event in read(tmp_path / "trace.json")["traceEvents"]:
+        if event["ph"] == "X":
+            row = (event["pid"], event["tid"])
+            assert event["ts"] >= busy_until.get(row, 0.0) - 1e-9
+            busy_until[row] = event["ts"] + event["dur"]
+    assert 4 < len([row for row in busy_until if row[0] >= 2]) < 50
+
+
+@pytest.mark.parametrize("inferred", [True, False])
+def test_marks_inferred_starts(tmp_path, inferred):
+    write_chrome_trace(tmp_path / "trace.json", SCHEDULE, NAMES, inferred_starts=inferred)
+    data = read(tmp_path / "trace.json")
+    marks = [e["args"].get("start") for e in data["traceEvents"] if e["ph"] == "X"]
+    assert marks == ["inferred" if inferred else None] * 6
+    assert data["otherData"]["starts"] == ("inferred" if inferred else "measured")
+
+
+def test_writes_an_empty_schedule(tmp_path):
+    nothing = Schedule(**{f.name: np.zeros(0, int) for f in dataclasses.fields(Schedule)})
+    write_chrome_trace(tmp_path / "trace.json", nothing, ())
+    assert read(tmp_path / "trace.json")["traceEvents"] == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "names", "options", "message"),
+    [
+        (SCHEDULE, NAMES[:2], {}, "names has 2 entries, expected 3"),
+        (SCHEDULE, NAMES, {"device_names": ["x"]}, "device_names has 1 of 2 devices"),
+        (
+            dataclasses.replace(SCHEDULE, finish_s=np.array([1.0, np.inf, 0.5])),
+            NAMES,
+            {},
+            "not finite",
+        ),
+    ],
+)
+def test_refuses_and_leaves_the_old_file(tmp_path, schedule, names, options, message):
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    with pytest.raises(ValueError, match=message):
+        write_chrome_trace(path, schedule, names, **options)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,64 @@
+"""The commands that `make` would run, without running them."""
+
+import os
+import pathlib
+import shlex
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run_make(*words, cwd=ROOT):
+    # Not as a child of the `make test` that may be running this.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "-f", ROOT / "Makefile", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def dry_run(*words):
+    """Returns the words of the last command of `make --dry-run WORDS`."""
+    done = run_make("--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    return shlex.split(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("stage", ["stage1", "stage2", "stage3"])
+def test_stage_defaults(stage):
+    assert dry_run(stage)[1:] == [
+        "-m",
+        f"experiments.{stage}",
+        *("--workload", "chainmm", "--cluster", "p100x4"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["my graph.txt", "it's.txt", "a;b $$HOME.txt"])
+def test_graph_reaches_the_command_as_one_word(name):
+    words = dry_run("stage1", f"GRAPH={name}", "CLUSTER=v100x8", "ARGS=--out 'a b'")
+    assert words[3:] == ["--graph", name, "--cluster", "v100x8", "--out", "a b"]
+
+
+def test_environment_does_not_choose_the_workload(monkeypatch):
+    monkeypatch.setenv("WORKLOAD", "ffnn")
+    monkeypatch.setenv("GRAPH", "file")
+    assert "chainmm" in dry_run("stage2")
+
+
+def test_graph_and_workload_together_are_refused():
+    done = run_make("--dry-run", "stage1", "GRAPH=a.txt", "WORKLOAD=ffnn")
+    assert done.returncode != 0
+    assert "give GRAPH=file or WORKLOAD=name, not both" in done.stderr
+
+
+def test_old_python_is_refused_in_one_line(tmp_path):
+    old = tmp_path / "python-old"
+    old.write_text("#!/bin/sh\n[ $# = 1 ] && echo Python 3.10.1\nexit 1\n")
+    old.chmod(0o755)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "constraints.txt").touch()
+    done = run_make("setup", f"PYTHON={old}", cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"Python 3.11 or newer is needed, but {old} is Python 3.10.1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / ".venv").exists()

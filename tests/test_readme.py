@@ -1,0 +1,78 @@
+"""What the documentation shows must run: its Python, its make targets, its modules."""
+
+import importlib.util
+import pathlib
+import re
+import shlex
+import sys
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELLS = {"bash", "console", "sh", "shell"}
+
+
+def read_blocks(path, languages):
+    """Returns (line before the block's first, text) of the fenced blocks in `languages`."""
+    text = path.read_text()
+    return [
+        (text.count("\n", 0, match.start(2)), match[2])
+        for match in FENCE.finditer(text)
+        if match[1] in languages
+    ]
+
+
+def read_commands():
+    """Returns (document name, words) of every line in the shell blocks."""
+    return [
+        (path.name, shlex.split(line.removeprefix("$ "), comments=True))
+        for path in DOCUMENTS
+        for _, block in read_blocks(path, SHELLS)
+        for line in block.replace("\\\n", " ").splitlines()
+        if "make " in line or "python" in line
+    ]
+
+
+def words_after(words, *prefix):
+    """Returns what follows the first occurrence of `prefix` among the words."""
+    for i in range(len(words)):
+        if tuple(words[i : i + len(prefix)]) == prefix:
+            return words[i + len(prefix) :]
+    return []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("documented_example")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
+    for line, code in read_blocks(path, {"python"}):
+        # The padding makes tracebacks point into the document.
+        exec(compile("\n" * line + code, str(path), "exec"), module.__dict__)
+
+
+def test_readme_has_python_and_commands():
+    assert read_blocks(ROOT / "README.md", {"python"})
+    assert any(words_after(words, "make") for _, words in read_commands())
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    rules = re.findall(r"^([a-z][\w -]*):", makefile, re.MULTILINE)
+    targets = {target for rule in rules for target in rule.split()}
+    for document, words in read_commands():
+        for word in words_after(words, "make"):
+            if "=" not in word and not word.startswith("-"):
+                assert word in targets, f"{document}: make {word}"
+
+
+def test_modules_exist():
+    for document, words in read_commands():
+        for name in words_after(words, "-m")[:1]:
+            spec = importlib.util.find_spec(name)
+            assert spec, f"{document}: python -m {name}"
+            if spec.submodule_search_locations:  # a package runs its __main__
+                assert importlib.util.find_spec(f"{name}.__main__"), f"{document}: -m {name}"
