@@ -6,6 +6,7 @@ import pathlib
 import jax
 
 import doppler_jax as dj
+from doppler_jax.costs.host import measure_host
 from doppler_jax.programs.workloads import Workload
 from experiments.config import StageSettings
 
@@ -29,6 +30,12 @@ def use_host_devices(count: int) -> None:
     are.
     """
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def local_devices() -> list[jax.Device]:
+    """Returns this machine's devices to place on: accelerators if several, or CPU devices."""
+    devices = jax.devices()
+    return devices if len(devices) > 1 else jax.devices("cpu")
 
 
 def choose(settings: StageSettings, runs: pathlib.Path) -> Chosen:
@@ -59,12 +66,12 @@ def saved_host(folder: pathlib.Path) -> dj.Cluster:
     path = folder / "host.json"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        dj.save_cluster(path, dj.make_cluster("host"))
+        dj.save_cluster(path, measure_host(local_devices()))
     cluster = dj.load_cluster(path)
-    if cluster.num_devices != len(jax.devices()):
+    if cluster.num_devices != len(local_devices()):
         raise ValueError(
             f"{path} describes {cluster.num_devices} devices, but this process has "
-            f"{len(jax.devices())}; remove the file to measure them afresh"
+            f"{len(local_devices())}; remove the file to measure them afresh"
         )
     return cluster
 

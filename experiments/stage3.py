@@ -14,7 +14,13 @@ from doppler_jax.policies.features import make_problem
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
 from experiments.config import Stage3Settings
-from experiments.problems import choose, choose_workload, saved_host, use_host_devices
+from experiments.problems import (
+    choose,
+    choose_workload,
+    local_devices,
+    saved_host,
+    use_host_devices,
+)
 from experiments.stages import find_policy, run_stage3
 
 
@@ -40,7 +46,7 @@ def main(settings: Stage3Settings) -> None:
     incumbent, _ = best_placement(chosen.graph, chosen.costs, candidates)
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
     measure = kernels.make_measure(
-        chosen.sharded, args, jax.devices(), settings.mode, settings.repeats
+        chosen.sharded, args, local_devices(), settings.mode, settings.repeats
     )
     trained = run_stage3(
         chosen,

@@ -168,7 +168,7 @@ def progress_bar(title: str, total: int, done: int) -> Iterator[Report]:
         task = progress.add_task(title, total=total, completed=done, latest="compiling")
 
         def report(update: int, metrics: dict[str, float]) -> None:
-            latest = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            latest = "  ".join(f"{k} {v:.4g}" for k, v in list(metrics.items())[:2])
             progress.update(task, completed=update, latest=latest)
 
         yield report

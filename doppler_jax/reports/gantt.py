@@ -55,7 +55,7 @@ def plot_gantt(
 
 def op_type(name: str) -> str:
     """Returns the operation in a task's name: `matmul` for `matmul_3[0,1]`."""
-    return re.sub(r"(_\d+)+$", "", name.split("[")[0])
+    return re.sub(r"(_\d+)+(?=\.|$)", "", name.split("[")[0])
 
 
 @dataclasses.dataclass(frozen=True)

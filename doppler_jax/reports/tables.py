@@ -53,12 +53,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
     _check_rows(columns, rows)
     # Text: rich would take the brackets of a plain "matmul[0,1]" for markup.
-    table = Table(title=Text(title), title_justify="left")
+    table = Table()
     for i, column in enumerate(columns):
         table.add_column(Text(column), justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    console = Console()
+    console.print(Text(title))
+    console.print(table)
 
 
 def _check_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,0 +1,244 @@
+"""The newcomer's command, `make demo`: from a JAX function to a learned placement that runs.
+
+Trains chainmm by imitation and in simulation for a preset cluster, then on times measured
+on this machine, and compares the result with simple placements on both.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+import doppler_jax as dj
+import kernels
+from doppler_jax import cli
+from doppler_jax.files import write_json_atomic
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.reports.tables import format_seconds, print_table
+from doppler_jax.training.imitation import ImitationConfig
+from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.system_rl import SystemConfig
+from experiments.problems import (
+    Chosen,
+    choose_workload,
+    local_devices,
+    saved_host,
+    use_host_devices,
+)
+from experiments.provenance import provenance
+from experiments.stages import Trained, run_stage1, run_stage2, run_stage3
+
+ROUNDS = 9
+"""Times that each placement of the measured table is run, all in turn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoSettings:
+    """The demo's sizes; the defaults take minutes on two CPU cores."""
+
+    workload: str = "chainmm"
+    cluster: str = "p100x4"
+    folder: pathlib.Path = pathlib.Path("runs/demo")
+    """Where results go; an interrupted demo goes on from here."""
+    seed: int = 0
+    imitation_updates: int = 100
+    simulation_updates: int = 300
+    system_updates: int = 12
+
+
+def main(settings: DemoSettings) -> None:
+    """Trains, compares, checks and writes `settings.folder`."""
+    use_host_devices(2)
+    cluster = dj.make_cluster(settings.cluster)
+    preset = choose_workload(settings.workload, "paper", cluster, settings.cluster)
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    here = choose_workload(settings.workload, "small", saved_host(settings.folder), "host")
+
+    taught, simulated = train_simulated(settings, preset)
+    simulated_rows = compare_simulated(settings, preset, simulated)
+    measured, measured_rows = train_and_compare_measured(settings, here, simulated)
+    report_simulated(settings, preset, simulated_rows)
+    report_measured(settings, here, measured_rows)
+    error = run_learned(settings, here, measured)
+    write_json_atomic(
+        settings.folder / "summary.json",
+        {
+            "settings": {k: str(v) for k, v in dataclasses.asdict(settings).items()},
+            "provenance": provenance(),
+            "simulated": {name: makespan for name, makespan, _ in simulated_rows},
+            "measured": measured_rows,
+            "stage1_makespan_s": taught.seconds,
+            "output_error": error,
+        },
+    )
+    print(f"written to {settings.folder}/: summary.json, placement.json, trace.json, gantt.png")
+    print(f"checkpoint: {measured.folder}/checkpoints (dj.load_policy reads it)")
+
+
+def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[Trained, Trained]:
+    """Runs stages 1 and 2 for the preset cluster."""
+    taught = run_stage1(
+        preset,
+        settings.folder / "stage1" / preset.name,
+        seed=settings.seed,
+        num_updates=settings.imitation_updates,
+        config=ImitationConfig(),
+        policy=PolicyConfig(),
+    )
+    simulated = run_stage2(
+        preset,
+        settings.folder / "stage2" / preset.name,
+        taught.policy,
+        seed=settings.seed,
+        num_updates=settings.simulation_updates,
+        config=SimConfig(),
+    )
+    return taught, simulated
+
+
+def place_simply(settings: DemoSettings, chosen: Chosen) -> list[tuple[str, dj.Placed]]:
+    """Places by the methods that the learned policy is compared with."""
+    key = jax.random.key(settings.seed)
+    listed = dj.place(chosen.graph, chosen.costs, method="critical_path")
+    drawn = dj.place(chosen.graph, chosen.costs, method="random", key=key, max_evaluations=1000)
+    return [("critical path", listed), ("random, best of 1000", drawn)]
+
+
+def compare_simulated(
+    settings: DemoSettings, preset: Chosen, simulated: Trained
+) -> list[tuple[str, float, dj.Schedule]]:
+    """Returns name, makespan and schedule of every method on the preset cluster."""
+    rows = [
+        (name, placed.makespan_s, placed.schedule)
+        for name, placed in place_simply(settings, preset)
+    ]
+    learned = dj.simulate_oracle(preset.graph, preset.costs, simulated.placement)
+    return [*rows, ("learned (stages 1 and 2)", dj.makespan_s(learned), learned)]
+
+
+def train_and_compare_measured(
+    settings: DemoSettings, here: Chosen, simulated: Trained
+) -> tuple[Trained, list[dict[str, Any]]]:
+    """Runs stage 3 on this machine's devices; returns it and the measured comparison."""
+    assert here.workload is not None
+    assert here.sharded is not None
+    args = dj.make_arrays(here.workload, jax.random.key(settings.seed))
+    measure = kernels.make_measure(here.sharded, args, local_devices(), repeats=3)
+    start = dj.place(
+        here.graph,
+        here.costs,
+        policy=simulated.policy,
+        key=jax.random.key(settings.seed),
+        max_evaluations=256,
+    )
+    trained = run_stage3(
+        here,
+        settings.folder / "stage3" / here.name,
+        simulated.policy,
+        start.placement,
+        lambda placement: measure(placement, None),
+        seed=settings.seed,
+        num_updates=settings.system_updates,
+        config=SystemConfig(),
+    )
+    placements = {name: placed.placement for name, placed in place_simply(settings, here)}
+    placements["learned (stages 1 to 3)"] = trained.placement
+    seconds = {name: np.zeros(ROUNDS) for name in placements}
+    for turn in range(ROUNDS):  # in turn, so that drift of the machine hits all alike
+        for name, placement in placements.items():
+            seconds[name][turn] = measure(placement, None)
+    rows = []
+    for name, placement in placements.items():
+        schedule = dj.simulate_oracle(here.graph, here.costs, placement)
+        low, median, high = np.quantile(seconds[name], (0.25, 0.5, 0.75)).tolist()
+        rows.append(
+            {
+                "method": name,
+                "simulated_s": dj.makespan_s(schedule),
+                "measured_s": median,
+                "quartiles_s": [low, high],
+                "placement": placement.tolist(),
+            }
+        )
+    return trained, rows
+
+
+def report_simulated(
+    settings: DemoSettings, preset: Chosen, rows: list[tuple[str, float, dj.Schedule]]
+) -> None:
+    """Prints the preset cluster's table and draws critical path beside learned."""
+    assert preset.sharded is not None
+    bound = dj.lower_bound_s(preset.graph, preset.costs)
+    print_table(
+        f"{preset.name}: {preset.graph.num_tasks} tasks on {settings.cluster}, simulated "
+        f"(no placement below {format_seconds(bound)})",
+        ("method", "makespan"),
+        [(name, format_seconds(makespan)) for name, makespan, _ in rows],
+    )
+    dj.plot_gantt(
+        settings.folder / "gantt.png",
+        [(rows[i][0], rows[i][2], preset.sharded.names) for i in (0, -1)],
+        num_devices=preset.costs.num_devices,
+    )
+
+
+def report_measured(settings: DemoSettings, here: Chosen, rows: list[dict[str, Any]]) -> None:
+    """Prints this machine's table."""
+    devices = local_devices()
+    print_table(
+        f"{here.name}: {here.graph.num_tasks} tasks on {len(devices)} x "
+        f"{devices[0].device_kind}, median and quartiles of {ROUNDS} rounds",
+        ("method", "simulated", "measured", "quartiles"),
+        [
+            (
+                row["method"],
+                format_seconds(row["simulated_s"]),
+                format_seconds(row["measured_s"]),
+                " to ".join(format_seconds(s, 3) for s in row["quartiles_s"]),
+            )
+            for row in rows
+        ],
+    )
+    if devices[0].platform == "cpu":
+        print(
+            "These CPU devices share the machine's cores: their times show order and\n"
+            "overhead, and a placement on one device can be as fast as one on both."
+        )
+
+
+def run_learned(settings: DemoSettings, here: Chosen, measured: Trained) -> float:
+    """Runs the learned placement, checks its output, writes its trace and placement.
+
+    Returns:
+      The largest difference from the plain function's output, over the largest output.
+
+    Raises:
+      RuntimeError: the difference is more than rounding explains.
+    """
+    assert here.workload is not None
+    assert here.sharded is not None
+    args = dj.make_arrays(here.workload, jax.random.key(settings.seed))
+    step = kernels.compile(here.sharded, measured.placement, devices=local_devices())
+    found = np.asarray(step(*args))
+    expected = np.asarray(jax.jit(here.workload.fn)(*args))
+    error = float(np.abs(found - expected).max() / np.abs(expected).max())
+    print(f"placed program against the plain function: largest relative difference {error:.1e}")
+    if not error <= 1e-4:
+        raise RuntimeError(f"the placed program's output is wrong: difference {error}")
+    step.save_trace(settings.folder / "trace.json")
+    write_json_atomic(
+        settings.folder / "placement.json",
+        {
+            "program": here.name,
+            "tasks": list(here.sharded.names),
+            "placement": measured.placement.tolist(),
+            "measured_s": measured.seconds,
+        },
+    )
+    return error
+
+
+if __name__ == "__main__":
+    cli.run(main, DemoSettings, "Train chainmm through all three stages, and run the result.")
