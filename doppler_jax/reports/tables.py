@@ -1,6 +1,7 @@
 """Small tables of results, as Markdown and on the terminal. Cells are ready-made text."""
 
 import math
+import sys
 from collections.abc import Sequence
 
 TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -58,7 +59,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(column), justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(Text(title))
     console.print(table)
 
