@@ -13,6 +13,7 @@ from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t
 from doppler_jax.graphs.networkx_io import from_networkx, to_networkx
 from doppler_jax.placing import Placed, list_methods, place
 from doppler_jax.programs.evaluate import evaluate
+from doppler_jax.programs.explain import Explanation, explain
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import list_workloads, make_arrays, make_workload
@@ -39,6 +40,7 @@ __all__ = [
     "UNPLACED",
     "Cluster",
     "Costs",
+    "Explanation",
     "Placed",
     "Policy",
     "Schedule",
@@ -49,6 +51,7 @@ __all__ = [
     "b_path",
     "check_costs",
     "evaluate",
+    "explain",
     "from_edge_delays",
     "from_networkx",
     "list_clusters",

@@ -163,6 +163,26 @@ class OutputBlocks:
     blocks: tuple[Ref, ...]  # row-major, prod(grid) long
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskOrigin:
+    """Where a task comes from."""
+
+    primitives: tuple[str, ...]  # fused in it, the root first; "sum", "form" for those
+    source: str  # the user's line of the root, "file.py:12:4 (fn)"
+    group: int  # index of the unit of partitioning
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorOrigin:
+    """A tensor of the program that tasks make, and how it is cut."""
+
+    name: str  # readable, "attn/qk/dot_general"
+    aval: jax.ShapeDtypeStruct  # the whole tensor
+    grid: tuple[int, ...]  # blocks along each dimension
+    source: str  # the user's line, "file.py:12:4 (fn)"
+    reason: str  # why it is cut so
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardedProgram:
     """A program cut into tasks: what is simulated, placed and executed.
@@ -182,3 +202,5 @@ class ShardedProgram:
     consts: tuple[chex.Array, ...]
     in_tree: Any  # treedef of (args, kwargs) as jax.tree.structure gives it
     out_tree: Any
+    origins: tuple[TaskOrigin, ...] = ()  # [N]
+    tensors: tuple[TensorOrigin, ...] = ()  # per result of every unit of partitioning

@@ -66,6 +66,11 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
 
 
+def num_bytes(aval: jax.ShapeDtypeStruct) -> int:
+    """Returns the size of an array."""
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
+
 def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
     """Returns block `[start, limit)` of `value`; `value` itself if that is all of it."""
     if block.limit == value.shape and not any(block.start):

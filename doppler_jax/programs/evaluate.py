@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import numpy as np
 
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.programs.blocks import assemble_output, flatten_args, slice_block
@@ -23,10 +22,12 @@ def evaluate(sharded: ShardedProgram, *args: Any, **kwargs: Any) -> Any:
     def read(ref: Ref) -> jax.Array:
         return inputs[ref.input] if isinstance(ref, InputRef) else tensors[ref.tensor]
 
-    producer = np.asarray(sharded.graph.tensor_producer)
+    made: list[list[int]] = [[] for _ in sharded.kernels]
+    for x, v in enumerate(sharded.graph.tensor_producer.tolist()):
+        made[v].append(x)
     for v in topological_order(sharded.graph).tolist():
         results = sharded.kernels[v].fn(*map(read, sharded.operands[v]))
-        tensors.update(zip(np.flatnonzero(producer == v).tolist(), results, strict=True))
+        tensors.update(zip(made[v], results, strict=True))
     outputs = [
         assemble_output(output, [read(ref) for ref in output.blocks])
         for output in sharded.outputs

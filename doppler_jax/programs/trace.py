@@ -1,59 +1,86 @@
 """Turns a JAX function into a tensor program, from its jaxpr at given shapes."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxprLiteral
 
 from doppler_jax.programs.blocks import leaf_aval
 from doppler_jax.programs.program import Atom, Equation, Literal, Program, Value
-from doppler_jax.programs.rules import ELEMENTWISE, get_labelling
+from doppler_jax.programs.rules import ELEMENTWISE
+from doppler_jax.programs.sources import (
+    Place,
+    check_effects,
+    make_jaxpr,
+    prints,
+    uses_references,
+)
 
 _INLINED = {
     "checkpoint": "jaxpr",
     "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "remat2": "jaxpr",
 }
 """Primitives that only call a function, and the parameter that holds it."""
 
-_IDENTITIES = frozenset({"copy", "name", "stop_gradient"})
-"""Primitives that return their operand; they matter to differentiation and memory only."""
+_IDENTITIES = frozenset(
+    {
+        "copy",
+        "copy_p",
+        "device_put",
+        "layout_constraint",
+        "name",
+        "optimization_barrier",
+        "reshard",
+        "sharding_constraint",
+        "stop_gradient",
+    }
+)
+"""Primitives that return their operands; they matter to compilers and memory only."""
 
 
-def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
+def trace(
+    fn: Callable[..., Any], *args: Any, unroll_scans: bool = False, **kwargs: Any
+) -> Program:
     """Returns the tensor program of `fn` at the shapes and dtypes of the arguments.
 
     Args:
-      fn: any function of pytrees of arrays that `jax.jit` accepts, free of side effects.
+      fn: any function of pytrees of arrays that `jax.jit` accepts. It may print with
+        `jax.debug.print`; other side effects are refused. Bind arguments that are no
+        arrays, such as flags, with `functools.partial`.
       *args: pytrees of arrays or of `jax.ShapeDtypeStruct`s; only shapes and dtypes
         are looked at.
-      **kwargs: likewise.
+      unroll_scans: whether each iteration of a `lax.scan` becomes equations of its own;
+        otherwise the loop is one equation, as `while` and `cond` always are. It is not
+        handed to `fn`.
+      **kwargs: likewise arrays.
 
     Raises:
-      ValueError: an argument is not an array, a primitive is not supported or has a side
-        effect; the message names the argument, or the primitive and the source line.
+      ValueError: an argument is not an array, a shape depends on values, or there is a
+        side effect; the message names the argument, or the user's source line.
     """
     leaves, in_tree = jax.tree.flatten_with_path((args, kwargs))
     avals = [leaf_aval(path, leaf) for path, leaf in leaves]
     shape_args, shape_kwargs = jax.tree.unflatten(in_tree, avals)
-    closed, out_shapes = jax.make_jaxpr(fn, return_shape=True)(*shape_args, **shape_kwargs)
+    closed, out_shapes = make_jaxpr(fn, *shape_args, **shape_kwargs)
 
-    flattener = _Flattener()
+    flattener = _Flattener(unroll_scans)
     arg_values = [Value(aval) for aval in avals]
-    outputs = flattener.inline(closed.jaxpr, closed.consts, arg_values, "an unknown line")
+    outputs = flattener.inline(closed.jaxpr, closed.consts, arg_values, Place.here())
     output_values = tuple(flattener.as_value(atom) for atom in outputs)
     equations = _live(flattener.equations, output_values)
-    for equation in equations:
-        get_labelling(equation)
     consts = flattener.used_consts(equations, output_values)
     return Program(
         equations=equations,
@@ -69,18 +96,16 @@ def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
 class _Flattener:
     """Collects the equations and constants of a jaxpr and of the functions it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, unroll_scans: bool) -> None:
         self.equations: list[Equation] = []
         self.consts: list[tuple[Value, Any]] = []
         self._const_values: dict[int, Value] = {}
+        self._unroll_scans = unroll_scans
 
     def inline(
-        self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Atom], source: str
+        self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Atom], caller: Place
     ) -> list[Atom]:
-        """Appends the equations of `jaxpr` applied to `operands`; returns its outputs.
-
-        `source` is the user's line that calls the function.
-        """
+        """Appends the equations of `jaxpr` applied to `operands`; returns its outputs."""
         env: dict[Any, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
         for var, array in zip(jaxpr.constvars, consts, strict=True):
             env[var] = self._const(array, _shape_struct(var.aval))
@@ -89,7 +114,7 @@ class _Flattener:
             return self._literal(atom) if isinstance(atom, JaxprLiteral) else env[atom]
 
         for eqn in jaxpr.eqns:
-            results = self._apply(eqn, [read(atom) for atom in eqn.invars], source)
+            results = self._apply(eqn, [read(atom) for atom in eqn.invars], caller)
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -115,26 +140,71 @@ class _Flattener:
             if value in used
         ]
 
-    def _apply(self, eqn: JaxprEqn, operands: list[Atom], caller: str) -> list[Atom]:
+    def _apply(self, eqn: JaxprEqn, operands: list[Atom], caller: Place) -> list[Atom]:
         name = eqn.primitive.name
-        # Inside a library function an equation has no line of the user's own.
-        source = source_info_util.summarize(eqn.source_info) or caller
+        place = caller.of(eqn)
         if name in _INLINED:
             inner = eqn.params[_INLINED[name]]
-            if isinstance(inner, ClosedJaxpr):
-                return self.inline(inner.jaxpr, inner.consts, operands, source)
-            return self.inline(inner, [], operands, source)
+            jaxpr, consts = (
+                (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, [])
+            )
+            if not uses_references(jaxpr):
+                inside = place.inside(eqn.params.get("name", ""))
+                return self.inline(jaxpr, consts, operands, inside)
+        if name == "custom_linear_solve":
+            return self._solve(eqn, operands, place)
+        if name == "scan" and self._unroll_scans and eqn.params["length"] > 0:
+            return self._unroll(eqn, operands, place)
         if _is_identity(eqn):
             return operands
-        if eqn.effects:
-            raise ValueError(f"{name} at {source} has a side effect; expected a pure function")
+        check_effects(eqn, place)
         if (folded := _fold(eqn, operands)) is not None:
             return [folded]
         results = tuple(Value(_shape_struct(var.aval)) for var in eqn.outvars)
         self.equations.append(
-            Equation(eqn.primitive, dict(eqn.params), tuple(operands), results, source)
+            Equation(
+                primitive=eqn.primitive,
+                params=dict(eqn.params),
+                operands=tuple(operands),
+                results=results,
+                source=place.source,
+                context=eqn.ctx,
+                scope=place.scope,
+                has_effect=prints(eqn),
+            )
         )
         return list(results)
+
+    def _solve(self, eqn: JaxprEqn, operands: list[Atom], place: Place) -> list[Atom]:
+        """Inlines the solver of a linear solve, whose other functions are for gradients."""
+        lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+        first = lengths.matvec + lengths.vecmat
+        consts = operands[first : first + lengths.solve]
+        rest = operands[sum(lengths) :]
+        return self.inline(jaxprs.solve.jaxpr, jaxprs.solve.consts, [*consts, *rest], place)
+
+    def _unroll(self, eqn: JaxprEqn, operands: list[Atom], place: Place) -> list[Atom]:
+        """Inlines every iteration of a scan."""
+        body, length = eqn.params["jaxpr"], eqn.params["length"]
+        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
+        xs = operands[num_consts + num_carry :]
+        rows: dict[int, list[Atom]] = {}
+        for i in reversed(range(length)) if eqn.params["reverse"] else range(length):
+            row = [self._call(lambda x, i=i: x[i], [x], place) for x in xs]
+            inside = place.inside(f"scan.{i}")
+            outputs = self.inline(body.jaxpr, body.consts, [*consts, *carry, *row], inside)
+            carry, rows[i] = outputs[:num_carry], outputs[num_carry:]
+        columns = zip(*(rows[i] for i in range(length)), strict=True)
+        return [*carry, *(self._call(_stack, list(column), place) for column in columns)]
+
+    def _call(self, fn: Callable[..., Any], operands: list[Atom], place: Place) -> Atom:
+        """Appends the equations of `fn` applied to `operands`; returns its only result."""
+        closed = jax.make_jaxpr(fn)(*(operand.aval for operand in operands))
+        (result,) = self.inline(
+            closed.jaxpr, closed.consts, operands, dataclasses.replace(place, is_final=True)
+        )
+        return result
 
     def _literal(self, literal: JaxprLiteral) -> Atom:
         aval = _shape_struct(literal.aval)
@@ -149,6 +219,10 @@ class _Flattener:
             self._const_values[id(array)] = value
             self.consts.append((value, array))
         return self._const_values[id(array)]
+
+
+def _stack(*rows: jax.Array) -> jax.Array:
+    return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
 
 
 def _is_identity(eqn: JaxprEqn) -> bool:
@@ -172,11 +246,11 @@ def _fold(eqn: JaxprEqn, operands: list[Atom]) -> Literal | None:
 
 
 def _live(equations: list[Equation], outputs: tuple[Value, ...]) -> tuple[Equation, ...]:
-    """Returns the equations that some output depends on, in order."""
+    """Returns the equations that some output depends on or that have an effect, in order."""
     needed: set[Atom] = set(outputs)
     kept = []
     for equation in reversed(equations):
-        if not needed.isdisjoint(equation.results):
+        if equation.has_effect or not needed.isdisjoint(equation.results):
             needed.update(equation.operands)
             kept.append(equation)
     return tuple(reversed(kept))

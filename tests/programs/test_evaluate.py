@@ -212,8 +212,9 @@ def test_equals_the_function(name):
     fn, args, kwargs = CASES[name]
     expected = fn(*args, **kwargs)
     program = trace(fn, *args, **kwargs)
-    for num_shards in (1, 2, 4, 8):
-        found = evaluate(partition(program, num_shards), *args, **kwargs)
+    for num_shards, strategy in ((1, "uniform"), (4, "planner")):
+        sharded = partition(program, num_shards, strategy=strategy)
+        found = evaluate(sharded, *args, **kwargs)
         assert jax.tree.structure(found) == jax.tree.structure(expected)
         for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             assert_close(x, jnp.asarray(y))
@@ -230,6 +231,80 @@ def assert_close(found, expected):
     np.testing.assert_allclose(
         np.asarray(found, np.float64), wide, rtol=0, atol=tolerance * scale
     )
+
+
+def rnn(x, w):
+    def body(carry, row):
+        carry = jnp.tanh(carry @ w + row)
+        return carry, (carry * 2.0, 1.0)
+
+    return lax.scan(body, x[0], x, reverse=True)
+
+
+def test_unrolled_scan_equals_the_scan():
+    x, w = normal(0, 4, 2, 8), normal(1, 8, 8)
+    expected = rnn(x, w)
+    for unroll_scans, num_scans in ((False, 1), (True, 0)):
+        sharded = partition(trace(rnn, x, w, unroll_scans=unroll_scans), 4)
+        assert sum("rnn/scan[" in name for name in sharded.names) == num_scans
+        jax.tree.map(assert_close, evaluate(sharded, x, w), expected)
+
+
+def test_prints_once(capfd):
+    def fn(x):
+        y = jnp.exp(x)
+        jax.debug.print("first is {}", y[0, 0])
+        return y + 1.0
+
+    x = np.zeros((8, 8), np.float32)
+    sharded = partition(trace(fn, x), 4)
+    capfd.readouterr()
+    evaluate(sharded, x)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "first is 1.0\n"
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_random_numbers_are_those_of_the_function(make_key):
+    def fn(key, x):
+        first, second = jax.random.split(key)
+        noise = jax.random.normal(first, x.shape)
+        keep = jax.random.bernoulli(second, 0.5, x.shape)
+        return jnp.where(keep, x + noise, 0.0), jax.random.fold_in(first, 7)
+
+    x = normal(0, 4, 8)
+    sharded = partition(trace(fn, make_key(3), x), 4)
+    found, expected = evaluate(sharded, make_key(3), x), fn(make_key(3), x)
+    assert_close(found[0], expected[0])
+    assert found[1].dtype == expected[1].dtype
+    as_bits = [jnp.asarray(_bits(key)) for key in (found[1], expected[1])]
+    np.testing.assert_array_equal(*as_bits)
+
+
+def _bits(key):
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(key) if typed else key
+
+
+def test_pure_callbacks_run_as_one_task():
+    def fn(x):
+        wanted = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(np.square, wanted, x * 2.0) + 1.0
+
+    x = normal(0, 8, 8)
+    sharded = partition(trace(fn, x), 4)
+    assert sum("pure_callback" in name for name in sharded.names) == 1
+    assert_close(evaluate(sharded, x), fn(x))
+
+
+def test_references_that_stay_inside_are_pure():
+    def fn(x):
+        total = jax.new_ref(x * 2.0)
+        total[0] += 1.0
+        return total[...]
+
+    x = normal(0, 8)
+    assert_close(evaluate(partition(trace(fn, x), 4), x), fn(x))
 
 
 def test_partial_sums_of_short_floats_are_rounded_once():

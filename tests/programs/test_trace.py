@@ -1,12 +1,16 @@
 """The tensor program: flat, live, and clear about what it does not take."""
 
+import collections
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from doppler_jax.programs import trace
-from doppler_jax.programs.rules import RULES
 
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 
@@ -24,7 +28,7 @@ def test_nested_functions_are_inlined():
     assert program.outputs == relu.results
 
 
-def test_dead_equations_are_dropped_even_if_unsupported():
+def test_dead_equations_are_dropped():
     def fn(x):
         jnp.sort(x)
         unused = np.ones((4, 8), np.float32) + jnp.exp(x)
@@ -62,27 +66,182 @@ def test_shapes_alone_are_enough():
     assert program.arg_avals == (huge, huge)
 
 
-def test_unsupported_primitive_names_primitive_line_and_choices():
-    with pytest.raises(ValueError, match="unsupported primitive sort") as error:
-        trace(lambda x: jnp.sort(x), X)
-    message = str(error.value)
-    assert "test_trace.py" in message
-    assert "dot_general" in message
-    assert all(name in message for name in RULES)
+def loop(x, w):
+    def body(carry, row):
+        carry = jnp.tanh(carry @ w + row)
+        return carry, carry * 2.0
+
+    return jax.lax.scan(body, x[0], x, reverse=True)
 
 
-def test_unsupported_reshape_names_shapes_and_line():
-    with pytest.raises(ValueError, match=r"reshape at .*test_trace.py.*\[4, 8\] to \[32\]"):
-        trace(lambda x: x.reshape(32), X)
+def test_loops_and_branches_are_single_equations():
+    def fn(x, w):
+        carry, _ = loop(x, w)
+        carry = jax.lax.while_loop(lambda c: c[0] < 1, lambda c: c + 1, carry)
+        return jax.lax.cond(carry[0] > 0, jnp.sin, jnp.cos, carry)
+
+    program = trace(fn, X, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    assert [n for n in names(program) if n in ("scan", "while", "cond", "sin")] == [
+        "scan",
+        "while",
+        "cond",
+    ]
 
 
-def test_side_effects_are_refused_even_if_nested():
+def test_scans_are_unrolled_on_request():
+    program = trace(loop, X, jax.ShapeDtypeStruct((8, 8), jnp.float32), unroll_scans=True)
+    assert collections.Counter(names(program)) == {
+        "squeeze": 5,
+        "slice": 5,
+        "dot_general": 4,
+        "add": 4,
+        "tanh": 4,
+        "mul": 4,
+        "broadcast_in_dim": 4,
+        "concatenate": 1,
+    }
+    first, *_ = (e for e in program.equations if e.primitive.name == "dot_general")
+    assert first.scope == "loop/scan.3"  # in reverse
+
+
+def test_an_empty_scan_is_not_unrolled():
+    empty = jax.ShapeDtypeStruct((0, 8), jnp.float32)
+    program = trace(
+        lambda x: jax.lax.scan(lambda c, y: (c + 1, y * c), 0.0, x), empty, unroll_scans=True
+    )
+    assert names(program) == ["scan"]
+
+
+def test_a_function_with_references_of_its_own_is_one_equation():
+    def fn(x):
+        total = jax.new_ref(x)
+        total[...] += 1.0
+        return jax.freeze(total)
+
+    program = trace(lambda x: jnp.exp(jax.jit(fn)(x)), X)
+    assert names(program) == ["jit", "exp"]
+    assert names(trace(fn, X)) == ["jit"]
+
+
+def test_scopes_are_named_scopes_and_functions():
+    def helper(x):
+        return jnp.sin(x)
+
+    def fn(x):
+        with jax.named_scope("attn"):
+            y = jax.nn.silu(x)
+            with jax.named_scope("qk"):
+                z = y @ y.T
+        return helper(z), (lambda v: jnp.cos(v))(z)
+
+    scopes = {e.primitive.name: e.scope for e in trace(fn, X).equations}
+    assert scopes["logistic"] == "attn/silu"
+    assert scopes["dot_general"] == "attn/qk"
+    assert scopes["sin"] == "helper"
+    assert scopes["cos"] == ""
+    gradient = trace(jax.grad(lambda x: jnp.sum(fn(x)[0])), X).equations
+    products = [e.scope for e in gradient if e.primitive.name == "dot_general"]
+    assert products[0] == "attn/qk"
+    assert products[-1] == "transpose(attn)/qk"
+
+
+def test_sources_are_the_users_lines():
+    def fn(x):
+        return jax.nn.softmax(x)
+
+    for equation in trace(fn, X).equations:
+        assert re.fullmatch(r".*test_trace\.py:\d+:\d+ \(.*fn\)", equation.source)
+    assert "test_trace.py" in trace(jnp.tanh, X).equations[0].source
+
+
+def test_printing_is_kept_though_nobody_reads_it():
     def fn(x):
         jax.debug.print("{x}", x=x[0, 0])
+        jax.debug.callback(lambda v: None, x)
         return x * 2.0
 
-    with pytest.raises(ValueError, match=r"debug_\w+ at .*test_trace.py.* side effect"):
+    program = trace(lambda x: jax.jit(fn)(x), X)
+    assert [e.primitive.name for e in program.equations if e.has_effect] == [
+        "debug_print",
+        "debug_callback",
+    ]
+
+
+def ordered(x):
+    jax.debug.print("{x}", x=x, ordered=True)
+    return x
+
+
+def called_back(x):
+    return io_callback(lambda v: v, x, x)
+
+
+def called_back_in_order(x):
+    return io_callback(lambda v: v, x, x, ordered=True)
+
+
+@pytest.mark.parametrize("nest", [jax.jit, lambda fn: lambda x: jax.lax.map(fn, x)])
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (ordered, r"debug_print at .*test_trace.py:\d+:\d+ \(ordered\) .*prints in order"),
+        (called_back, r"io_callback at .*\(called_back\) has a side effect: it calls the host"),
+        (called_back_in_order, r"io_callback at .*\(called_back_in_order\) has a side effect"),
+    ],
+)
+def test_side_effects_are_refused_even_if_nested(fn, message, nest):
+    with pytest.raises(ValueError, match=message):
+        trace(nest(fn), X)
+
+
+def test_unordered_printing_in_an_unused_loop_is_kept():
+    def fn(x):
+        jax.lax.map(lambda row: jax.debug.print("{}", row[0]), x)
+        return x + 1.0
+
+    program = trace(fn, X)
+    assert [(e.primitive.name, e.has_effect) for e in program.equations] == [
+        ("scan", True),
+        ("add", False),
+    ]
+
+
+def python_branch(x):
+    return x if x[0, 0] > 0 else -x
+
+
+def boolean_index(x):
+    return x[x > 0]
+
+
+def counted(x):
+    return jnp.nonzero(x)[0]
+
+
+def to_number(x):
+    return x * float(x[0, 0])
+
+
+def to_numpy(x):
+    return np.sin(x)
+
+
+def sized_by_value(x):
+    return jnp.zeros(jnp.sum(x).astype(int))
+
+
+@pytest.mark.parametrize(
+    "fn", [python_branch, boolean_index, counted, to_number, to_numpy, sized_by_value]
+)
+def test_dependence_on_values_names_the_users_line(fn):
+    line = fn.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError, match=rf"test_trace.py:{line} \({fn.__name__}\): it dep"):
         trace(lambda x: jax.jit(fn)(x), X)
+
+
+def test_errors_of_the_function_itself_are_left_alone():
+    with pytest.raises(ZeroDivisionError):
+        trace(lambda x: x * (1 / 0), X)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +261,16 @@ def test_arguments_that_are_no_arrays_are_named(args, kwargs, message):
 @pytest.mark.parametrize("leaf", [np.float32(1), np.ones(2, bool), jnp.ones(2, jnp.bfloat16)])
 def test_arrays_of_any_kind_are_taken(leaf):
     assert trace(lambda x: x, leaf).arg_avals[0].dtype == leaf.dtype
+
+
+def test_a_key_is_an_array():
+    program = trace(lambda key: jax.random.normal(key, (4,)), jax.random.key(0))
+    assert "random_bits" in names(program)
+
+
+def test_static_arguments_are_bound():
+    def fn(x, repeats, *, reverse):
+        return jnp.flip(x, 0) if reverse else jnp.tile(x, repeats)
+
+    program = trace(functools.partial(fn, repeats=(1, 2), reverse=False), X)
+    assert program.outputs[0].aval.shape == (4, 16)

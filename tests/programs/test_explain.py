@@ -1,0 +1,84 @@
+"""What `dj.explain` says of a sharded program."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import doppler_jax as dj
+
+
+def attend(x, w):
+    with jax.named_scope("attn"):
+        q = x @ w
+        with jax.named_scope("qk"):
+            return jax.nn.relu(q @ q.T)
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    w = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    return dj.partition(dj.trace(attend, x, w), 4)
+
+
+def test_totals(sharded):
+    graph = sharded.graph
+    summary = (
+        f"{graph.num_tasks} tasks, {graph.flops.sum():.4g} flops, "
+        f"{graph.tensor_bytes.sum():.4g} bytes made, parallelism "
+    )
+    assert str(dj.explain(sharded)).startswith(summary)
+
+
+def test_parallelism_is_work_over_the_longest_path():
+    # Two equal products side by side, then one that needs both.
+    n = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    sharded = dj.partition(dj.trace(lambda a, b: (a @ b) @ (b @ a), n, n), 1)
+    assert sharded.graph.num_tasks == 3
+    assert "parallelism 1.50 " in dj.explain(sharded, dj.make_cluster("v100x8")).summary()
+
+
+def test_program_without_work():
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    assert "0 tasks" in str(dj.explain(dj.partition(dj.trace(lambda x: x, one), 2)))
+
+
+def test_every_task_has_its_line_primitives_shapes_and_cost(sharded):
+    line = attend.__code__.co_firstlineno + 4
+    rows = dj.explain(sharded).task_rows()
+    assert [row[0] for row in rows] == list(sharded.names)
+    last = rows[-1]
+    assert last[1].split()[:2] == ["dot_general", "max"]
+    assert "test_explain.py" in last[5]
+    assert f":{line}" in last[5]
+    assert all(row[2].count(" -> float32[") == 1 for row in rows)
+    assert sum(float(row[3]) for row in rows) == pytest.approx(sharded.graph.flops.sum(), 1e-3)
+    assert sum(float(row[4]) for row in rows) == pytest.approx(
+        sharded.graph.tensor_bytes.sum(), 1e-3
+    )
+
+
+def test_tasks_are_named_by_their_scopes(sharded):
+    assert any(name.startswith("attn.qk") for name in sharded.names), sharded.names
+
+
+def test_every_tensor_has_its_partition_and_a_reason(sharded):
+    rows = dj.explain(sharded).tensor_rows()
+    by_shape = {row[1]: row for row in rows}
+    assert set(by_shape) == {"float32[64,32]", "float32[64,64]"}
+    for row in rows:
+        blocks = [int(count) for count in row[2].split("x")]
+        assert len(blocks) == 2
+        assert row[4]
+    text = str(dj.explain(sharded))
+    assert all(cell in text for row in rows for cell in row)
+
+
+def test_equal_operands_are_counted():
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    # The columns that are summed along have to be formed of the product's two halves.
+    program = dj.trace(lambda x: jnp.cumsum(x @ x, axis=0), x)
+    rows = dj.explain(dj.partition(program, 2, strategy="uniform")).task_rows()
+    formations = [row[2] for row in rows if row[1] == "form"]
+    assert formations
+    assert all(shapes.startswith("2 x float32[8,16] -> float32[") for shapes in formations)

@@ -1,0 +1,185 @@
+"""Groups: what fuses with what, and that nothing changes by it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from doppler_jax.programs import evaluate, partition, trace
+from doppler_jax.programs.fuse import fuse
+from doppler_jax.programs.kernels import KernelCache
+from doppler_jax.programs.partition import shard
+from doppler_jax.programs.planner import PartitionPlan
+
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+W = np.linspace(1, 2, 64, dtype=np.float32).reshape(8, 8)
+
+
+def members(fn, *args):
+    """Primitive names of every group."""
+    return [
+        [equation.primitive.name for equation in group.equations]
+        for group in fuse(trace(fn, *args))
+    ]
+
+
+def test_a_chain_follows_the_contraction_that_feeds_it():
+    def fn(x, w, b):
+        return jnp.tanh(x @ w + b) * 2.0
+
+    assert members(fn, X, W, W[:1]) == [["dot_general", "add", "tanh", "mul"]]
+
+
+def test_branches_that_meet_again_fuse():
+    # Both the product and its logistic are read, but by the same group only.
+    assert members(lambda x, w: jax.nn.silu(x @ w), X, W) == [
+        ["dot_general", "logistic", "mul"]
+    ]
+    assert members(lambda x: jax.nn.silu(x + 1.0), X) == [["add", "logistic", "mul"]]
+
+
+def test_a_second_reader_or_an_output_ends_a_chain():
+    def two_readers(x):
+        y = jnp.exp(x)
+        return jnp.sum(y, axis=1), jnp.cos(jnp.sin(y))
+
+    def output(x):
+        y = jnp.exp(x)
+        return y, jnp.sin(y)
+
+    assert members(two_readers, X) == [["exp"], ["reduce_sum"], ["sin", "cos"]]
+    assert members(output, X) == [["exp"], ["sin"]]
+
+
+def test_one_contraction_per_group():
+    def fn(x, w):
+        return x @ w + x @ (w * 2.0)
+
+    assert members(fn, X, W) == [["dot_general"], ["mul"], ["dot_general", "add"]]
+
+
+def test_another_shape_ends_a_chain():
+    def fn(x):
+        return jnp.sin(x + 1.0 + jnp.exp(x[:1] * 2.0))
+
+    assert members(fn, X) == [["slice", "mul", "exp"], ["add", "add", "sin"]]
+
+
+def test_views_are_applied_by_their_readers():
+    def fn(x):
+        row = jnp.sum(x, axis=0)
+        return (x.T * row[:, None]) @ jnp.broadcast_to(row, (4, 8))
+
+    assert members(fn, X) == [["reduce_sum"], ["mul"], ["dot_general"]]
+    scale = fuse(trace(fn, X))[1]
+    assert [operand.aval.shape for operand in scale.operands] == [(4, 8), (8,)]
+    assert [step.equation.primitive.name for step in scale.steps][-1] == "mul"
+
+
+def test_views_that_are_outputs_or_read_by_whole_tasks_are_made():
+    assert members(lambda x: x.T, X) == [["transpose"]]
+    assert members(lambda x: (jnp.exp(x).T, jnp.exp(x).T + 1.0), X) == [
+        ["exp"],
+        ["transpose"],
+        ["exp"],
+        ["add"],
+    ]
+
+    def whole(x):
+        return lax.while_loop(lambda c: c[0, 0] < 0, lambda c: c + 1.0, x.T)
+
+    assert members(whole, X) == [["transpose"], ["while"]]
+
+
+def test_a_reshape_that_would_cost_blocks_is_no_view():
+    # [4, 8] as [32] can be cut in 4 only, and the sum alone in 32.
+    assert members(lambda x: x.reshape(32) + 1.0, X) == [["reshape"], ["add"]]
+    assert members(lambda x: x.reshape(8, 4) + 1.0, X) == [["reshape"], ["add"]]
+    assert members(lambda x: x.reshape(4, 8, 1) + 1.0, X) == [["add"]]
+
+
+def test_what_must_stay_whole_takes_nothing_along():
+    # The addition alone can be cut along both dimensions.
+    assert members(lambda x: jnp.cumsum(x, axis=1) + 1.0, X) == [["cumsum"], ["add"]]
+
+
+def test_counting_makes_no_group():
+    def fn(x):
+        return jnp.where(jnp.tri(4, 8, dtype=bool), x, 0.0)
+
+    (group,) = fuse(trace(fn, X))
+    assert "iota" not in [equation.primitive.name for equation in group.equations]
+    sharded = partition(trace(fn, X), 4, strategy={group.name: (2, 2)})
+    assert len(set(sharded.kernels)) == 4  # each knows where its block begins
+    np.testing.assert_array_equal(evaluate(sharded, X), np.tril(X))
+
+
+def test_the_epilogue_waits_for_the_sum():
+    def fn(x, w, b):
+        return jnp.tanh(x @ w + b)
+
+    b = W[:1]
+    program = trace(fn, X, W, b)
+    sharded = partition(program, 4, strategy={"fn/dot_general": (1, 1)})
+    (group,) = fuse(program)
+    (inner,) = group.labelling.aggregated
+    counts = {label: 4 if label == inner else 1 for label in range(len(group.labelling.sizes))}
+    sharded = shard(program, (group,), PartitionPlan((counts,), ("",)), KernelCache())
+    assert sharded.names[-1] == "fn/dot_general.sum[0,0]"
+    assert [len(refs) for refs in sharded.operands] == [2, 2, 2, 2, 5]
+    assert sharded.graph.flops.tolist() == [2 * 4 * 8 * 2] * 4 + [3 * 32 + 2 * 32]
+    np.testing.assert_allclose(evaluate(sharded, X, W, b), fn(X, W, b), rtol=1e-5)
+
+
+def test_root_and_epilogue_may_read_the_same_operand():
+    def fn(s, w):
+        return (jnp.full((4, 8), 1.0) * s) @ w * s
+
+    def through_a_view(s, w):
+        return jnp.broadcast_to(s, (4, 8)) @ w * s
+
+    for each in (fn, through_a_view):
+        s = np.float32(3.0)
+        program = trace(each, s, W)
+        groups = fuse(program)
+        plan = [
+            {
+                label: group.labelling.max_count(label)
+                for label in range(len(group.labelling.sizes))
+            }
+            for group in groups
+        ]
+        sharded = shard(
+            program, groups, PartitionPlan(tuple(plan), ("",) * len(plan)), KernelCache()
+        )
+        np.testing.assert_allclose(evaluate(sharded, s, W), each(s, W), rtol=1e-5)
+
+
+def test_names_are_unique_and_readable():
+    def fn(x, w):
+        with jax.named_scope("attn"):
+            y = x @ w
+            z = (x * 2.0) @ w
+        return y @ w.T + z @ w.T, jnp.exp(y)
+
+    names = [group.name for group in fuse(trace(fn, X, W))]
+    assert names == [
+        "attn/dot_general",
+        "attn/mul",
+        "attn/dot_general_1",
+        "fn/dot_general",
+        "fn/dot_general_1",
+        "fn/exp",
+    ]
+
+
+def test_a_name_that_ends_in_a_number_is_not_taken_twice():
+    def fn(x):
+        with jax.named_scope("a"):
+            y = lax.sort(x)
+            y = lax.sort(y)
+        with jax.named_scope("a/sort_1"):
+            return lax.sort(y)
+
+    names = [group.name for group in fuse(trace(fn, X))]
+    assert len(set(names)) == 3

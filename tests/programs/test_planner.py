@@ -1,0 +1,287 @@
+"""The planner: least cost by brute force, the parallelism asked for, never behind uniform."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
+from doppler_jax.programs import list_workloads, make_workload, partition, trace
+from doppler_jax.programs.fuse import fuse
+from doppler_jax.programs.planner import default_cluster, simulated_s
+from doppler_jax.programs.planner_costs import (
+    Limits,
+    edge_cost,
+    group_cost,
+    list_choices,
+    make_rates,
+)
+from doppler_jax.programs.planner_network import find_links, make_network, make_units
+
+# Two devices, round numbers: a launch or a latency is 1 s, rates are 1 per second.
+SLOW = uniform_cluster(
+    2,
+    flops_per_s=1.0,
+    memory_bytes_per_s=np.inf,
+    memory_bytes=np.inf,
+    launch_s=1.0,
+    latency_s=1.0,
+    link_bytes_per_s=1.0,
+)
+RATES = make_rates(SLOW)
+
+
+def shaped(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def groups_of(fn, *args):
+    return fuse(trace(fn, *args))
+
+
+def residual(a, b, c):
+    h = jnp.tanh(a @ b)
+    return jnp.sum(h @ c + h, axis=0)
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T) @ v
+
+
+PROGRAMS = {
+    "chain": (lambda a, b, c: (a @ b) @ c, [shaped(8, 8)] * 3),
+    "residual": (residual, [shaped(8, 8)] * 3),
+    "transposes": (lambda a: (a @ a.T, jnp.exp(a).T @ a), [shaped(8, 8)]),
+    "attention": (attention, [shaped(8, 4)] * 3),
+}
+
+
+def brute_force_s(groups, limits, rates, weight):
+    """Least cost over all combinations of choices, from the cost functions alone."""
+    links = find_links(groups)
+    units = make_units(groups, links)
+    choices = [list_choices(unit, limits, rates, {}) for unit in units]
+    assert all(len(own) <= 24 for own in choices)  # or the network would leave some out
+
+    def total(cost):
+        shared = weight * cost.moved_bytes * rates.seconds_per_byte / rates.num_devices
+        return float((cost.seconds + shared).sum())
+
+    def rows(choice):
+        return np.array([choice]).reshape(1, -1)
+
+    alone = [
+        {choice: total(group_cost(unit, rows(choice), rates)) for choice in own}
+        for unit, own in zip(units, choices, strict=True)
+    ]
+    best = math.inf
+    for picks in itertools.product(*choices):
+        cost = sum(alone[g][pick] for g, pick in enumerate(picks))
+        for link in links:
+            if cost >= best:
+                break
+            labels = list(units[link.producer].results[link.result])
+            stored = rows(picks[link.producer])[:, labels]
+            reader = rows(picks[link.reader])
+            cost += total(edge_cost(units[link.reader], link.operand, reader, stored, rates))
+        best = min(best, cost)
+    return best
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["chain", "transposes", "residual"])
+def test_plan_is_the_cheapest_of_all(name, weight):
+    fn, args = PROGRAMS[name]
+    groups = groups_of(fn, *args)
+    limits = Limits(2, 2, 0.0)
+    network = make_network(groups, limits, RATES, {})
+    plan = network.solve(weight)
+    found = brute_force_s(groups, limits, RATES, weight)
+    # The plan's own cost, by allowing each group nothing else.
+    pinned = dict(enumerate(plan))
+    assert brute_force_of(groups, pinned, weight) == pytest.approx(found, rel=1e-12)
+
+
+def brute_force_of(groups, pinned, weight):
+    network = make_network(groups, Limits(1, 1, 0.0), RATES, pinned)
+    assert all(len(choices) == 1 for choices in network.choices)
+    costs = [*network.alone, *network.pairs.values()]
+    shared = weight * RATES.seconds_per_byte / RATES.num_devices
+    return sum(float((cost.seconds + shared * cost.moved_bytes).sum()) for cost in costs)
+
+
+def test_known_costs_of_a_product():
+    (group,) = groups_of(jnp.matmul, shaped(4, 8), shaped(8, 4))
+    (unit,) = make_units([group], [])
+    i, k = group.labelling.operands[0]
+    choices = np.ones((3, len(unit.max_counts)), int)
+    choices[1, i] = choices[2, k] = 2
+    cost = group_cost(unit, choices, RATES)
+    # 2 * 4 * 8 * 4 operations in one task; in two at once; in two at once, whose partial
+    # results of 64 bytes are sent (1 + 64 s) and added by a third (1 + 16 s).
+    assert cost.seconds.tolist() == [1 + 256, 1 + 128, 1 + 128 + 1 + 64 + 1 + 16]
+    assert cost.moved_bytes.tolist() == [0, 0, 64]
+
+
+def test_known_costs_of_an_operand():
+    groups = groups_of(lambda a: jnp.tanh(a @ a) @ a, shaped(4, 4))
+    unit = make_units(groups, find_links(groups))[1]
+    i = groups[1].labelling.operands[0][0]
+    choices = np.ones((2, len(unit.max_counts)), int)
+    choices[1, i] = 2
+    stored = np.array([[1, 1], [2, 1], [1, 2]])
+    cost = edge_cost(unit, 0, choices, stored, RATES)
+    # Rows: stored whole, by rows, by columns. Columns: read whole, by rows. A formation
+    # task takes 1 s; 64 bytes whole and 32 in a half take 1 s more than that to move.
+    whole = [0, 1 + 1 + 32]
+    by_rows = [1 + 1 + 32, 0]
+    by_columns = [1 + 1 + 32, 1 + 1 + 32]
+    assert cost.seconds.tolist() == [whole, by_rows, by_columns]
+    assert cost.moved_bytes.tolist() == [[0, 32], [32, 0], [32, 64]]
+
+
+def test_choices_keep_limits_and_pins():
+    groups = groups_of(jnp.matmul, shaped(8, 8), shaped(8, 8))
+    (unit,) = make_units(groups, [])
+    i = groups[0].labelling.operands[0][0]
+    choices = list_choices(unit, Limits(4, 8, 0.0), RATES, {})
+    assert len(set(choices)) == len(choices) == 6 + 10  # 4 and 8 blocks along three labels
+    assert {math.prod(choice) for choice in choices} == {4, 8}
+    pinned = list_choices(unit, Limits(4, 8, 0.0), RATES, {i: 2})
+    assert {choice[i] for choice in pinned} == {2}
+    assert {math.prod(choice) for choice in pinned} == {4, 8}
+    # 1024 operations take 1024 s on one device; tasks of 300 s are too short for four.
+    coarse = list_choices(unit, Limits(4, 8, 300.0), RATES, {})
+    assert min(math.prod(choice) for choice in coarse) == 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_asked_parallelism_is_reached(name, num_shards):
+    fn, args = PROGRAMS[name]
+    program = trace(fn, *args)
+    sharded = partition(program, num_shards)
+    limits = Limits(num_shards, num_shards, 0.0)
+    groups = fuse(program)
+    units = make_units(groups, find_links(groups))
+    assert len({origin.group for origin in sharded.origins}) == len(groups)
+    for number, (group, unit) in enumerate(zip(groups, units, strict=True)):
+        tasks = sum(
+            origin.group == number and origin.primitives[0] == group.root.primitive.name
+            for origin in sharded.origins
+        )
+        attainable = max(map(math.prod, list_choices(unit, limits, RATES, {})))
+        assert attainable <= tasks <= 4 * num_shards
+
+
+def test_small_groups_stay_whole_on_a_known_cluster():
+    sharded = partition(trace(*tiny()), 4, cluster=make_cluster("p100x4"))
+    assert sharded.graph.num_tasks == 1
+    assert sharded.tensors[0].reason.startswith("1: too little work to share out")
+    assert partition(trace(*tiny()), 4).graph.num_tasks >= 5
+
+
+def tiny():
+    return jnp.sum, shaped(16, 16)
+
+
+def test_planned_twice_is_planned_alike():
+    workload = make_workload("llama_block")
+    cluster = make_cluster("v100x8")
+    first, second = (
+        partition(trace(workload.fn, *workload.args), 8, cluster=cluster) for _ in range(2)
+    )
+    assert first.names == second.names
+    assert [t.reason for t in first.tensors] == [t.reason for t in second.tensors]
+    assert [t.grid for t in first.tensors] == [t.grid for t in second.tensors]
+
+
+PRESETS = [name for name in list_clusters() if name != "host"]
+
+
+@pytest.mark.parametrize("workload", list_workloads())
+def test_never_behind_uniform(workload):
+    made = make_workload(workload)
+    program = trace(made.fn, *made.args)
+    ratios = {}
+    for name in PRESETS:
+        cluster = make_cluster(name)
+        planner, uniform = (
+            partition(program, cluster.num_devices, strategy=strategy, cluster=cluster)
+            for strategy in ("planner", "uniform")
+        )
+        before_s = simulated_s(uniform.graph, cluster)
+        ratios[name] = simulated_s(planner.graph, cluster) / before_s
+    assert max(ratios.values()) <= 1.02, ratios
+    assert min(ratios.values()) <= 0.8, ratios
+
+
+def test_default_cluster_is_like_the_preset():
+    preset, same = make_cluster("p100x4"), default_cluster(4)
+    for field in ("flops_per_s", "launch_s", "latency_s", "link_bytes_per_s"):
+        np.testing.assert_array_equal(getattr(preset, field), getattr(same, field))
+    assert default_cluster(1).num_devices == 1
+
+
+def test_reasons_are_readable():
+    def fn(a, b):
+        h = jnp.tanh(a @ b)
+        return h @ b, jnp.sort(h, axis=0)
+
+    program = trace(fn, shaped(1024, 1024), shaped(1024, 1024))
+    # One row of blocks, so that the sort can follow and the second product cannot.
+    sharded = partition(program, 4, strategy={"fn/dot_general": (1, 4)})
+    reasons = {tensor.name: tensor.reason for tensor in sharded.tensors}
+    first = reasons["fn/dot_general"]
+    assert first.startswith("1x4: given as 'fn/dot_general'; contracted dimensions ")
+    assert reasons["fn/sort/sort"].startswith("1x4: follows fn/dot_general")
+    # The first product is left in columns; a task of the second reads rows.
+    second = reasons["fn/dot_general_1"]
+    assert "fn/dot_general is cut again, 1x4 to " in second
+    uniform = partition(program, 4, strategy="uniform")
+    assert uniform.tensors[0].reason == "2x2: uniform"
+
+
+def cut(strategy):
+    def fn(a, b):
+        with jax.named_scope("one"):
+            h = jnp.tanh(a @ b)
+        with jax.named_scope("two"):
+            return h @ b
+
+    return partition(trace(fn, shaped(16, 16), shaped(16, 16)), 4, strategy=strategy)
+
+
+def test_counts_can_be_given_by_name_or_pattern():
+    grids = {tensor.name: tensor.grid for tensor in cut({"one/dot_general": (8, 2)}).tensors}
+    assert grids["one/dot_general"] == (8, 2)
+    assert math.prod(grids["two/dot_general"]) >= 2
+    grids = [tensor.grid for tensor in cut({"*/dot_general": (1, 2)}).tensors]
+    assert grids == [(1, 2), (1, 2)]
+    # A group's own name goes before a pattern that fits it too.
+    both = {"*": (1, 2), "two/dot_general": (2, 1)}
+    assert [tensor.grid for tensor in cut(both).tensors] == [(1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("best", "unknown strategy 'best'; known: planner, uniform"),
+        ({"three*": (2, 2)}, r"'three\*', which fits none of: one/dot_general, two/dot_gen"),
+        ({"one/*": (2,)}, r"'one/\*'.* its result \[16, 16\] has 2 dimensions"),
+        ({"one/*": (2, 3)}, r"'one/\*'.* 3 is not a power of two"),
+        ({"one/*": (0, 2)}, r"'one/\*'.* 0 is not a power of two"),
+        ({"one/*": (2.0, 2)}, r"'one/\*'.* 2.0 is not a power of two"),
+        ({"one/*": (32, 1)}, r"'one/\*'.* size 16 can be cut into 16 blocks at most, not 32"),
+    ],
+)
+def test_wrong_strategies_are_refused(strategy, message):
+    with pytest.raises(ValueError, match=message):
+        cut(strategy)
+
+
+def test_a_program_without_equations_is_no_task():
+    assert partition(trace(lambda x: x, shaped(8)), 4).graph.num_tasks == 0
