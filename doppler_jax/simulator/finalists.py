@@ -7,7 +7,7 @@ from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 NUM_FINALISTS = 16
-"""Placements that the oracle ranks again; float32 ties are far fewer."""
+"""Placements that the oracle ranks again; far fewer differ by rounding alone."""
 
 
 def best_placement(

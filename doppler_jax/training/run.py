@@ -6,6 +6,7 @@ checkpoints/    see `checkpoint.py`
 """
 
 import json
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from doppler_jax.files import write_json_atomic
+from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.state import TrainState
@@ -38,7 +39,7 @@ class Run:
         self._config = json.loads(json.dumps(config))
         path = folder / "config.json"
         if path.exists():
-            _check_same(path, json.loads(path.read_text()), self._config)
+            _check_same(path, parse_json_object(path, read_text(path)), self._config)
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json_atomic(path, self._config)
@@ -92,10 +93,10 @@ class Run:
         self._checkpoints.save(state, self._policy, self._config)
 
 
-def _check_same(path: pathlib.Path, found: Any, wanted: dict[str, Any]) -> None:
-    names = sorted({*found, *wanted}) if isinstance(found, dict) else []
+def _check_same(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    names = sorted({*found, *wanted})
     differing = [name for name in names if found.get(name) != wanted.get(name)]
-    if found != wanted:
+    if differing:
         details = "; ".join(
             f"{name} was {found.get(name)!r}, now {wanted.get(name)!r}" for name in differing
         )
@@ -111,7 +112,7 @@ def _truncate(path: pathlib.Path, last_update: int) -> None:
         return
     kept = []
     for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["update"] > last_update:
+        if not line.endswith("\n") or parse_json_object(path, line)["update"] > last_update:
             break
         kept.append(line)
-    path.write_text("".join(kept))
+    os.truncate(path, len("".join(kept).encode()))
