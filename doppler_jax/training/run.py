@@ -1,7 +1,8 @@
 """A run's folder: its settings, metrics and checkpoints; resumes where it was stopped.
 
 config.json     what was asked for; another run is not put on top of it
-metrics.jsonl   one line per update, cut back to the checkpoint on resumption
+metrics.jsonl   one line per update, null for what is not finite; cut back to the
+                checkpoint on resumption
 checkpoints/    see `checkpoint.py`
 """
 
@@ -72,7 +73,8 @@ class Run:
             while int(state.update) < num_updates:
                 state, metrics = update(state)
                 values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-                lines.append(json.dumps({"update": int(state.update), **values}) + "\n")
+                entry = {k: v if np.isfinite(v) else None for k, v in values.items()}
+                lines.append(json.dumps({"update": int(state.update), **entry}) + "\n")
                 if report is not None:
                     report(int(state.update), values)
                 if time.monotonic() - saved_at >= save_every_s:
@@ -111,8 +113,11 @@ def _truncate(path: pathlib.Path, last_update: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n") or parse_json_object(path, line)["update"] > last_update:
-            break
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), start=1):
+        try:
+            if not line.endswith("\n") or json.loads(line)["update"] > last_update:
+                break
+        except (json.JSONDecodeError, KeyError) as error:
+            raise ValueError(f"{path}: line {number} is damaged: {error}") from error
         kept.append(line)
     os.truncate(path, len("".join(kept).encode()))
