@@ -50,8 +50,9 @@ def main(command: Place | List) -> None:
 
 def place(command: Place) -> None:
     """Places a file's graph, prints what came out and writes it if asked to."""
-    if command.output is not None and command.output.exists():
-        raise ValueError(f"{command.output}: exists already; nothing was overwritten")
+    cli.check_seed(command.seed)
+    if command.output is not None:
+        check_output(command.output)
     if command.method not in dj.list_methods():  # before a cluster is measured
         raise ValueError(f"unknown method {command.method!r}; known: {dj.list_methods()}")
     graph = dj.load_graph(command.graph)
@@ -94,6 +95,14 @@ def place(command: Place) -> None:
     )
     if command.output is None:
         print("placement:", *placed.placement.tolist())
+
+
+def check_output(path: pathlib.Path) -> None:
+    """Raises `ValueError` unless a file can be made there, before anything is computed."""
+    if path.exists():
+        raise ValueError(f"{path}: exists already; nothing was overwritten")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
 
 
 def find_cluster(name: str) -> dj.Cluster:

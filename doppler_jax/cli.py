@@ -7,16 +7,23 @@ from typing import Any
 import tyro
 
 
+def check_seed(seed: int) -> None:
+    """Raises `ValueError` unless JAX takes the seed as it is."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--seed is {seed}; expected 0 to {2**32 - 1}")
+
+
 def run(main: Callable[[Any], None], settings: Any, description: str) -> None:
     """Parses the command line into `settings`, a dataclass or a union of them, for `main`.
 
-    A `ValueError` is a user's error: one line on standard error, exit code 2. Ctrl-C exits
-    with 130, after `main` has saved what it saves.
+    A `ValueError` is a user's error, and so is a file that cannot be read or written: one
+    line on standard error, exit code 2. Ctrl-C exits with 130, after `main` has saved what
+    it saves.
     """
     parsed = tyro.cli(settings, description=description)
     try:
         main(parsed)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

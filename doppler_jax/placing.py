@@ -146,9 +146,11 @@ def _doppler(request: Request) -> tuple[np.ndarray, int]:
     if request.policy is not None:
         count = request.max_evaluations or SAMPLES
         return policy_candidates(problem, request.policy, request.key, count), count
-    state = _train(problem, request)
     # The teacher's placement competes: the result is never worse than what was imitated.
     taught = critical_path(request.graph, request.costs)[None]
+    if request.max_evaluations == 1:
+        return taught, 1
+    state = _train(problem, request)
     found = elite_placements(state, request.graph.num_tasks)
     return np.concatenate([found, taught]), int(state.episodes) + 1
 
@@ -169,6 +171,10 @@ def elite_placements(state: TrainState, num_tasks: int) -> np.ndarray:
 def _train(problem: Problem, request: Request, warm_up: int = 100) -> TrainState:
     """Runs stages 1 (`warm_up` updates) and 2 from scratch, within the request's bounds."""
     config, imitate, simulate = PolicyConfig(), ImitationConfig(), SimConfig()
+    bound: float = np.inf
+    if request.max_evaluations is not None:
+        bound = request.max_evaluations - 1  # the teacher's placement is simulated too
+        simulate = SimConfig(batch=min(simulate.batch, request.max_evaluations - 1))
     params_key, first_key, second_key = jax.random.split(request.key, 3)
     params = model.init_params(params_key, config, problem)
     budget_s = request.budget_s
@@ -185,7 +191,6 @@ def _train(problem: Problem, request: Request, warm_up: int = 100) -> TrainState
         state, _ = imitation_update(state, problem, config, imitate)
     optimizer = make_optimizer(simulate.learning_rate)
     state = init_state(second_key, state.params, optimizer, problem, simulate.num_elites)
-    bound = request.max_evaluations or np.inf
     # One update at least: the best placement comes from its episodes.
     while int(state.update) == 0 or (
         in_time() and int(state.episodes) + simulate.batch <= bound

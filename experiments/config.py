@@ -1,8 +1,11 @@
 """Settings of the stage commands; every field is an option of the same name."""
 
 import dataclasses
+import math
 import pathlib
+from typing import Any
 
+from doppler_jax import cli
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
@@ -59,3 +62,25 @@ class Stage3Settings(StageSettings):
     """Runs of a placement, of which the median counts."""
     num_updates: int = 20
     training: SystemConfig = dataclasses.field(default_factory=SystemConfig)
+
+
+def check_settings(settings: Any, prefix: str = "--") -> None:
+    """Checks the numbers of a settings dataclass, nested ones included.
+
+    Raises:
+      ValueError: a count is below 1 (numbers of updates may be 0), another number is
+        negative or not finite, or the seed is none; the message names the option.
+    """
+    for field in dataclasses.fields(settings):
+        name, value = field.name, getattr(settings, field.name)
+        option = prefix + name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            check_settings(value, f"{option}.")
+        elif name == "seed":
+            cli.check_seed(value)
+        elif isinstance(value, int):
+            least = 0 if name.endswith("updates") else 1
+            if value < least:
+                raise ValueError(f"{option} is {value}; expected at least {least}")
+        elif isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{option} is {value}; expected a finite number >= 0")

@@ -20,6 +20,7 @@ from doppler_jax.reports.tables import format_seconds, print_table
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
+from experiments.config import check_settings
 from experiments.problems import (
     Chosen,
     choose_workload,
@@ -50,6 +51,7 @@ class DemoSettings:
 
 def main(settings: DemoSettings) -> None:
     """Trains, compares, checks and writes `settings.folder`."""
+    check_settings(settings)
     use_host_devices(2)
     cluster = dj.make_cluster(settings.cluster)
     preset = choose_workload(settings.workload, "paper", cluster, settings.cluster)

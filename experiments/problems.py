@@ -28,7 +28,12 @@ def use_host_devices(count: int) -> None:
 
     Must come before anything starts JAX's backends; an accelerator's devices stay as they
     are.
+
+    Raises:
+      ValueError: `count` is below 1.
     """
+    if count < 1:
+        raise ValueError(f"host devices: {count}; expected at least 1")
     jax.config.update("jax_num_cpu_devices", count)
 
 

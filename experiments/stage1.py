@@ -2,13 +2,14 @@
 
 from doppler_jax import cli
 from doppler_jax.reports.tables import format_seconds
-from experiments.config import Stage1Settings
+from experiments.config import Stage1Settings, check_settings
 from experiments.problems import choose, use_host_devices
 from experiments.stages import run_stage1
 
 
 def main(settings: Stage1Settings) -> None:
     """Trains and says where the result is."""
+    check_settings(settings)
     use_host_devices(settings.host_devices)
     chosen = choose(settings, settings.runs / "stage1")
     trained = run_stage1(
@@ -20,7 +21,7 @@ def main(settings: Stage1Settings) -> None:
         policy=settings.policy,
         save_every_s=settings.save_every_s,
     )
-    print(f"stage 1: {format_seconds(trained.seconds)} simulated, in {trained.folder}")
+    print(f"stage 1: {format_seconds(trained.seconds, 6)} simulated, in {trained.folder}")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from doppler_jax import cli
 from doppler_jax.reports.tables import format_seconds
-from experiments.config import Stage2Settings
+from experiments.config import Stage2Settings, check_settings
 from experiments.problems import choose, use_host_devices
 from experiments.stages import find_policy, run_stage2
 
 
 def main(settings: Stage2Settings) -> None:
     """Trains and says where the result is."""
+    check_settings(settings)
     use_host_devices(settings.host_devices)
     chosen = choose(settings, settings.runs / "stage2")
     trained = run_stage2(
@@ -20,7 +21,7 @@ def main(settings: Stage2Settings) -> None:
         config=settings.training,
         save_every_s=settings.save_every_s,
     )
-    print(f"stage 2: {format_seconds(trained.seconds)} simulated, in {trained.folder}")
+    print(f"stage 2: {format_seconds(trained.seconds, 6)} simulated, in {trained.folder}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ The policy of stage 2 for that cluster learns on from times measured on this mac
 devices, whose roofline costs it sees.
 """
 
+import dataclasses
+
 import jax
 
 import doppler_jax as dj
@@ -13,7 +15,7 @@ from doppler_jax.placing import policy_candidates
 from doppler_jax.policies.features import make_problem
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
-from experiments.config import Stage3Settings
+from experiments.config import Stage3Settings, check_settings
 from experiments.problems import (
     choose,
     choose_workload,
@@ -22,6 +24,7 @@ from experiments.problems import (
     use_host_devices,
 )
 from experiments.stages import find_policy, run_stage3
+from kernels.compile import get_runner
 
 
 def main(settings: Stage3Settings) -> None:
@@ -31,6 +34,9 @@ def main(settings: Stage3Settings) -> None:
             f"{settings.graph}: stage 3 measures real executions, and a graph file has no "
             "kernels to execute; give a workload, or stop after stage 2"
         )
+    check_settings(settings)
+    dj.make_workload(settings.workload, settings.measured_preset)  # unknown names end here,
+    get_runner("local", settings.mode)  # before anything is measured
     use_host_devices(settings.host_devices)
     simulated = choose(settings, settings.runs / "stage2")
     before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
@@ -38,6 +44,10 @@ def main(settings: Stage3Settings) -> None:
     folder = settings.runs / "stage3" / name
     host = saved_host(folder)
     chosen = choose_workload(settings.workload, settings.measured_preset, host, "host")
+    # Times of another mode or number of repeats must not mix with those in the log.
+    chosen = dataclasses.replace(
+        chosen, name=f"{chosen.name}-{settings.mode}-{settings.repeats}-runs"
+    )
     assert chosen.workload is not None
     assert chosen.sharded is not None
     candidates = policy_candidates(

@@ -1,6 +1,7 @@
 """The three training stages as runs in folders; the entry points and the demo call these."""
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +183,7 @@ def _settings(
         "problem": chosen.name,
         "num_tasks": chosen.graph.num_tasks,
         "num_devices": chosen.costs.num_devices,
+        "graph_and_costs": _digest((chosen.graph, chosen.costs)),
         "stage": stage,
         "seed": seed,
         "policy": dataclasses.asdict(policy),
@@ -189,6 +191,14 @@ def _settings(
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
+
+
+def _digest(arrays: Any) -> str:
+    """Returns a fingerprint of a pytree's numbers: a file edited in place is noticed."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(arrays):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _train(

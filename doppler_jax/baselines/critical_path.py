@@ -5,6 +5,8 @@ earliest, after the tasks already there. Ties go to the smaller task and device 
 teacher (`policies.rollout.teach`) breaks them at random.
 """
 
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges
@@ -28,11 +30,11 @@ def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
     level_s = b_level(graph, costs)
     arrival_s = input_ready_s(graph, costs)
     missing = np.bincount(receivers, minlength=n)
-    frontier = set(np.flatnonzero(missing == 0).tolist())
+    frontier = [(-level_s[v], v) for v in np.flatnonzero(missing == 0).tolist()]
+    heapify(frontier)
     placement, free_s, finish_s = np.zeros(n, np.int64), np.zeros(d), np.zeros(n)
     while frontier:
-        v = min(frontier, key=lambda task: (-level_s[task], task))
-        frontier.remove(v)
+        _, v = heappop(frontier)
         for edge in incoming[v]:
             source = placement[senders[edge]]
             num_bytes = costs.tensor_bytes[graph.edge_tensor[edge]]
@@ -46,5 +48,5 @@ def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
             reader = int(receivers[edge])
             missing[reader] -= 1
             if missing[reader] == 0:
-                frontier.add(reader)
+                heappush(frontier, (-level_s[reader], reader))
     return placement

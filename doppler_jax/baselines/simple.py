@@ -33,5 +33,5 @@ def round_robin(graph: TaskGraph, costs: Costs) -> np.ndarray:
 def random_placements(costs: Costs, rng: np.random.Generator, count: int) -> np.ndarray:
     """Returns `[count, N]` placements, uniform over the devices that can run each task."""
     able = np.isfinite(costs.compute_s)
-    draw = rng.random((count, *able.shape))
-    return np.argmax(np.where(able[None], draw, -1.0), axis=-1)
+    number = rng.integers(0, able.sum(axis=1), (count, len(able)))  # among the able ones
+    return np.argsort(~able, axis=1, kind="stable")[np.arange(len(able)), number]

@@ -2,6 +2,7 @@
 
 import chex
 import numpy as np
+from numpy.typing import DTypeLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.chains import chain_cover
@@ -38,12 +39,15 @@ class Instance:
         return self.compute_s.shape[1]
 
 
-def make_instance(graph: TaskGraph, costs: Costs) -> Instance:
-    """Returns the instance, every size rounded up to its bucket (see `bucket_size`)."""
+def make_instance(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32) -> Instance:
+    """Returns the instance, every size rounded up to its bucket (see `bucket_size`).
+
+    Times and sizes are of `dtype`.
+    """
     n = graph.num_tasks
     size = bucket_size(n, smallest=8)
     senders, receivers = task_edges(graph)
-    edge_bytes = costs.tensor_bytes[graph.edge_tensor]
+    edge_bytes = np.asarray(costs.tensor_bytes, dtype)[graph.edge_tensor]
     pred_task, pred_bytes = _table(receivers, senders, edge_bytes, size)
     succ_task, succ_bytes = _table(senders, receivers, edge_bytes, size)
     chains = chain_cover(graph)
@@ -54,10 +58,10 @@ def make_instance(graph: TaskGraph, costs: Costs) -> Instance:
         chain_next[chain[:-1]] = chain[1:]
     return Instance(
         num_tasks=np.int32(n),
-        compute_s=_pad_rows(costs.compute_s, size + 1),
-        input_ready_s=_pad_rows(input_ready_s(graph, costs), size + 1),
-        latency_s=np.asarray(costs.latency_s, np.float32),
-        seconds_per_byte=np.asarray(costs.seconds_per_byte, np.float32),
+        compute_s=_pad_rows(np.asarray(costs.compute_s, dtype), size + 1),
+        input_ready_s=_pad_rows(input_ready_s(graph, costs).astype(dtype), size + 1),
+        latency_s=np.asarray(costs.latency_s, dtype),
+        seconds_per_byte=np.asarray(costs.seconds_per_byte, dtype),
         pred_task=pred_task,
         pred_bytes=pred_bytes,
         succ_task=succ_task,
@@ -80,8 +84,8 @@ def input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:
     return ready
 
 
-def _pad_rows(array: chex.Array, rows: int) -> np.ndarray:
-    padded = np.zeros((rows, *array.shape[1:]), np.float32)
+def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
+    padded = np.zeros((rows, *array.shape[1:]), array.dtype)
     padded[: array.shape[0]] = array
     return padded
 
@@ -95,7 +99,7 @@ def _table(
     order = np.argsort(row, kind="stable")
     column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     tasks = np.full((size + 1, width), size, np.int32)
-    sizes = np.zeros((size + 1, width), np.float32)
+    sizes = np.zeros((size + 1, width), num_bytes.dtype)
     tasks[row[order], column] = task[order]
     sizes[row[order], column] = num_bytes[order]
     return tasks, sizes

@@ -7,7 +7,7 @@ from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 NUM_FINALISTS = 16
-"""Placements that the oracle ranks again; float32 ties are far fewer."""
+"""Placements that the oracle ranks again; far fewer differ by rounding alone."""
 
 
 def best_placement(
@@ -30,9 +30,11 @@ def best_placement(
 def start_order(schedule: Schedule, topological_rank: np.ndarray) -> np.ndarray:
     """Returns priorities `[N]`: each task's position in the order of starts.
 
-    Ties go to the topologically earlier task. Under the `priority` queue they replay a
-    `fifo` schedule.
+    Ties go to the earlier finish (of two tasks that start together on a device the first
+    takes no time), then to the topologically earlier task. Under the `priority` queue they
+    replay a `fifo` schedule.
     """
     rank = np.empty(len(schedule.start_s), np.int64)
-    rank[np.lexsort((topological_rank, schedule.start_s))] = np.arange(len(rank))
+    order = np.lexsort((topological_rank, schedule.finish_s, schedule.start_s))
+    rank[order] = np.arange(len(rank))
     return rank

@@ -27,7 +27,7 @@ CHUNK = 128
 
 @pytree
 class SimulationResult:
-    """Outcome of B placements of N tasks, float32 seconds; no schedule unless asked for."""
+    """Outcome of B placements of N tasks, in seconds; no schedule unless asked for."""
 
     makespan_s: chex.Array  # [B]
     start_s: chex.Array | None  # [B, N]
@@ -54,9 +54,9 @@ def simulate(
       schedule: whether start and finish of every task are wanted, or makespans only.
 
     Returns:
-      Makespans, and with `schedule` the start and finish of every task. Computed in
-      float32: where tasks are a million times shorter than the makespan, rounding makes
-      ties that can move it; the float64 `oracle` decides what is reported.
+      Makespans, and with `schedule` the start and finish of every task, as NumPy arrays.
+      Computed in float64, as by the oracle: in float32 rounding can order two events that
+      are close, and move a makespan by percents.
 
     Raises:
       ValueError: a shape is wrong, or a placement names a device that does not exist.
@@ -64,14 +64,16 @@ def simulate(
     check_costs(graph, costs)
     placements = check_placements(graph, costs, placements)
     ranks = _check_priority(graph, placements, queue, priority)
-    instance = make_instance(graph, costs)
-    padding = ((0, 0), (0, instance.padded_tasks - graph.num_tasks))
-    result = simulate_instance(
-        instance,
-        np.pad(placements, padding),
-        None if ranks is None else np.pad(ranks, padding),
-        schedule=schedule,
-    )
+    with jax.enable_x64(True):
+        instance = make_instance(graph, costs, np.float64)
+        padding = ((0, 0), (0, instance.padded_tasks - graph.num_tasks))
+        result = simulate_instance(
+            instance,
+            np.pad(placements, padding),
+            None if ranks is None else np.pad(ranks, padding),
+            schedule=schedule,
+        )
+        result = jax.tree.map(np.asarray, result)
     if not schedule:
         return result
     n = graph.num_tasks
@@ -110,7 +112,7 @@ def _check_priority(
         raise ValueError("give a priority with queue 'priority', and only with it")
     if priority is None:
         return None
-    ranks = np.atleast_2d(np.asarray(priority, np.float32))
+    ranks = np.atleast_2d(np.asarray(priority, np.float64))
     if ranks.shape[-1] != graph.num_tasks or ranks.shape[0] not in (1, len(placements)):
         raise ValueError(f"priority has shape {np.shape(priority)}, expected [N] or [B, N]")
     return np.broadcast_to(ranks, placements.shape)
@@ -126,6 +128,7 @@ def simulate_instance(
 ) -> SimulationResult:
     """Simulates padded placements `[B, N]`; pure, unchecked, for use inside other jits.
 
+    Works in the precision of the instance: training uses float32.
     With `priority` `[B, N]` the queue is `priority`, without it `fifo`.
     """
     batch = placements.shape[0]
@@ -174,7 +177,8 @@ def _simulate_chunk(
         chosen, start_s = _choose(state, rows - 1)
         return _start(instance, placement, rank, state, chosen, start_s)
 
-    nothing = jnp.full((rows, lanes), jnp.inf, jnp.float32)
+    dtype = jnp.result_type(instance.compute_s)
+    nothing = jnp.full((rows, lanes), jnp.inf, dtype)
     head = jnp.broadcast_to(instance.chain_head[:, None], (len(instance.chain_head), lanes))
     device, ready_s, missing = _enter(instance, placement, nothing, head)
     state = _State(
@@ -183,10 +187,10 @@ def _simulate_chunk(
         ready_s=ready_s,
         missing=missing,
         rank=None if rank is None else jnp.take_along_axis(rank, head, 0),
-        free_s=jnp.zeros((instance.num_devices, lanes), jnp.float32),
+        free_s=jnp.zeros((instance.num_devices, lanes), dtype),
         start_s=nothing if schedule else None,
         finish_s=nothing,
-        makespan_s=jnp.zeros(lanes, jnp.float32),
+        makespan_s=jnp.zeros(lanes, dtype),
     )
     state = jax.lax.fori_loop(0, instance.num_tasks, step, state)
     if not schedule:
@@ -224,10 +228,10 @@ def _start(
     start_s: chex.Array,
 ) -> _State:
     """Starts `task` `[C]` at `start_s` `[C]` and moves its chain on."""
-    lane = jnp.arange(task.shape[0])
+    lane = jnp.arange(task.shape[0], dtype=jnp.int32)
     here = placement[task, lane]
     finish_s = start_s + instance.compute_s[task, here]
-    devices = jnp.arange(instance.num_devices)[:, None]
+    devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[:, None]
     finishes = state.finish_s.at[task, lane].set(finish_s)
 
     readers = instance.succ_task[task].T  # [S, C]
@@ -258,7 +262,7 @@ def _enter(
     instance: Instance, placement: chex.Array, finish_s: chex.Array, task: chex.Array
 ) -> tuple[chex.Array, chex.Array, chex.Array]:
     """Returns device, ready time so far and missing producers of tasks `[..., C]`."""
-    lane = jnp.broadcast_to(jnp.arange(task.shape[-1]), task.shape)
+    lane = jnp.broadcast_to(jnp.arange(task.shape[-1], dtype=jnp.int32), task.shape)
     device = placement[task, lane]
     producers = jnp.moveaxis(instance.pred_task[task], -1, 0)  # [P, ..., C]
     num_bytes = jnp.moveaxis(instance.pred_bytes[task], -1, 0)

@@ -77,7 +77,10 @@ class Checkpoints:
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
-        return _join(found["params"], found["train"])
+        state = _join(found["params"], found["train"])
+        if jax.tree.map(jnp.shape, state) != jax.tree.map(jnp.shape, like):
+            raise ValueError(f"{self._manager.directory}: cannot resume: other shapes there")
+        return state
 
     def close(self) -> None:
         """Releases what the manager holds."""
@@ -92,12 +95,7 @@ def load_policy(path: str | pathlib.Path) -> Policy:
     """
     folder = _find(pathlib.Path(path))
     with ocp.CheckpointManager(folder.parent.absolute()) as manager:
-        try:
-            meta = manager.restore(
-                int(folder.name), args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-            )["meta"]
-        except (FileNotFoundError, ValueError, KeyError) as error:
-            raise ValueError(f"{folder}: not a checkpoint: {error}") from error
+        meta = _load(manager, folder, "meta", ocp.args.JsonRestore())
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError(f"{folder}: not a checkpoint of this project")
         version = meta["policy"].get("feature_version")
@@ -105,10 +103,24 @@ def load_policy(path: str | pathlib.Path) -> Policy:
             raise ValueError(
                 f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"
             )
-        params = manager.restore(
-            int(folder.name), args=ocp.args.Composite(params=ocp.args.StandardRestore())
-        )["params"]
+        params = _load(manager, folder, "params", ocp.args.StandardRestore())
     return Policy(params=params, config=PolicyConfig(**meta["policy"]))
+
+
+def _load(
+    manager: ocp.CheckpointManager,
+    folder: pathlib.Path,
+    item: str,
+    how: ocp.args.CheckpointArgs,
+) -> Any:
+    """Returns one item of the checkpoint in `folder`, or raises a `ValueError`."""
+    try:
+        return manager.restore(int(folder.name), args=ocp.args.Composite(**{item: how}))[item]
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        # Orbax and TensorStore append whole specifications; the start says what is wrong.
+        raise ValueError(
+            f"{folder}: not a checkpoint, or a damaged one: {str(error)[:200]}"
+        ) from error
 
 
 def _find(path: pathlib.Path) -> pathlib.Path:

@@ -18,28 +18,34 @@ def update_elites(
     Of placements with one makespan (nearly always relabellings of each other) one is kept.
     """
     num_new = min(elites.makespan_s.shape[0], placements.shape[0])
+    makespan_s = _each_once(makespan_s)
     _, best = jax.lax.top_k(-makespan_s, num_new)
     new = simulated_order(problem, placements[best])
     actions = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), elites.actions, new)
-    makespans = jnp.concatenate([elites.makespan_s, makespan_s[best]])
-    order = jnp.argsort(makespans)
-    repeated = jnp.diff(makespans[order], prepend=-jnp.inf) == 0
-    makespans = makespans.at[order].set(jnp.where(repeated, jnp.inf, makespans[order]))
+    makespans = _each_once(jnp.concatenate([elites.makespan_s, makespan_s[best]]))
     keep = jnp.argsort(makespans)[: elites.makespan_s.shape[0]]
     return Elites(
         actions=jax.tree.map(lambda array: array[keep], actions), makespan_s=makespans[keep]
     )
 
 
+def _each_once(makespan_s: chex.Array) -> chex.Array:
+    """Returns makespans `[B]` with inf in place of all but the first of equal ones."""
+    order = jnp.argsort(makespan_s)
+    repeated = jnp.diff(makespan_s[order], prepend=-jnp.inf) == 0
+    return makespan_s.at[order].set(jnp.where(repeated, jnp.inf, makespan_s[order]))
+
+
 def simulated_order(problem: Problem, placements: chex.Array) -> Actions:
     """Returns placements `[B, N]` as actions, tasks in the order of their simulated starts.
 
-    Ties go to the topologically earlier task, so that the order can be replayed.
+    Ties go to the earlier finish (a task of length 0 may precede another's start), then to
+    the topologically earlier task, so that the order can be replayed.
     """
     instance = problem.instance
-    start_s = simulate_instance(instance, placements, schedule=True).start_s
-    rank = jnp.broadcast_to(problem.topological_rank[None, :-1], start_s.shape)
-    order = jnp.lexsort((rank, start_s), axis=-1).astype(jnp.int32)
+    times = simulate_instance(instance, placements, schedule=True)
+    rank = jnp.broadcast_to(problem.topological_rank[None, :-1], placements.shape)
+    order = jnp.lexsort((rank, times.finish_s, times.start_s), axis=-1).astype(jnp.int32)
     real = jnp.arange(order.shape[1])[None] < instance.num_tasks
     return Actions(
         task=jnp.where(real, order, instance.padded_tasks),

@@ -99,5 +99,6 @@ def normalised_advantage(makespan_s: chex.Array) -> chex.Array:
     finite = jnp.isfinite(makespan_s)
     worst = jnp.where(finite, makespan_s, -jnp.inf).max()
     makespan_s = jnp.where(finite, makespan_s, jnp.where(jnp.isfinite(worst), worst, 0.0))
-    spread = makespan_s.std()
-    return (makespan_s.mean() - makespan_s) / jnp.where(spread > 0, spread, 1.0)
+    mean, spread = makespan_s.mean(), makespan_s.std()
+    # Rounding alone gives equal makespans a spread of some 1e-7 of their mean.
+    return (mean - makespan_s) / jnp.where(spread > 1e-6 * mean, spread, jnp.inf)

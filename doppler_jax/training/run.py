@@ -1,11 +1,13 @@
 """A run's folder: its settings, metrics and checkpoints; resumes where it was stopped.
 
 config.json     what was asked for; another run is not put on top of it
-metrics.jsonl   one line per update, cut back to the checkpoint on resumption
+metrics.jsonl   one line per update, null for what is not finite; cut back to the
+                checkpoint on resumption
 checkpoints/    see `checkpoint.py`
 """
 
 import json
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from doppler_jax.files import write_json_atomic
+from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.state import TrainState
@@ -38,7 +40,7 @@ class Run:
         self._config = json.loads(json.dumps(config))
         path = folder / "config.json"
         if path.exists():
-            _check_same(path, json.loads(path.read_text()), self._config)
+            _check_same(path, parse_json_object(path, read_text(path)), self._config)
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json_atomic(path, self._config)
@@ -71,7 +73,8 @@ class Run:
             while int(state.update) < num_updates:
                 state, metrics = update(state)
                 values = {name: float(np.asarray(value)) for name, value in metrics.items()}
-                lines.append(json.dumps({"update": int(state.update), **values}) + "\n")
+                entry = {k: v if np.isfinite(v) else None for k, v in values.items()}
+                lines.append(json.dumps({"update": int(state.update), **entry}) + "\n")
                 if report is not None:
                     report(int(state.update), values)
                 if time.monotonic() - saved_at >= save_every_s:
@@ -92,10 +95,10 @@ class Run:
         self._checkpoints.save(state, self._policy, self._config)
 
 
-def _check_same(path: pathlib.Path, found: Any, wanted: dict[str, Any]) -> None:
-    names = sorted({*found, *wanted}) if isinstance(found, dict) else []
+def _check_same(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    names = sorted({*found, *wanted})
     differing = [name for name in names if found.get(name) != wanted.get(name)]
-    if found != wanted:
+    if differing:
         details = "; ".join(
             f"{name} was {found.get(name)!r}, now {wanted.get(name)!r}" for name in differing
         )
@@ -110,8 +113,11 @@ def _truncate(path: pathlib.Path, last_update: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["update"] > last_update:
-            break
+    for number, line in enumerate(path.read_text().splitlines(keepends=True), start=1):
+        try:
+            if not line.endswith("\n") or json.loads(line)["update"] > last_update:
+                break
+        except (json.JSONDecodeError, KeyError) as error:
+            raise ValueError(f"{path}: line {number} is damaged: {error}") from error
         kept.append(line)
-    path.write_text("".join(kept))
+    os.truncate(path, len("".join(kept).encode()))

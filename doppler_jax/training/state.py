@@ -57,10 +57,10 @@ def init_state(
         episodes=jnp.zeros((), jnp.int32),
         elites=Elites(
             actions=Actions(task=tasks, device=jnp.zeros_like(tasks)),
-            makespan_s=jnp.full(num_elites, jnp.inf),
+            makespan_s=jnp.full(num_elites, jnp.inf, jnp.float32),
         ),
         best_placement=jnp.zeros(steps, jnp.int32),
-        best_makespan_s=jnp.array(jnp.inf),
+        best_makespan_s=jnp.float32(jnp.inf),
     )
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from doppler_jax.files import parse_json_object
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
@@ -51,10 +52,9 @@ class MeasurementLog:
         if path.exists():
             text = path.read_text()
             whole = text[: text.rfind("\n") + 1]
-            if whole != text:
-                path.write_text(whole)
+            os.truncate(path, len(whole.encode()))
             for line in whole.splitlines():
-                entry = json.loads(line)
+                entry = parse_json_object(path, line)
                 key = (entry["update"], entry["episode"])
                 self._known[key] = (entry["placement"], entry["seconds"])
 

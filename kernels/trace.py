@@ -1,0 +1,88 @@
+"""Event records of an execution, and the `Schedule` that they make."""
+
+import time
+
+import numpy as np
+
+from doppler_jax.types import Schedule
+
+from .plan import Plan
+
+
+class Clock:
+    """Seconds since the execution began."""
+
+    def __init__(self) -> None:
+        self._origin_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._origin_s
+
+
+class Record:
+    """Start and finish of every task and transfer of one call, in seconds.
+
+    Events are numbered: task v is event v, transfer k is event N + k.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        num_events = len(plan.placement) + len(plan.transfers)
+        self.start_s = [float("nan")] * num_events
+        self.finish_s = [float("nan")] * num_events
+
+    def schedule(self) -> Schedule:
+        """Returns the record as a schedule."""
+        n, transfers = len(self._plan.placement), self._plan.transfers
+        return Schedule(
+            placement=np.array(self._plan.placement, dtype=np.int64),
+            start_s=np.array(self.start_s[:n], dtype=np.float64),
+            finish_s=np.array(self.finish_s[:n], dtype=np.float64),
+            transfer_tensor=np.array([t.tensor for t in transfers], dtype=np.int64),
+            transfer_source=np.array([t.source for t in transfers], dtype=np.int64),
+            transfer_destination=np.array([t.destination for t in transfers], dtype=np.int64),
+            transfer_start_s=np.array(self.start_s[n:], dtype=np.float64),
+            transfer_finish_s=np.array(self.finish_s[n:], dtype=np.float64),
+        )
+
+
+def infer_times(record: Record, plan: Plan) -> None:
+    """Turns dispatch times and watched finishes into the tightest times that they prove.
+
+    On entry `start_s` holds when the host enqueued each event and `finish_s` when a
+    watcher saw it finished: a lower bound of the start and an upper bound of the finish.
+    What ran after an event proves it finished, however late its watcher woke; an event
+    then starts when it is enqueued and all that it waits for has finished.
+    """
+    events, waits = _dependences(plan)
+    start, finish = record.start_s, record.finish_s
+    for event in reversed(events):
+        for before in waits[event]:
+            finish[before] = min(finish[before], finish[event])
+    for event in events:
+        start[event] = max([start[event], *(finish[before] for before in waits[event])])
+
+
+def _dependences(plan: Plan) -> tuple[list[int], list[list[int]]]:
+    """Returns the events in the order of dispatch, and for each those that it waits for.
+
+    A task waits for its inputs and the task before it on its device, a transfer for its
+    producer.
+    """
+    num_tasks = len(plan.placement)
+    waits: list[list[int]] = [[] for _ in range(num_tasks + len(plan.transfers))]
+    events: list[int] = []
+    last: dict[int, int] = {}
+    for v in plan.order:
+        events.append(v)
+        if (device := plan.placement[v]) in last:
+            waits[v].append(last[device])
+        last[device] = v
+        for reader in plan.local_readers[v]:
+            waits[reader].append(v)
+        for k in plan.task_transfers[v]:
+            events.append(num_tasks + k)
+            waits[num_tasks + k].append(v)
+            for reader in plan.transfers[k].readers:
+                waits[reader].append(num_tasks + k)
+    return events, waits

@@ -1,0 +1,65 @@
+"""What the tests of the command lines share."""
+
+import json
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+
+from doppler_jax import cli
+from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.training.checkpoint import Checkpoints
+from doppler_jax.training.state import init_state, make_optimizer
+from tests.generators import random_problem
+
+TEXT = "4\n0,\n0, 0,\n1, 2,\n5,20\n6,24\n7,28\n"
+"""A DOPPLER text: tasks 0, 1, 2, edges 0 -> 1 and 0 -> 2."""
+
+
+def run(monkeypatch, main, settings, *words):
+    """Returns the exit code of `python -m MODULE WORDS`, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+    try:
+        cli.run(main, settings, "A command.")
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def assert_one_error_line(stderr, *parts):
+    """Standard error is one line that starts with "error:" and holds the parts."""
+    assert stderr.startswith("error: "), stderr
+    assert stderr.count("\n") == 1, stderr
+    assert stderr.endswith("\n"), stderr
+    for part in parts:
+        assert str(part) in stderr
+
+
+def snapshot(folder):
+    """Returns path and content of every file at or below a folder, None for a folder."""
+    paths = sorted(folder.rglob("*"))
+    return {path: None if path.is_dir() else path.read_bytes() for path in paths}
+
+
+def save_tiny_checkpoint(folder):
+    """Makes a run's folder with the checkpoint of a tiny policy, its parameters all 0."""
+    config = PolicyConfig(width=4, rounds=1)
+    problem = make_problem(*random_problem(np.random.default_rng(0), 3, 2))
+    init = partial(init_params, config=config, problem=problem)
+    params = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0))
+    )
+    state = init_state(jax.random.key(0), params, make_optimizer(1e-3), problem, 1)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.save(state, config, {})
+    checkpoints.close()
+
+
+def set_feature_version(folder, version):
+    """Edits the checkpoints of a run's folder to claim another feature version."""
+    for path in folder.glob("checkpoints/*/meta/metadata"):
+        meta = json.loads(path.read_text())
+        meta["policy"]["feature_version"] = version
+        path.write_text(json.dumps(meta))

@@ -1,0 +1,119 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.chains import chain_cover
+from doppler_jax.graphs.instance import input_ready_s, make_instance
+from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.types import RESIDENT, Costs
+from tests.generators import random_problem
+
+SIZES = [0, 1, 2, 8, 33, 64]
+
+
+def problem(num_tasks):
+    return random_problem(np.random.default_rng(num_tasks), num_tasks, 3)
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_tables_list_the_edges_of_every_task(num_tasks):
+    graph, costs = problem(num_tasks)
+    instance = make_instance(graph, costs)
+    nobody = instance.padded_tasks
+    assert nobody == bucket_size(num_tasks, smallest=8)
+    ends = np.stack(task_edges(graph), axis=1).tolist()
+    sizes = costs.tensor_bytes[graph.edge_tensor].astype(np.float32).tolist()
+    for own, tasks, num_bytes in [
+        (1, instance.pred_task, instance.pred_bytes),
+        (0, instance.succ_task, instance.succ_bytes),
+    ]:
+        count = [sum(edge[own] == v for edge in ends) for v in range(num_tasks)]
+        assert tasks.shape == num_bytes.shape
+        assert tasks.shape == (nobody + 1, bucket_size(max(count, default=0), smallest=4))
+        for v in range(nobody + 1):
+            expected = [
+                (edge[1 - own], size)
+                for edge, size in zip(ends, sizes, strict=True)
+                if edge[own] == v
+            ]
+            expected += [(nobody, 0.0)] * (tasks.shape[1] - len(expected))
+            assert list(zip(tasks[v].tolist(), num_bytes[v].tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_costs_are_padded_with_zeros(num_tasks):
+    graph, costs = problem(num_tasks)
+    instance = make_instance(graph, costs)
+    assert instance.num_tasks == num_tasks
+    for found, expected in [
+        (instance.compute_s, costs.compute_s),
+        (instance.input_ready_s, input_ready_s(graph, costs)),
+    ]:
+        assert found.shape == (instance.padded_tasks + 1, 3)
+        np.testing.assert_array_equal(found[:num_tasks], expected.astype(np.float32))
+        assert (found[num_tasks:] == 0).all()
+    np.testing.assert_array_equal(instance.latency_s, costs.latency_s.astype(np.float32))
+    np.testing.assert_array_equal(
+        instance.seconds_per_byte, costs.seconds_per_byte.astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_chains_are_linked(num_tasks):
+    graph, costs = problem(num_tasks)
+    instance = make_instance(graph, costs)
+    cover, nobody = chain_cover(graph), instance.padded_tasks
+    assert len(instance.chain_head) == bucket_size(len(cover), smallest=8)
+    walked = []
+    for head in instance.chain_head.tolist():
+        chain = []
+        while head != nobody:
+            chain.append(head)
+            head = int(instance.chain_next[head])
+        walked.append(chain)
+    assert walked[: len(cover)] == cover
+    assert not any(walked[len(cover) :])
+    assert (instance.chain_next[num_tasks:] == nobody).all()
+
+
+def test_graph_inputs_travel_from_their_homes():
+    # Inputs 0 and 1 lie on devices 0 and 1, input 2 is resident; task 0 reads all three.
+    graph = make_graph(
+        flops=[1, 1, 1],
+        input_bytes=[2, 3, 100],
+        input_home=[0, 1, RESIDENT],
+        input_edge_input=[0, 1, 2, 1, 2],
+        input_edge_reader=[0, 0, 0, 1, 2],
+    )
+    costs = Costs(
+        compute_s=np.ones((3, 2)),
+        tensor_bytes=graph.tensor_bytes,
+        input_bytes=graph.input_bytes,
+        latency_s=np.array([[0.0, 1.0], [2.0, 0.0]]),
+        seconds_per_byte=np.array([[0.0, 10.0], [20.0, 0.0]]),
+    )
+    assert input_ready_s(graph, costs).tolist() == [[62.0, 21.0], [62.0, 0.0], [0.0, 0.0]]
+
+
+def test_graphs_of_a_bucket_have_one_shape():
+    shapes = []
+    for num_tasks, _ in itertools.product([57, 60, 64], range(2)):
+        graph = make_graph(
+            flops=np.ones(num_tasks),
+            tensor_producer=np.arange(num_tasks - 1),
+            tensor_bytes=np.ones(num_tasks - 1),
+            edge_tensor=np.arange(num_tasks - 1),
+            edge_reader=np.arange(1, num_tasks),
+        )
+        costs = Costs(
+            compute_s=np.ones((num_tasks, 2)),
+            tensor_bytes=graph.tensor_bytes,
+            input_bytes=graph.input_bytes,
+            latency_s=np.zeros((2, 2)),
+            seconds_per_byte=np.zeros((2, 2)),
+        )
+        instance = make_instance(graph, costs)
+        shapes.append({name: np.shape(array) for name, array in vars(instance).items()})
+    assert all(shape == shapes[0] for shape in shapes)

@@ -1,0 +1,145 @@
+"""Hand-made programs for the engine's tests: no tracing, no partitioning."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.types import (
+    InputBlock,
+    InputRef,
+    Kernel,
+    OutputBlocks,
+    ShardedProgram,
+    TensorRef,
+)
+
+BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
+FAILING = {"now": False}  # whether BOOM raises
+
+
+def boom(a):
+    if FAILING["now"]:
+        raise FloatingPointError("boom")
+    return np.asarray(a)
+
+
+def spin(a):
+    """Some 30 ms of one core, in a loop that nothing interrupts."""
+    return (jax.lax.fori_loop(0, 2_000_000, lambda _, b: b * 0.999 + 0.001, a),)
+
+
+KERNELS = {
+    "make": Kernel("make", lambda: (jnp.full((4,), 3.0, jnp.float32),), (), (BLOCK,)),
+    "mean": Kernel("mean", lambda a, b: ((a + b) / 2,), (BLOCK, BLOCK), (BLOCK,)),
+    "split": Kernel("split", lambda a: (a * 0.5, a + 1.0), (BLOCK,), (BLOCK, BLOCK)),
+    "boom": Kernel("boom", lambda a: (jax.pure_callback(boom, BLOCK, a),), (BLOCK,), (BLOCK,)),
+    "spin": Kernel("spin", spin, (BLOCK,), (BLOCK,)),
+}
+
+
+@pytest.fixture(scope="session")
+def executables():
+    """Compiled once for all tests that place the kernels above."""
+    return kernels.Executables()
+
+
+def build(tasks, outputs):
+    """A program over x [8] in two blocks (inputs 0, 1) and a constant [4] (input 2).
+
+    `tasks` holds (kernel, operands); an operand is "i2" (input 2) or ("t0", 1), the second
+    result of task 0. The result is {"out": blocks of `outputs`, "in": second block of x}.
+    """
+    ids = {}
+    producer, refs = [], []
+    for v, (kind, _) in enumerate(tasks):
+        for k in range(len(KERNELS[kind].results)):
+            ids[f"t{v}", k] = len(producer)
+            producer.append(v)
+
+    def ref(operand):
+        if isinstance(operand, str) and operand[0] == "i":
+            return InputRef(int(operand[1:]))
+        return TensorRef(ids[(operand, 0) if isinstance(operand, str) else operand])
+
+    refs = [tuple(map(ref, operands)) for _, operands in tasks]
+    reads = [(r, v) for v, row in enumerate(refs) for r in row]
+    edges = [(r.tensor, v) for r, v in reads if isinstance(r, TensorRef)]
+    input_edges = [(r.input, v) for r, v in reads if isinstance(r, InputRef)]
+    graph = make_graph(
+        flops=np.ones(len(tasks)),
+        tensor_producer=producer,
+        tensor_bytes=np.full(len(producer), 16.0),
+        edge_tensor=[x for x, _ in edges],
+        edge_reader=[v for _, v in edges],
+        input_bytes=np.full(3, 16.0),
+        input_edge_input=[i for i, _ in input_edges],
+        input_edge_reader=[v for _, v in input_edges],
+    )
+    whole = jax.ShapeDtypeStruct((4 * len(outputs),), jnp.float32)
+    x = jax.ShapeDtypeStruct((8,), jnp.float32)
+    return ShardedProgram(
+        graph=graph,
+        names=tuple(f"{kind}{v}" for v, (kind, _) in enumerate(tasks)),
+        kernels=tuple(KERNELS[kind] for kind, _ in tasks),
+        operands=tuple(refs),
+        inputs=(
+            InputBlock(0, (0,), (4,)),
+            InputBlock(0, (4,), (8,)),
+            InputBlock(1, (0,), (4,)),
+        ),
+        outputs=(
+            OutputBlocks(BLOCK, (1,), (InputRef(1),)),
+            OutputBlocks(whole, (len(outputs),), tuple(map(ref, outputs))),
+        ),
+        arg_avals=(x,),
+        consts=(np.arange(4, dtype=np.float32),),
+        in_tree=jax.tree.structure(((x,), {})),
+        out_tree=jax.tree.structure({"in": 0, "out": 0}),
+    )
+
+
+def run_plainly(sharded, x):
+    """What the program must return, one task after another on the default device."""
+    flat = [jnp.asarray(x), *map(jnp.asarray, sharded.consts)]
+    blocks = [flat[b.source][b.start[0] : b.limit[0]] for b in sharded.inputs]
+    tensors = {}
+
+    def value(ref):
+        return blocks[ref.input] if isinstance(ref, InputRef) else tensors[ref.tensor]
+
+    left = list(range(sharded.graph.num_tasks))
+    while left:
+        v = next(
+            v
+            for v in left
+            if all(isinstance(r, InputRef) or r.tensor in tensors for r in sharded.operands[v])
+        )
+        left.remove(v)
+        made = np.flatnonzero(sharded.graph.tensor_producer == v).tolist()
+        results = sharded.kernels[v].fn(*map(value, sharded.operands[v]))
+        tensors.update(zip(made, results, strict=True))
+    passed, out = (jnp.concatenate([*map(value, o.blocks)]) for o in sharded.outputs)
+    return {"in": passed, "out": out}
+
+
+def random_program(seed, num_tasks):
+    """Random kernels and operands; ids are not topological, some tensors are never read."""
+    rng = np.random.default_rng(seed)
+    names = [f"t{v}" for v in rng.permutation(num_tasks)]
+    available = ["i0", "i1", "i2"]
+    tasks = {}
+    for name in names:
+        kind = ["make", "mean", "mean", "mean", "split"][rng.integers(5)]
+        picks = rng.integers(max(0, len(available) - 8), len(available), 2)
+        operands = [available[i] for i in picks[: len(KERNELS[kind].operands)]]
+        tasks[int(name[1:])] = (kind, operands)
+        available += [(name, k) for k in range(len(KERNELS[kind].results))]
+    outputs = [available[i] for i in rng.integers(3, len(available), 2)] + [available[-1]]
+    return build([tasks[v] for v in range(num_tasks)], outputs)
+
+
+def live_slots(slots):
+    return {s for s, array in enumerate(slots) if array is not None}

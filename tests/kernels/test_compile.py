@@ -1,0 +1,72 @@
+import jax
+import numpy as np
+import pytest
+
+import kernels
+from kernels import ops
+from tests.kernels.conftest import random_program
+
+X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+
+
+@pytest.fixture
+def count_compiles(monkeypatch):
+    compiled = []
+    lower = ops._lower
+
+    def record(kernel, device):
+        compiled.append((kernel, device))
+        return lower(kernel, device)
+
+    monkeypatch.setattr(ops, "_lower", record)
+    return compiled
+
+
+def test_compiles_each_kernel_once_per_device(count_compiles):
+    sharded = random_program(0, 8)
+    placement = np.arange(8) % 2
+    devices = jax.devices()[:2]
+    step = kernels.compile(sharded, placement, devices=devices)
+    wanted = {(k, devices[d]) for k, d in zip(sharded.kernels, placement, strict=True)}
+    assert len(wanted) < 8
+    assert len(count_compiles) == len(wanted) == len(set(count_compiles))
+    assert step.compile_s > 0
+    step(X)
+    assert len(count_compiles) == len(wanted)
+
+
+def test_shares_executables(count_compiles):
+    sharded = random_program(0, 8)
+    shared = kernels.Executables()
+    for mode in ("stream", "work_conserving"):
+        kernels.compile(
+            sharded, np.zeros(8, int), devices=jax.devices(), mode=mode, executables=shared
+        )
+    assert len(count_compiles) == len(set(sharded.kernels)) == len(shared)
+    assert set(count_compiles) == {(k, jax.devices()[0]) for k in sharded.kernels}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mode": "eager"},
+            r"unknown mode 'eager'; local has: \['stream', 'work_conserving'\]",
+        ),
+        ({"backend": "mpi"}, r"unknown backend 'mpi'; known: \['local'\]"),
+        ({"devices": []}, "devices is empty"),
+        ({"devices": [0, 0]}, r"devices\[1\] is .*, which occurs before"),
+        ({"placement": [0, 1]}, r"placement has shape \(2,\), expected \(3,\)"),
+        ({"placement": [0, 2, 0]}, r"placement\[1\] is 2, but there are 2 devices"),
+        ({"placement": [0, 1, -1]}, r"placement\[2\] is -1"),
+        ({"placement": [0.0, 1.0, 0.0]}, "placement must hold integers"),
+        ({"priority": [1]}, r"priority has shape \(1,\), expected \(3,\)"),
+        ({"priority": [1, np.nan, 2]}, r"priority\[1\] is nan"),
+    ],
+)
+def test_refuses_bad_arguments_before_work(count_compiles, changes, message):
+    ids = changes.pop("devices", [0, 1])
+    arguments = {"placement": [0, 1, 0], "devices": [jax.devices()[i] for i in ids], **changes}
+    with pytest.raises(ValueError, match=message):
+        kernels.compile(random_program(0, 3), **arguments)
+    assert count_compiles == []

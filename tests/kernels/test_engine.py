@@ -1,0 +1,339 @@
+"""Both modes: right results, legal traces, one error and no threads left behind."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import kernels
+from doppler_jax.programs.partition import partition
+from doppler_jax.programs.trace import trace
+from doppler_jax.programs.workloads import make_arrays, make_workload
+from doppler_jax.simulator.validate import validate
+from kernels import ops
+from kernels.job import make_job
+from kernels.local import MODES
+from tests.kernels.conftest import FAILING, build, live_slots, random_program, run_plainly
+
+X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+SIZES = {
+    "chainmm": {"n": 64},
+    "ffnn": {"batch": 64, "features": 64, "hidden": 64, "classes": 32},
+}
+
+both_modes = pytest.mark.parametrize("mode", sorted(MODES))
+
+
+def compile_on(sharded, placement, executables, num_devices=2, **options):
+    devices = jax.devices()[:num_devices]
+    return kernels.compile(
+        sharded, placement, devices=devices, executables=executables, **options
+    )
+
+
+@pytest.fixture(scope="module", params=sorted(SIZES))
+def workload(request):
+    workload = make_workload(request.param, **SIZES[request.param])
+    args = make_arrays(workload, jax.random.key(0))
+    sharded = partition(trace(workload.fn, *workload.args), 4)
+    return sharded, args, jax.jit(workload.fn)(*args), kernels.Executables()
+
+
+@both_modes
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_equals_the_plain_function(workload, num_devices, mode):
+    sharded, args, expected, executables = workload
+    rng = np.random.default_rng(num_devices)
+    num_tasks = sharded.graph.num_tasks
+    for i in range(20):
+        placement = rng.integers(0, num_devices, num_tasks)
+        priority = rng.permutation(num_tasks) if i % 2 else None
+        step = compile_on(
+            sharded, placement, executables, num_devices, mode=mode, priority=priority
+        )
+        np.testing.assert_allclose(step(*args), expected, atol=1e-4, rtol=1e-4)
+        np.testing.assert_array_equal(step.trace.placement, placement)
+        validate(sharded.graph, step.trace, tolerance=0)
+
+
+@both_modes
+@pytest.mark.parametrize("num_tasks", [1, 2, 8, 40])
+def test_runs_random_programs(executables, num_tasks, mode):
+    rng = np.random.default_rng(num_tasks)
+    for seed in range(10):
+        sharded = random_program(seed, num_tasks)
+        placement = rng.integers(0, 4, num_tasks)
+        step = compile_on(sharded, placement, executables, 4, mode=mode)
+        out = step(X)
+        expected = run_plainly(sharded, X)
+        for name in ("in", "out"):
+            np.testing.assert_allclose(out[name], expected[name], rtol=1e-5)
+            assert out[name].devices() == {jax.devices()[0]}
+        validate(sharded.graph, step.trace, tolerance=0)
+
+
+@both_modes
+def test_runs_a_program_without_tasks(executables, mode):
+    sharded = build([], ["i0", "i2"])
+    step = compile_on(sharded, np.zeros(0, int), executables, mode=mode)
+    np.testing.assert_array_equal(step(X)["out"], np.append(X[:4], np.arange(4)))
+    assert step.trace.finish_s.shape == (0,)
+
+
+@both_modes
+def test_drops_every_buffer_but_the_outputs(executables, mode):
+    sharded = random_program(3, 40)
+    placement = np.arange(40) % 2
+    devices = jax.devices()[:2]
+    job = make_job(sharded, placement, devices, None, executables)
+    blocks = ops.ResidentBlocks(sharded, [jax.numpy.asarray(X), *sharded.consts], devices)
+    slots = blocks.lay(job.plan)
+    MODES[mode](job, slots)
+    assert live_slots(slots) == {s for output in job.plan.outputs for s in output}
+
+
+@both_modes
+def test_moves_a_tensor_once_for_all_its_readers(executables, mode, monkeypatch):
+    moved = []
+    move = ops.transfer
+
+    def record(array, device):
+        moved.append(device.id)
+        return move(array, device)
+
+    monkeypatch.setattr(ops, "transfer", record)
+    twice = ["t0", "t0"]  # read twice by each of three tasks, two of them on device 1
+    sharded = build(
+        [("make", []), ("mean", twice), ("mean", twice), ("mean", twice)], ["t1", "t2", "t3"]
+    )
+    step = compile_on(sharded, [0, 1, 1, 2], executables, 3, mode=mode)
+    step(X)
+    assert sorted(moved) == [1, 2]
+    assert step.trace.transfer_tensor.tolist() == [0, 0]
+
+
+def num_threads():
+    # XLA's own threads count as dummies, for ever, once they have run a callback that logs.
+    return sum(not isinstance(t, threading._DummyThread) for t in threading.enumerate())
+
+
+def delay(step, v, seconds):
+    """Lets task v sleep before it runs, on no core."""
+    run = step._job.executables[v]
+
+    def run_late(*operands):
+        time.sleep(seconds)
+        return run(*operands)
+
+    calls = list(step._job.executables)
+    calls[v] = run_late
+    step._job = dataclasses.replace(step._job, executables=tuple(calls))
+
+
+def start_order(step):
+    return np.argsort(step.trace.start_s, kind="stable").tolist()
+
+
+@both_modes
+def test_priority_orders_the_tasks(executables, mode):
+    # Task 3 has the best rank but waits for task 0.
+    free = [("split", ["i0"])] * 3
+    sharded = build([*free, ("mean", [("t0", 0), ("t0", 1)])], ["t3"])
+    by_id = compile_on(sharded, [0] * 4, executables, 1, mode=mode)
+    by_id(X)
+    assert start_order(by_id) == [0, 1, 2, 3]
+    ranked = compile_on(sharded, [0] * 4, executables, 1, mode=mode, priority=[2, 3, 1, 0])
+    ranked(X)
+    assert start_order(ranked) == [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("priority", "expected"), [(None, [0, 4, 1]), ([0, 1, 0, 0, 2], [0, 1, 4])]
+)
+def test_a_worker_takes_the_first_in_its_queue(executables, priority, expected):
+    # While device 0 is at task 0, device 1 makes task 4 ready, and after it task 1.
+    sharded = build(
+        [("make", []), ("split", ["t3"]), ("make", []), ("split", ["t2"]), ("split", ["t2"])],
+        ["t0", "t1", "t4"],
+    )
+    step = compile_on(sharded, [0, 0, 1, 1, 0], executables, priority=priority)
+    delay(step, 0, 0.2)
+    step(X)
+    assert [v for v in start_order(step) if v not in (2, 3)] == expected
+
+
+def test_compute_workers_do_not_wait_for_copies(executables, monkeypatch):
+    move = ops.transfer
+
+    def move_slowly(array, device):
+        time.sleep(0.2)
+        return move(array, device)
+
+    monkeypatch.setattr(ops, "transfer", move_slowly)
+    chain = [("make", []), *[("mean", [f"t{v}", "i0"]) for v in range(5)]]
+    sharded = build([*chain, ("mean", ["t0", "i1"])], ["t5", "t6"])
+    step = compile_on(sharded, [0] * 6 + [1], executables)
+    step(X)
+    assert step.trace.finish_s[5] < 0.2 < step.trace.transfer_finish_s[0]
+    assert step.trace.start_s[6] >= step.trace.transfer_finish_s[0]
+
+
+def test_an_idle_device_starts_a_ready_task(executables):
+    # Neither a busy device nor its transfers hold up another device.
+    sharded = build(
+        [("make", []), ("make", []), ("mean", ["t1", "i0"]), ("mean", ["t0", "t2"])], ["t3"]
+    )
+    step = compile_on(sharded, [0, 1, 2, 3], executables, 4)
+    step(X)
+    delay(step, 0, 0.3)
+    step(X)
+    assert step.trace.finish_s[2] < 0.3 < step.trace.start_s[3]
+
+
+FAILING_PROGRAM = build(
+    [
+        ("mean", ["i0", "i1"]),
+        ("mean", ["t0", "t0"]),
+        ("boom", ["t1"]),
+        ("mean", ["t2", "t0"]),  # victims of task 2, on the other device too
+        ("mean", ["t3", "t2"]),
+        ("spin", ["i0"]),
+    ],
+    ["t4", "t5"],
+)
+
+
+@both_modes
+def test_a_failing_kernel_ends_the_call_and_the_next_works(executables, mode, monkeypatch):
+    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 0, 1, 0], executables, mode=mode)
+    threads = num_threads()
+    for fails in (True, False, True, False):
+        monkeypatch.setitem(FAILING, "now", fails)
+        if fails:
+            with pytest.raises(
+                kernels.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"
+            ):
+                step(X)
+        else:
+            out = step(X)["out"]
+            np.testing.assert_allclose(out, run_plainly(FAILING_PROGRAM, X)["out"], rtol=1e-4)
+        assert num_threads() == threads
+
+
+@both_modes
+def test_the_error_names_task_and_device(executables, mode, monkeypatch):
+    monkeypatch.setitem(FAILING, "now", True)
+    step = compile_on(FAILING_PROGRAM, [0, 0, 3, 0, 0, 1], executables, 4, mode=mode)
+    with pytest.raises(kernels.TaskError) as caught:
+        step(X)
+    assert (caught.value.task, caught.value.device) == (2, 3)
+    assert isinstance(caught.value, RuntimeError)
+    assert "boom" in str(caught.value.__cause__)
+    assert len(str(caught.value).splitlines()) == 1
+    monkeypatch.setitem(FAILING, "now", False)
+    step(X)
+
+
+class Poisoned:
+    """A result that turns out to have failed when waited for, as on an asynchronous device."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def block_until_ready(self):
+        time.sleep(self.seconds)
+        raise ConnectionError("device lost")
+
+
+@both_modes
+def test_names_the_first_to_fail_and_not_its_victims(executables, mode, monkeypatch):
+    sharded = build(
+        [("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "i0"]), ("make", [])],
+        ["t2", "t3"],
+    )
+    step = compile_on(sharded, [0, 1, 2, 2], executables, 3, mode=mode)
+    # Task 0 fails late; transfers and readers of what it made are seen to fail before.
+    calls = [lambda *_, s=s: (Poisoned(s),) for s in (0.2, 0.0, 0.0)]
+    calls.append(step._job.executables[3])
+    step._job = dataclasses.replace(step._job, executables=tuple(calls))
+    monkeypatch.setattr(ops, "transfer", lambda *_: Poisoned(0.0))
+    with pytest.raises(kernels.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
+        step(X)
+
+
+@both_modes
+def test_a_failing_transfer_ends_the_call_and_the_next_works(executables, mode, monkeypatch):
+    sharded = random_program(1, 40)
+    step = compile_on(sharded, np.arange(40) % 4, executables, 4, mode=mode)
+    threads = num_threads()
+
+    def lose(array, device):
+        raise ConnectionError("link down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "transfer", lose)
+        with pytest.raises(
+            kernels.TaskError, match=r"tensor \d+, made by .*link down"
+        ) as caught:
+            step(X)
+    x = int(re.search(r"tensor (\d+)", str(caught.value))[1])
+    assert sharded.graph.tensor_producer[x] == caught.value.task
+    assert caught.value.device != caught.value.task % 4
+    assert num_threads() == threads
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+
+
+@both_modes
+def test_ctrl_c_ends_the_call_and_the_next_works(executables, mode):
+    spins = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(9)]]
+    sharded = build(spins, ["t9"])
+    step = compile_on(sharded, np.arange(10) % 2, executables, mode=mode)
+    step(X)
+    whole_s = step.trace.finish_s.max()
+    threads = num_threads()
+    timer = threading.Timer(whole_s / 4, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        step(X)
+    assert time.perf_counter() - started < 0.9 * whole_s
+    timer.join()
+    assert num_threads() == threads
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
+
+
+@both_modes
+def test_fifty_calls_leave_no_thread(executables, mode):
+    sharded = random_program(0, 8)
+    step = compile_on(sharded, np.arange(8) % 4, executables, 4, mode=mode)
+    threads = num_threads()
+    for _ in range(50):
+        step(X)
+    assert num_threads() == threads
+
+
+@both_modes
+def test_saves_the_trace(executables, mode, tmp_path):
+    sharded = random_program(0, 8)
+    step = compile_on(sharded, np.arange(8) % 4, executables, 4, mode=mode)
+    with pytest.raises(ValueError, match="no trace"):
+        step.save_trace(tmp_path / "trace.json")
+    step(X)
+    step.save_trace(tmp_path / "trace.json")
+    data = json.loads((tmp_path / "trace.json").read_text())
+    assert data["otherData"]["starts"] == {"stream": "inferred"}.get(mode, "measured")
+    names = {e["name"] for e in data["traceEvents"] if e.get("cat") == "task"}
+    assert names == set(step.names)
+
+
+def test_refuses_other_arguments(executables):
+    step = compile_on(random_program(0, 2), [0, 1], executables)
+    with pytest.raises(ValueError, match=r"args\[0\] is float32\[7\]"):
+        step(X[:7])

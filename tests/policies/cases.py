@@ -1,0 +1,88 @@
+"""What the tests of policies and training share: problems of one bucket, compiled functions.
+
+Compilations dominate the tests' time. Problems padded by `padded_problem` share one per
+function, whatever their size.
+"""
+
+import functools
+from unittest import mock
+
+import jax
+import numpy as np
+
+from doppler_jax.graphs import instance
+from doppler_jax.policies import features, model, rollout
+from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.model import PolicyConfig
+from tests.generators import random_problem
+
+CONFIG = PolicyConfig(width=8, rounds=2)
+DEVICES = 3
+EPISODES = 64
+SIZES = [0, 1, 2, 8, 24, 64]
+
+
+def padded_problem(graph, costs, tasks=64, edges=2048):
+    """The problem in a bucket of given size; chains and readers are padded to `tasks` too."""
+    with (
+        mock.patch.object(instance, "bucket_size", return_value=tasks),
+        mock.patch.object(features, "bucket_size", return_value=edges),
+    ):
+        return make_problem(graph, costs)
+
+
+@functools.cache
+def case(num_tasks, seed=0, partial=True):
+    """Graph, costs and padded problem; if `partial`, a third of the devices runs less."""
+    rng = np.random.default_rng([num_tasks, seed])
+    graph, costs = random_problem(rng, num_tasks, DEVICES)
+    if partial:
+        unable = rng.random(costs.compute_s.shape) < 0.2
+        unable[np.arange(num_tasks), rng.integers(0, DEVICES, num_tasks)] = False
+        costs = costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+    return graph, costs, padded_problem(graph, costs)
+
+
+@functools.cache
+def params(seed=0):
+    """Parameters without the zeros of fresh ones, which make every choice equally likely."""
+    rng = np.random.default_rng(seed)
+    shapes = parameter_shapes(case(8)[2])
+    return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
+
+
+def parameter_shapes(problem):
+    return jax.eval_shape(lambda: model.init_params(jax.random.key(0), CONFIG, problem))
+
+
+def keys(count=EPISODES, seed=0):
+    return jax.random.split(jax.random.key(seed), count)
+
+
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""Compiles in half the time; what is computed stays the same."""
+
+
+@quick_jit
+def apply(parameters, problem):
+    return model.apply(parameters, CONFIG, problem)
+
+
+sample = quick_jit(jax.vmap(rollout.sample, in_axes=(0, None, None)))
+teach = quick_jit(jax.vmap(rollout.teach, in_axes=(0, None)))
+replay = quick_jit(jax.vmap(rollout.replay, in_axes=(None, 0)))
+log_prob = quick_jit(jax.vmap(rollout.log_prob, in_axes=(None, None, 0)))
+greedy = quick_jit(rollout.greedy)
+
+
+@functools.cache
+def sampled(num_tasks, seed=0):
+    """Tables and `EPISODES` sampled episodes of a case."""
+    problem = case(num_tasks, seed)[2]
+    tables = apply(params(), problem)
+    return tables, sample(keys(), problem, tables)
+
+
+def one(tree, index):
+    """Entry `index` of a batched tree, as NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree)

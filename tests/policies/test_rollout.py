@@ -1,0 +1,179 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.graphs.build import task_edges
+from doppler_jax.graphs.levels import b_level
+from doppler_jax.policies import rollout
+from tests.policies import reference
+from tests.policies.cases import (
+    DEVICES,
+    EPISODES,
+    SIZES,
+    apply,
+    case,
+    greedy,
+    keys,
+    log_prob,
+    one,
+    padded_problem,
+    params,
+    replay,
+    sample,
+    sampled,
+    teach,
+)
+
+CHECKED = 8  # episodes recomputed by plain loops
+BATCHES = 16
+
+
+def choices(episode, num_tasks):
+    """Tasks and devices of an episode's real steps; the tail must be padding."""
+    nobody = episode.placement.shape[0]
+    assert (episode.actions.task[num_tasks:] == nobody).all()
+    return episode.actions.task[:num_tasks].tolist(), episode.actions.device[
+        :num_tasks
+    ].tolist()
+
+
+def tiny_problem(edges, compute_s=1.0):
+    """Three tasks on equal links; on equal devices unless `compute_s` `[N, D]` says more."""
+    graph, costs = from_edge_delays(np.ones(3), edges, num_devices=DEVICES)
+    compute_s = np.broadcast_to(compute_s, (3, DEVICES))
+    return padded_problem(graph, costs.replace(compute_s=compute_s))
+
+
+def first_choices(draw):
+    """Tasks and devices of the first three steps of many episodes, `[B, 3]` each."""
+    batches = [draw(keys(seed=seed)).actions for seed in range(BATCHES)]
+    return (np.concatenate([getattr(b, name)[:, :3] for b in batches]) for name in NAMES)
+
+
+NAMES = ("task", "device")
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_sampled_episodes_are_legal(num_tasks):
+    graph, costs, _ = case(num_tasks)
+    senders, receivers = task_edges(graph)
+    _, episodes = sampled(num_tasks)
+    for b in range(CHECKED):
+        episode = one(episodes, b)
+        tasks, devices = choices(episode, num_tasks)
+        assert sorted(tasks) == list(range(num_tasks))
+        position = np.argsort(tasks)
+        assert (position[senders] < position[receivers]).all()
+        assert episode.placement[tasks].tolist() == devices
+        assert np.isfinite(costs.compute_s[tasks, devices]).all()
+        assert not episode.frontier_mask[num_tasks:].any()
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_frontier_and_device_features_equal_a_plain_recomputation(num_tasks):
+    graph, costs, _ = case(num_tasks)
+    _, episodes = sampled(num_tasks)
+    for b in range(CHECKED):
+        episode = one(episodes, b)
+        plain = reference.steps(graph, costs, *choices(episode, num_tasks))
+        for t, step in enumerate(plain):
+            heads = episode.heads[t][episode.frontier_mask[t]].tolist()
+            assert sorted(heads) == sorted(step.frontier)
+            np.testing.assert_allclose(episode.features[t], step.features, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_log_probs_equal_a_plain_recomputation(num_tasks):
+    graph, costs, problem = case(num_tasks)
+    tables, episodes = sampled(num_tasks)
+    log_p, entropy = log_prob(problem, tables, episodes)
+    assert (np.asarray(log_p)[:, num_tasks:] == 0).all()
+    assert (np.asarray(entropy)[:, num_tasks:] == 0).all()
+    tables = jax.tree.map(np.asarray, tables)
+    for b in range(CHECKED):
+        expected, expected_entropy = [], []
+        tasks, devices = choices(one(episodes, b), num_tasks)
+        for step in reference.steps(graph, costs, tasks, devices):
+            select, place = reference.step_log_probs(tables, step)
+            expected.append(select[step.task] + place[step.device])
+            possible = np.array([*select.values(), *place[np.isfinite(place)]])
+            expected_entropy.append(-(np.exp(possible) * possible).sum())
+        np.testing.assert_allclose(log_p[b, :num_tasks], expected, atol=1e-5)
+        np.testing.assert_allclose(entropy[b, :num_tasks], expected_entropy, atol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_task_and_device():
+    graph, costs, problem = case(24)
+    tables = apply(params(), problem)
+    tasks, devices = choices(one(greedy(problem, tables), ...), 24)
+    tables = jax.tree.map(np.asarray, tables)
+    for step in reference.steps(graph, costs, tasks, devices):
+        select, place = reference.step_log_probs(tables, step)
+        assert step.task == max(select, key=select.get)
+        assert step.device == np.argmax(place)
+
+
+@pytest.mark.parametrize("num_tasks", SIZES)
+def test_replayed_actions_give_the_episode_back(num_tasks):
+    problem = case(num_tasks)[2]
+    _, episodes = sampled(num_tasks)
+    again = replay(problem, episodes.actions)
+    np.testing.assert_array_equal(again.heads, episodes.heads)
+    np.testing.assert_array_equal(again.frontier_mask, episodes.frontier_mask)
+    np.testing.assert_array_equal(again.placement, episodes.placement)
+    np.testing.assert_allclose(again.features, episodes.features, rtol=1e-6, atol=1e-6)
+
+
+def test_keys_decide_the_samples():
+    problem = case(24)[2]
+    tables, episodes = sampled(24)
+    again = sample(keys(), problem, tables)
+    other = sample(keys(seed=1), problem, tables)
+    np.testing.assert_array_equal(again.placement, episodes.placement)
+    assert len(np.unique(np.concatenate([again.placement, other.placement]), axis=0)) > EPISODES
+
+
+def test_samples_follow_the_probabilities():
+    unequal = np.random.default_rng(0).uniform(0.5, 2.0, (3, DEVICES))
+    problem = tiny_problem([(0, 2, 1.0), (1, 2, 1.0)], unequal)
+    tables = apply(params(seed=1), problem)
+    orders = [(0, 1, 2), (1, 0, 2)]
+    possible = list(itertools.product(orders, itertools.product(range(DEVICES), repeat=3)))
+    task = np.full((EPISODES, 64), 64, np.int32)
+    device = np.zeros((EPISODES, 64), np.int32)
+    for row, (order, where) in enumerate(possible):
+        task[row, :3], device[row, :3] = order, where
+    actions = rollout.Actions(task=task, device=device)
+    log_p, _ = log_prob(problem, tables, replay(problem, actions))
+    probability = np.exp(np.asarray(log_p, np.float64).sum(-1))[: len(possible)]
+    np.testing.assert_allclose(probability.sum(), 1.0, rtol=1e-5)
+    assert probability.max() > 3 * probability.min()
+
+    tasks, devices = first_choices(lambda batch: sample(batch, problem, tables))
+    count = np.bincount(tasks[:, 0] * 27 + devices @ [9, 3, 1], minlength=54)
+    expected = len(tasks) * probability
+    assert (expected > 5).all()
+    # Chi-square with 53 degrees of freedom: mean 53, and above 120 once in a million.
+    assert ((count - expected) ** 2 / expected).sum() < 120
+
+
+@pytest.mark.parametrize("num_tasks", [n for n in SIZES if n])
+def test_the_teacher_takes_the_largest_b_level_and_the_earliest_start(num_tasks):
+    graph, costs, problem = case(num_tasks)
+    level_s = b_level(graph, costs)
+    episodes = teach(keys(), problem)
+    for b in range(CHECKED):
+        tasks, devices = choices(one(episodes, b), num_tasks)
+        for step in reference.steps(graph, costs, tasks, devices):
+            assert level_s[step.task] == max(level_s[list(step.frontier)])
+            assert step.est_s[step.device] <= step.est_s.min() * (1 + 1e-5)
+
+
+def test_the_teacher_breaks_ties_uniformly():
+    problem = tiny_problem([])
+    tasks, devices = first_choices(lambda batch: teach(batch, problem))
+    count = np.bincount(tasks[:, 0] * DEVICES + devices[:, 0], minlength=9)
+    assert np.abs(count - len(tasks) / 9).max() < 5 * np.sqrt(len(tasks) / 9)

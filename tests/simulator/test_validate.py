@@ -1,0 +1,330 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.simulator.oracle import simulate_oracle
+from doppler_jax.simulator.simulate import simulate
+from doppler_jax.simulator.validate import validate
+from doppler_jax.types import RESIDENT, Costs, Schedule
+from tests.generators import random_problem
+
+# Task 0 makes tensors 0 (read by 2 and 3) and 1 (read by 2); task 1 makes tensor 2 (read by
+# 2). Task 4 is free. Graph input 0 lies on device 0, input 1 everywhere.
+#
+#   device 0  |0 0|4 4 4|3|
+#   device 1  .1 1....2          (task 1 waits 0.5 s for its input, task 2 for tensor 0)
+GRAPH = make_graph(
+    flops=np.ones(5),
+    tensor_producer=[0, 0, 1],
+    tensor_bytes=[4.0, 2.0, 1.0],
+    edge_tensor=[0, 1, 2, 0],
+    edge_reader=[2, 2, 2, 3],
+    input_bytes=[1.0, 9.0],
+    input_home=[0, RESIDENT],
+    input_edge_input=[0, 1],
+    input_edge_reader=[1, 4],
+)
+COSTS = Costs(
+    compute_s=np.array([[2, 9], [9, 1], [9, 1], [1, 9], [3, np.inf]], dtype=float),
+    tensor_bytes=GRAPH.tensor_bytes,
+    input_bytes=GRAPH.input_bytes,
+    latency_s=np.array([[0.0, 0.25], [0.25, 0.0]]),
+    seconds_per_byte=np.array([[0.0, 0.25], [0.25, 0.0]]),
+)
+SCHEDULE = Schedule(
+    placement=np.array([0, 1, 1, 0, 0]),
+    start_s=np.array([0.0, 0.5, 3.25, 5.0, 2.0]),
+    finish_s=np.array([2.0, 1.5, 4.25, 6.0, 5.0]),
+    transfer_tensor=np.array([0, 1]),
+    transfer_source=np.array([0, 0]),
+    transfer_destination=np.array([1, 1]),
+    transfer_start_s=np.array([2.0, 2.0]),
+    transfer_finish_s=np.array([3.25, 2.75]),
+)
+
+
+def change(schedule, **entries):
+    """The schedule with single entries set: `start_s={3: 1.0}`, or whole fields."""
+    fields = {}
+    for name, entry in entries.items():
+        if isinstance(entry, dict):
+            array = np.array(getattr(schedule, name))
+            for index, value in entry.items():
+                array[index] = value
+            entry = array
+        fields[name] = entry
+    return dataclasses.replace(schedule, **fields)
+
+
+def without_transfers(schedule):
+    names = [f.name for f in dataclasses.fields(schedule) if f.name.startswith("transfer")]
+    return change(schedule, **{name: getattr(schedule, name)[:0] for name in names})
+
+
+def repeat_transfer(schedule, k):
+    names = [f.name for f in dataclasses.fields(schedule) if f.name.startswith("transfer")]
+    return change(
+        schedule, **{n: np.append(getattr(schedule, n), getattr(schedule, n)[k]) for n in names}
+    )
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6])
+def test_accepts_the_legal_schedule(tolerance):
+    validate(GRAPH, SCHEDULE, COSTS, tolerance=tolerance)
+    validate(GRAPH, without_transfers(SCHEDULE), COSTS, tolerance=tolerance)
+    validate(GRAPH, SCHEDULE, tolerance=tolerance)
+
+
+def test_accepts_an_empty_graph():
+    nothing = Schedule(**{f.name: np.zeros(0, int) for f in dataclasses.fields(Schedule)})
+    validate(make_graph(flops=[]), nothing)
+
+
+ILLEGAL = {
+    "shape": ({"start_s": np.zeros(4)}, r"start_s has shape \(4,\), expected \(5,\)"),
+    "rank": ({"finish_s": np.zeros((5, 1))}, "finish_s must have one dimension"),
+    "type": ({"placement": np.zeros(5)}, "placement must hold integers"),
+    "unplaced": ({"placement": {4: -1}}, "task 4 is on device -1"),
+    "nan": ({"finish_s": {3: np.nan}}, "task 3 on device 0 .* not finite"),
+    "never": ({"start_s": {3: np.inf}, "finish_s": {3: np.inf}}, "task 3 .* not finite"),
+    "early": ({"start_s": {0: -1.0}}, "task 0 .* before time 0"),
+    "backwards": ({"finish_s": {2: 3.0}}, "task 2 .* finishes before it starts"),
+    "overlap": ({"start_s": {3: 4.5}}, "task 4 .* and task 3 .* overlap"),
+    "overlap inside": (
+        {"start_s": {4: 0.5}, "finish_s": {4: 0.5}},
+        "task 0 .* and task 4 .* overlap",
+    ),
+    "local read": (
+        {"start_s": {3: 0.0, 0: 1.0, 4: 4.0}, "finish_s": {3: 1.0}},
+        "task 3 .* before tensor 0 of task 0 .* at 2 s",
+    ),
+    "remote read": (
+        {"start_s": {2: 3.0}},
+        "task 2 on device 1 .* before tensor 0 of task 0 .* 3.25",
+    ),
+    "transfer shape": ({"transfer_start_s": np.zeros(1)}, "transfer_start_s"),
+    "transfer tensor": ({"transfer_tensor": {0: 3}}, r"transfer_tensor\[0\] is 3"),
+    "transfer source": ({"transfer_source": {1: 1}}, "tensor 1 .* does not leave from task 0"),
+    "transfer place": ({"transfer_destination": {0: 2}}, "tensor 0 .* to 2 .* is needless"),
+    "transfer home": ({"transfer_destination": {0: 0}}, "tensor 0 .* to 0 .* is needless"),
+    "transfer early": ({"transfer_start_s": {0: 1.0}}, "tensor 0 .* before task 0"),
+    "transfer back": ({"transfer_finish_s": {1: 1.5}}, "tensor 1 .* before it starts"),
+    "transfer nan": ({"transfer_finish_s": {1: np.nan}}, "tensor 1 .* not finite"),
+}
+
+
+@pytest.mark.parametrize("costs", [COSTS, None])
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_refuses_an_illegal_schedule(name, costs):
+    changes, message = ILLEGAL[name]
+    compute = COSTS.compute_s.copy()
+    changed = change(SCHEDULE, **changes)
+    if costs is not None and changed.start_s.shape == changed.finish_s.shape == (5,):
+        # Durations that fit the change, so that the rule itself must speak.
+        with np.errstate(invalid="ignore"):
+            durations = np.nan_to_num(changed.finish_s - changed.start_s)
+        compute[np.arange(5), SCHEDULE.placement] = durations
+        costs = dataclasses.replace(COSTS, compute_s=compute)
+    with pytest.raises(ValueError, match=message):
+        validate(GRAPH, changed, costs)
+
+
+@pytest.mark.parametrize("costs", [COSTS, None])
+def test_refuses_a_second_transfer(costs):
+    with pytest.raises(ValueError, match=r"tensor 1 from device 0 to 1 .* happens twice"):
+        validate(GRAPH, repeat_transfer(SCHEDULE, 1), costs)
+
+
+def test_refuses_a_missing_transfer():
+    one = {
+        f.name: getattr(SCHEDULE, f.name)[:1]
+        for f in dataclasses.fields(SCHEDULE)
+        if f.name.startswith("transfer")
+    }
+    for schedule in (change(SCHEDULE, **one), without_transfers(SCHEDULE)):
+        with pytest.raises(ValueError, match="has no transfer to device 1, where task 2"):
+            validate(GRAPH, schedule)
+
+
+UNLIKE_COSTS = {
+    "duration": (change(SCHEDULE, finish_s={3: 6.5}), "task 3 on device 0 .* cost is 1 s"),
+    "impossible": (
+        change(SCHEDULE, placement={4: 1}, start_s={4: 5.0}, finish_s={4: 8.0}),
+        "task 4 on device 1 .* cannot run",
+    ),
+    "no device": (change(SCHEDULE, placement={4: 2}), "task 4 is on device 2, of 2 devices"),
+    "input": (
+        change(SCHEDULE, start_s={1: 0.0}, finish_s={1: 1.0}),
+        "task 1 on device 1 .* before graph input 0 is there at 0.5 s",
+    ),
+    "derived arrival": (
+        without_transfers(change(SCHEDULE, start_s={2: 3.0}, finish_s={2: 4.0})),
+        "task 2 on device 1 .* before tensor 0 .* at 3.25 s",
+    ),
+    "slow link": (
+        change(
+            SCHEDULE,
+            transfer_finish_s={0: 3.5},
+            start_s={2: 3.5},
+            finish_s={2: 4.5},
+        ),
+        "tensor 0 .* should run from 2 to 3.25 s",
+    ),
+    "late transfer": (
+        change(SCHEDULE, transfer_start_s={1: 2.25}, transfer_finish_s={1: 3.0}),
+        "tensor 1 .* should run from 2 to 2.75 s",
+    ),
+    "idle at the end": (
+        change(SCHEDULE, start_s={2: 4.25}, finish_s={2: 5.25}),
+        "device 1 idles from 3.25 s, .* task 2 starts",
+    ),
+    "idle at first": (
+        change(SCHEDULE, start_s={1: 1.0}, finish_s={1: 2.0}),
+        "device 1 idles from 0.5 s, .* task 1 starts",
+    ),
+    "wrong order": (
+        change(SCHEDULE, start_s={3: 2.0, 4: 3.0}, finish_s={3: 3.0, 4: 6.0}),
+        r"device 0 starts task 3 \(ready at 2 s\) at 2 s before task 4 \(ready at 0 s\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE_COSTS)
+def test_refuses_what_the_costs_forbid(name):
+    schedule, message = UNLIKE_COSTS[name]
+    with pytest.raises(ValueError, match=message):
+        validate(GRAPH, schedule, COSTS)
+
+
+def test_priority_decides_among_ready_tasks():
+    other = change(SCHEDULE, start_s={3: 2.0, 4: 3.0}, finish_s={3: 3.0, 4: 6.0})
+    last = np.array([0, 0, 0, 1, 2])
+    validate(GRAPH, other, COSTS, queue="priority", priority=last)
+    with pytest.raises(ValueError, match=r"device 0 starts task 4 .* before task 3"):
+        validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=last)
+    # Task 3 is not ready at 0: whatever its rank, task 0 or 4 goes first.
+    validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=[0, 0, 0, 2, 1])
+
+
+def one_device(compute, edges=()):
+    graph = make_graph(
+        flops=np.ones(len(compute)),
+        tensor_producer=[u for u, _ in edges],
+        tensor_bytes=np.ones(len(edges)),
+        edge_tensor=np.arange(len(edges)),
+        edge_reader=[v for _, v in edges],
+    )
+    costs = Costs(
+        compute_s=np.array(compute, dtype=float)[:, None],
+        tensor_bytes=graph.tensor_bytes,
+        input_bytes=np.zeros(0),
+        latency_s=np.zeros((1, 1)),
+        seconds_per_byte=np.zeros((1, 1)),
+    )
+    return graph, costs
+
+
+def on_one_device(start, costs):
+    start = np.asarray(start, dtype=float)
+    nothing = without_transfers(SCHEDULE)
+    return change(
+        nothing,
+        placement=np.zeros(start.size, int),
+        start_s=start,
+        finish_s=start + costs.compute_s[:, 0],
+    )
+
+
+def test_equal_ready_times_are_ties_by_id():
+    graph, costs = one_device([1.0, 2.0])
+    validate(graph, on_one_device([0.0, 1.0], costs), costs)
+    with pytest.raises(ValueError, match=r"starts task 1 .* before task 0"):
+        validate(graph, on_one_device([2.0, 0.0], costs), costs)
+
+
+def test_nearly_equal_ready_times_may_go_either_way():
+    graph, costs = one_device([1.0, 1.0, 1.0, 1.0], edges=[(0, 2), (1, 3)])
+    schedule = on_one_device([0.0, 1.0, 2.0, 3.0], costs)
+    validate(graph, schedule, costs, tolerance=0)
+    swapped = on_one_device([0.0, 1.0, 3.0, 2.0], costs)
+    with pytest.raises(ValueError, match=r"starts task 3 .* before task 2"):
+        validate(graph, swapped, costs)
+    validate(graph, swapped, costs, tolerance=0.25)  # ready 1 s apart, makespan 4 s
+
+
+def test_zero_length_tasks_release_within_an_instant():
+    # At 1 s task 2 takes no time and releases task 0; task 3 has waited since 0.
+    graph, costs = one_device([1.0, 1.0, 0.0, 1.0], edges=[(2, 0)])
+    validate(graph, on_one_device([2.0, 0.0, 1.0, 1.0], costs), costs, tolerance=0)
+    with pytest.raises(ValueError, match=r"starts task 0 .* before task 3"):
+        validate(graph, on_one_device([1.0, 0.0, 1.0, 2.0], costs), costs, tolerance=0)
+    # All ready at 0, but task 0 not there when tasks 1 and 2 start, only when 3 does.
+    graph, costs = one_device([1.0, 0.0, 0.0, 1.0], edges=[(2, 0)])
+    for order in ({}, {"queue": "priority", "priority": [0, 1, 2, 3]}):
+        validate(graph, on_one_device([0.0, 0.0, 0.0, 1.0], costs), costs, tolerance=0, **order)
+        with pytest.raises(ValueError, match=r"starts task 3 .* before task 0"):
+            validate(graph, on_one_device([1.0, 0.0, 0.0, 0.0], costs), costs, **order)
+    # Task 3 goes before the task that would release task 0.
+    worst = {"queue": "priority", "priority": [0, 1, 3, 2]}
+    validate(graph, on_one_device([1.0, 0.0, 1.0, 0.0], costs), costs, tolerance=0, **worst)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"queue": "lifo"}, "unknown queue 'lifo'"),
+        ({"queue": "priority"}, r"needs priority of shape \(5,\)"),
+        ({"queue": "priority", "priority": [1, 2]}, r"needs priority of shape \(5,\)"),
+        ({"tolerance": -1.0}, "tolerance is -1.0"),
+        ({"costs": dataclasses.replace(COSTS, compute_s=np.ones((4, 2)))}, "of 4 tasks"),
+        (
+            {"costs": dataclasses.replace(COSTS, compute_s=np.full((5, 2), 1.0))},
+            "task 0 .* cost is 1 s",
+        ),
+    ],
+)
+def test_refuses_bad_arguments(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        validate(GRAPH, SCHEDULE, **{"costs": COSTS, **keywords})
+
+
+@pytest.mark.parametrize("dyadic", [True, False])
+def test_accepts_the_oracle_and_nothing_else(dyadic):
+    """At tolerance 0 the rules leave one schedule: the one that the oracle makes."""
+    accepted = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        n, d = int(rng.integers(0, 40)), int(rng.integers(1, 5))
+        graph, costs = random_problem(rng, n, d, dyadic=dyadic)
+        placement = rng.integers(0, d, n)
+        ranks = rng.permutation(n)
+        fifo = simulate_oracle(graph, costs, placement)
+        ranked = simulate_oracle(graph, costs, placement, queue="priority", priority=ranks)
+        validate(graph, fifo, costs, tolerance=0)
+        validate(graph, ranked, costs, queue="priority", priority=ranks, tolerance=0)
+        validate(graph, without_transfers(ranked), costs, queue="priority", priority=ranks)
+        if np.array_equal(fifo.start_s, ranked.start_s):
+            accepted += 1
+            continue
+        with pytest.raises(ValueError, match="before task"):
+            validate(graph, ranked, costs, tolerance=0)
+        with pytest.raises(ValueError, match="before task"):
+            validate(graph, fifo, costs, queue="priority", priority=ranks, tolerance=0)
+    assert accepted < 30
+
+
+def test_accepts_float32_schedules():
+    rng = np.random.default_rng(0)
+    graph, costs = random_problem(rng, 64, 4)
+    placements = rng.integers(0, 4, (10, 64))
+    result = simulate(graph, costs, placements)
+    for b, placement in enumerate(placements):
+        schedule = dataclasses.replace(
+            without_transfers(SCHEDULE),
+            placement=placement,
+            start_s=result.start_s[b],
+            finish_s=result.finish_s[b],
+        )
+        validate(graph, schedule, costs)

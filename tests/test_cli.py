@@ -1,0 +1,269 @@
+"""`python -m doppler_jax`: what it prints and writes, and one clear line for bad input."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import doppler_jax as dj
+import doppler_jax.__main__ as entry
+from doppler_jax import cli
+from doppler_jax.policies.features import FEATURE_VERSION
+from tests.commands import (
+    TEXT,
+    assert_one_error_line,
+    run,
+    save_tiny_checkpoint,
+    set_feature_version,
+    snapshot,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Runs `python -m doppler_jax WORDS` in an empty folder; returns the exit code."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("g.txt").write_text(TEXT)
+    return lambda *words: run(monkeypatch, entry.main, entry.Place | entry.List, *words)
+
+
+@pytest.fixture
+def refuse(command, capsys, tmp_path):
+    """Runs a command that must end in one line with `parts`, and touch no file."""
+
+    def check(words, *parts):
+        before = snapshot(tmp_path)
+        assert command(*words) == 2
+        assert_one_error_line(capsys.readouterr().err, *parts)
+        assert snapshot(tmp_path) == before
+
+    return check
+
+
+def graph_json(**changes):
+    graph = {
+        "format": "doppler_jax.task_graph", "version": 1,
+        "flops": [1.0, 2.0], "tensor_producer": [0], "tensor_bytes": [4.0],
+        "edge_tensor": [0], "edge_reader": [1],
+        "input_bytes": [], "input_home": [], "input_edge_input": [], "input_edge_reader": [],
+    }  # fmt: skip
+    return json.dumps(graph | changes)
+
+
+BAD_GRAPHS = {
+    "a cycle": (
+        TEXT.replace("0, 0,\n1, 2,", "0, 1,\n1, 0,"), "tasks form a cycle: 0 -> 1 -> 0",
+    ),
+    "a cycle in JSON": (
+        graph_json(tensor_producer=[0, 1], tensor_bytes=[1, 1], edge_tensor=[0, 1],
+                   edge_reader=[1, 0]),
+        "tasks form a cycle: 0 -> 1 -> 0",
+    ),
+    "a dangling edge": (TEXT.replace("1, 2,", "1, 7,"), "line 4: an edge names task 7"),
+    "a dangling edge in JSON": (
+        graph_json(edge_reader=[2]), "edge_reader[0] is 2, but there are 2 tasks",
+    ),
+    "a field twice": (
+        graph_json().replace("{", '{"flops": [3.0], ', 1), "field 'flops' is given twice",
+    ),
+    "NaN": (TEXT.replace("5,20", "nan,20"), "line 5: compute is 'nan'"),
+    "NaN in JSON": (graph_json(flops=[1.0, float("nan")]), "NaN is no JSON number"),
+    "a negative cost": (TEXT.replace("6,24", "6,-24"), "line 6: communication is '-24'"),
+    "a negative cost in JSON": (graph_json(flops=[1.0, -2.0]), "flops[1] is -2.0"),
+    "nothing": ("", "the file is empty"),
+    "blanks": (" \n \n", "the file is empty"),
+    "no task in JSON": (
+        graph_json(flops=[], tensor_producer=[], tensor_bytes=[], edge_tensor=[],
+                   edge_reader=[]),
+        "the graph has no tasks",
+    ),
+    "a truncated file": (TEXT[: TEXT.index("7,28")], "but 2 task lines follow"),
+    "a truncated header": (TEXT[:4], "2 lines; expected 4"),
+    "truncated JSON": (graph_json()[:60], "line 1 column", "not valid JSON"),
+    "binary": (b"\x7fELF\x02\x01\x00\xff\xfe", "not a text file"),
+    "a NUL": (TEXT.encode() + b"\0", "not a text file"),
+    "another JSON": ("[1, 2]", "1 lines; expected 4"),
+    "prose": ("once\nupon\na\ntime\n", "line 1: expected integers, found 'once'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_GRAPHS)
+def test_bad_graph_files_are_refused(refuse, name):
+    content, *parts = BAD_GRAPHS[name]
+    path = pathlib.Path("bad graph.txt")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    refuse(["place", path, "--output", "out.json"], f"error: {path}: ", *parts)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["absent.txt"], ["absent.txt: No such file or directory"]),
+        (["."], [".: Is a directory"]),
+        (["g.txt", "--cluster", "p1000"], ["unknown cluster 'p1000'; known: h200x8, host"]),
+        (["g.txt", "--cluster", "absent.json"], ["absent.json: No such file"]),
+        (["g.txt", "--method", "magic"], ["unknown method 'magic'", "critical_path"]),
+        (["g.txt", "--policy", "absent"], ["absent: no checkpoint here"]),
+        (["g.txt", "--policy", "g.txt"], ["g.txt: no checkpoint here"]),
+        (["g.txt", "--policy", "."], ["no checkpoint here"]),
+        (["g.txt", "--method", "single", "--budget-s", "nan"], ["budget_s is nan"]),
+        (["g.txt", "--max-evaluations", "0"], ["max_evaluations is 0"]),
+        (["g.txt", "--seed", "-1"], ["--seed is -1; expected 0 to 4294967295"]),
+        (["g.txt", "--output", "absent/x.json"], ["absent/x.json: there is no folder absent"]),
+        (["g.txt", "--output", "."], [".: exists already"]),
+    ],
+)
+def test_bad_options_are_refused(refuse, words, parts):
+    refuse(["place", *words], *parts)
+
+
+def cluster_json(**changes):
+    cluster = {
+        "format": "doppler_jax.cluster", "version": 1,
+        "flops_per_s": [1.0, 1.0], "memory_bytes_per_s": [1.0, None],
+        "memory_bytes": [1.0, 1.0], "launch_s": [0.0, 0.0],
+        "latency_s": [[0.0, 1.0], [1.0, 0.0]], "link_bytes_per_s": [[None, 1.0], [1.0, None]],
+    }  # fmt: skip
+    return json.dumps(cluster | changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "the file is empty"),
+        (cluster_json()[:50], "not valid JSON"),
+        ("[]", "expected a JSON object, found a list"),
+        (cluster_json(version=2), "field 'version': expected 1, found 2"),
+        (cluster_json(speed=1), "field 'speed' is unknown"),
+        (cluster_json(launch_s=[0.0, -1.0]), "launch_s[1] is -1.0"),
+        (cluster_json(launch_s=[0.0]), "launch_s has shape (1,); expected (2,)"),
+        (cluster_json(flops_per_s=[1.0, "fast"]), "flops_per_s[1] is 'fast'"),
+        (cluster_json(latency_s=[[0.0, 1.0], [1.0]]), "rows of unequal length"),
+        (graph_json(), "field 'format': expected 'doppler_jax.cluster'"),
+    ],
+)
+def test_bad_clusters_are_refused(refuse, content, part):
+    pathlib.Path("c.json").write_text(content)
+    refuse(["place", "g.txt", "--cluster", "c.json"], "error: c.json: ", part)
+
+
+def test_an_existing_output_stays(refuse):
+    # Its bytes are compared by the fixture; that it is refused first, by the bad graph.
+    output = pathlib.Path("out.json")
+    output.write_bytes(b"precious\r\n\xff")
+    refuse(["place", "absent.txt", "--output", output], "out.json: exists already")
+
+
+def test_a_policy_of_other_features_is_refused(refuse):
+    save_tiny_checkpoint(pathlib.Path("run"))
+    set_feature_version(pathlib.Path("run"), 99)
+    for path in ("run", "run/checkpoints", "run/checkpoints/0"):
+        parts = ("run/checkpoints/0: feature version 99", f"computes {FEATURE_VERSION}")
+        refuse(["place", "g.txt", "--policy", path], *parts)
+
+
+def test_a_broken_checkpoint_is_refused(refuse):
+    save_tiny_checkpoint(pathlib.Path("run"))
+    metadata = pathlib.Path("run/checkpoints/0/meta/metadata")
+    metadata.write_text("{}")
+    refuse(["place", "g.txt", "--policy", "run"], "not a checkpoint of this project")
+    metadata.write_text('{"format": ')
+    refuse(["place", "g.txt", "--policy", "run"], "run/checkpoints/0: not a checkpoint")
+
+
+def test_a_policy_is_for_doppler_alone(refuse):
+    save_tiny_checkpoint(pathlib.Path("run"))
+    words = ["place", "g.txt", "--policy", "run", "--method", "single"]
+    refuse(words, "method 'single' takes no policy; only 'doppler' does")
+
+
+def test_place_writes_what_it_found(command, capsys):
+    words = ["--method", "random", "--max-evaluations", "30", "--cluster", "p100x4"]
+    assert command("place", "g.txt", *words, "--output", "out.json", "--seed", "7") == 0
+    out = capsys.readouterr().out
+    assert "g.txt: 3 tasks on p100x4" in out
+    assert "random" in out
+    written = json.loads(pathlib.Path("out.json").read_text())
+    graph = dj.load_graph("g.txt")
+    costs = dj.make_costs(graph, dj.make_cluster("p100x4"))
+    schedule = dj.simulate_oracle(graph, costs, written["placement"])
+    assert written["makespan_s"] == dj.makespan_s(schedule)
+    assert sorted(written["priority"]) == [0, 1, 2]
+    assert (written["graph"], written["cluster"]) == ("g.txt", "p100x4")
+
+
+def test_place_with_a_policy_and_a_cluster_file(command, capsys):
+    save_tiny_checkpoint(pathlib.Path("run"))
+    pathlib.Path("c.json").write_text(cluster_json())
+    words = ["--policy", "run", "--max-evaluations", "4", "--cluster", "c.json"]
+    assert command("place", "g.txt", *words) == 0
+    placement = capsys.readouterr().out.splitlines()[-1].removeprefix("placement: ")
+    assert set(map(int, placement.split())) <= {0, 1}
+
+
+def test_list_names_everything(command, capsys):
+    assert command("list") == 0
+    out = capsys.readouterr().out
+    for name in [*dj.list_methods(), *dj.list_clusters(), *dj.list_workloads()]:
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["play"], ["place"], ["place", "g.txt", "--color", "red"],
+              ["place", "g.txt", "--seed", "many"]],
+)  # fmt: skip
+def test_wrong_usage_ends_with_2(command, capsys, words):
+    assert command(*words) == 2
+    error = capsys.readouterr()
+    assert "Traceback" not in error.err + error.out
+
+
+def test_errors_become_one_line(monkeypatch, capsys):
+    def main(error):
+        def raise_it(_):
+            raise error
+
+        return raise_it
+
+    assert run(monkeypatch, main(ValueError("one\n  two")), entry.List) == 2
+    assert capsys.readouterr().err == "error: one two\n"
+    assert (
+        run(monkeypatch, main(PermissionError(13, "Permission denied", "a")), entry.List) == 2
+    )
+    assert_one_error_line(capsys.readouterr().err, "Permission denied: 'a'")
+    assert run(monkeypatch, main(KeyboardInterrupt()), entry.List) == 130
+    assert capsys.readouterr().err == "stopped\n"
+    with pytest.raises(ZeroDivisionError):  # a fault of ours keeps its traceback
+        run(monkeypatch, main(ZeroDivisionError()), entry.List)
+
+
+def test_seeds():
+    cli.check_seed(0)
+    cli.check_seed(2**32 - 1)
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match=f"--seed is {seed}"):
+            cli.check_seed(seed)
+
+
+def test_as_a_process(tmp_path):
+    (tmp_path / "g.txt").write_text(TEXT)
+    (tmp_path / "bad.txt").write_text(TEXT[:9])
+
+    def start(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "doppler_jax", "place", *words, "--method", "single"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+
+    done = start("g.txt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "placement: 0 0 0"
+    refused = start("bad.txt")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert_one_error_line(refused.stderr, "bad.txt: ")

@@ -1,0 +1,263 @@
+import inspect
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax import placing
+from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs.build import make_graph, topological_order
+from doppler_jax.placing import list_methods, place, policy_candidates
+from doppler_jax.policies import features
+from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.validate import validate
+from doppler_jax.training.checkpoint import Policy
+from tests.generators import random_problem
+
+DEVICES = 3
+BOUND = 24
+"""Evaluations that the searching methods may spend here: one compilation for all."""
+
+
+SMALL = PolicyConfig(width=8, rounds=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_small_compilation():
+    # Every problem of this file has one padded size, and doppler trains a small policy.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placing, "PolicyConfig", lambda: SMALL)
+        patch.setattr(instance_module, "bucket_size", lambda size, smallest: 16)
+        patch.setattr(features, "bucket_size", lambda size, smallest: 64)
+        yield
+
+
+def pinned_problem(rng, num_tasks):
+    """Unequal devices, of which all but the first cannot run many of the tasks."""
+    graph, costs = random_problem(rng, num_tasks, DEVICES)
+    compute_s = costs.compute_s * np.array([4.0, 1.0, 0.25])
+    compute_s[:, 1:][rng.random((num_tasks, DEVICES - 1)) < 0.6] = np.inf
+    return graph, costs.replace(compute_s=compute_s)
+
+
+PROBLEMS = {
+    "unequal": lambda rng: random_problem(rng, 12, DEVICES),
+    "ties and zeros": lambda rng: random_problem(rng, 12, DEVICES, dyadic=True),
+    "pinned": lambda rng: pinned_problem(rng, 12),
+    "one task": lambda rng: random_problem(rng, 1, DEVICES),
+    "no task": lambda rng: random_problem(rng, 0, DEVICES),
+}
+
+
+def make(name):
+    return PROBLEMS[name](np.random.default_rng(sorted(PROBLEMS).index(name)))
+
+
+def assert_is_sound(placed, graph, costs):
+    """A legal placement, worth what the oracle says, whose priorities replay its schedule."""
+    n = graph.num_tasks
+    assert placed.placement.dtype == placed.priority.dtype == np.int64
+    assert placed.placement.shape == (n,)
+    assert np.isfinite(costs.compute_s[np.arange(n), placed.placement]).all()
+    schedule = simulate_oracle(graph, costs, placed.placement)
+    assert placed.makespan_s == makespan_s(schedule)
+    validate(graph, placed.schedule, costs)
+    np.testing.assert_array_equal(placed.schedule.start_s, schedule.start_s)
+    np.testing.assert_array_equal(np.sort(placed.priority), np.arange(n))
+    replayed = simulate_oracle(
+        graph, costs, placed.placement, queue="priority", priority=placed.priority
+    )
+    np.testing.assert_array_equal(replayed.start_s, schedule.start_s)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("method", list_methods())
+def test_every_method_places_every_problem(method, name):
+    graph, costs = make(name)
+    placed = place(graph, costs, method=method, max_evaluations=BOUND)
+    assert placed.method == method
+    assert placed.evaluations == (BOUND if method in ("doppler", "random") else 1)
+    assert placed.seconds > 0
+    assert_is_sound(placed, graph, costs)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[pytest.mark.slow] * (m == "doppler")) for m in list_methods()],
+)
+def test_one_device_has_one_placement(method):
+    graph, costs = random_problem(np.random.default_rng(0), 12, 1)
+    placed = place(graph, costs, method=method, max_evaluations=BOUND)
+    assert_is_sound(placed, graph, costs)
+    np.testing.assert_array_equal(placed.placement, np.zeros(12))
+
+
+@pytest.mark.parametrize("method", list_methods())
+def test_the_key_decides(method):
+    graph, costs = make("unequal")
+    one, same = (
+        place(graph, costs, method=method, key=jax.random.key(5), max_evaluations=BOUND)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(one.placement, same.placement)
+    np.testing.assert_array_equal(one.priority, same.priority)
+    assert one.makespan_s == same.makespan_s
+
+
+def test_random_differs_by_key_and_improves_with_more():
+    graph, costs = make("unequal")
+    best = [
+        place(graph, costs, method="random", key=jax.random.key(k), max_evaluations=5)
+        for k in range(4)
+    ]
+    assert len({tuple(placed.placement) for placed in best}) == 4
+    for k, few in enumerate(best):
+        more = place(graph, costs, method="random", key=jax.random.key(k), max_evaluations=100)
+        assert more.makespan_s <= few.makespan_s
+
+
+def test_single_takes_the_device_of_least_total_compute():
+    graph, costs = make("unequal")
+    placed = place(graph, costs, method="single")
+    fastest = int(costs.compute_s.sum(axis=0).argmin())
+    np.testing.assert_array_equal(placed.placement, np.full(12, fastest))
+    assert np.unique(costs.compute_s.sum(axis=0)).size == DEVICES
+
+
+def test_single_needs_a_device_that_runs_everything():
+    graph, costs = random_problem(np.random.default_rng(0), 3, DEVICES)
+    compute_s = costs.compute_s + np.where(np.eye(DEVICES, dtype=bool), np.inf, 0.0)
+    with pytest.raises(ValueError, match="'single': no device can run every task"):
+        place(graph, costs.replace(compute_s=compute_s), method="single")
+
+
+def test_round_robin_deals_in_topological_order():
+    graph, costs = make("unequal")
+    placed = place(graph, costs, method="round_robin")
+    order = topological_order(graph)
+    assert order.tolist() != sorted(order)
+    np.testing.assert_array_equal(placed.placement[order], np.arange(12) % DEVICES)
+
+
+def test_critical_path_by_hand():
+    # 0 -> 1 and 0 -> 2, then 3 reads both. Cheap transfers: 1 and 2 run side by side; the
+    # longer one, 2, is placed first and stays with 0. Dear ones: all stay together.
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    for delay, expected, makespan in ((0.5, [0, 1, 0, 0], 6.0), (9.0, [0, 0, 0, 0], 8.0)):
+        graph, costs = from_edge_delays([1, 2, 4, 1], [(*edge, delay) for edge in edges], 2)
+        placed = place(graph, costs, method="critical_path")
+        assert placed.placement.tolist() == expected
+        assert placed.makespan_s == makespan
+
+
+def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
+    gains = []
+    for name in PROBLEMS:
+        graph, costs = make(name)
+        taught = makespan_s(simulate_oracle(graph, costs, critical_path(graph, costs)))
+        gains.append(taught - place(graph, costs, max_evaluations=BOUND).makespan_s)
+    assert min(gains) >= 0
+    assert max(gains) > 0  # its samples are worth something
+
+
+def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
+    graph, costs = make("unequal")
+    worst = np.full((1, 12), int(costs.compute_s.sum(axis=0).argmax()))
+    monkeypatch.setattr(placing, "elite_placements", lambda state, num_tasks: worst)
+    placed = place(graph, costs, max_evaluations=BOUND)
+    np.testing.assert_array_equal(placed.placement, critical_path(graph, costs))
+
+
+def test_doppler_stops_at_the_first_bound():
+    graph, costs = make("unequal")
+    placed = place(graph, costs, budget_s=1e-9, max_evaluations=BOUND)
+    assert placed.evaluations == BOUND  # one update and the teacher
+    only_teacher = place(graph, costs, max_evaluations=1)
+    assert only_teacher.evaluations == 1
+    np.testing.assert_array_equal(only_teacher.placement, critical_path(graph, costs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [2, 128, 300])
+def test_doppler_never_simulates_more_than_allowed(bound):
+    graph, costs = make("unequal")
+    placed = place(graph, costs, max_evaluations=bound)
+    assert bound / 2 < placed.evaluations <= bound
+    assert_is_sound(placed, graph, costs)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """Untrained: any parameters must place legally."""
+    init = jax.jit(partial(init_params, config=SMALL))
+    problem = make_problem(*make("one task"))
+    return Policy(params=init(jax.random.key(1), problem=problem), config=SMALL)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_doppler_with_a_policy_returns_its_best_sample(policy, name):
+    graph, costs = make(name)
+    placed = place(graph, costs, policy=policy, key=jax.random.key(3), max_evaluations=BOUND)
+    assert_is_sound(placed, graph, costs)
+    assert placed.evaluations == BOUND
+    drawn = policy_candidates(make_problem(graph, costs), policy, jax.random.key(3), BOUND)
+    best = min(makespan_s(simulate_oracle(graph, costs, p)) for p in drawn)
+    assert placed.makespan_s == best
+
+
+def test_the_first_candidate_of_a_policy_is_its_greedy_one(policy):
+    problem = make_problem(*make("unequal"))
+    one, other = (
+        policy_candidates(problem, policy, jax.random.key(k), BOUND) for k in range(2)
+    )
+    np.testing.assert_array_equal(one[0], other[0])
+    assert (one[1:] != other[1:]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "heft9"}, "unknown method 'heft9'; known: critical_path, doppler"),
+        ({"method": "single", "policy": "given"}, "method 'single' takes no policy"),
+        ({"budget_s": 0.0}, "budget_s is 0.0; expected more than 0"),
+        ({"budget_s": float("nan")}, "budget_s is nan"),
+        ({"max_evaluations": 0}, "max_evaluations is 0; expected more than 0"),
+        ({"max_evaluations": -3}, "max_evaluations is -3"),
+    ],
+)
+def test_bad_requests_are_refused(policy, changes, message):
+    if "policy" in changes:
+        changes = changes | {"policy": policy}
+    with pytest.raises(ValueError, match=message):
+        place(*make("unequal"), **changes)
+
+
+@pytest.mark.parametrize("method", list_methods())
+def test_bad_problems_are_refused(method):
+    graph, costs = random_problem(np.random.default_rng(2), 4, DEVICES)
+    chain = make_graph(
+        flops=[1, 1], tensor_producer=[0, 1], tensor_bytes=[0, 0], edge_tensor=[0],
+        edge_reader=[1],
+    )  # fmt: skip
+    cyclic = chain.replace(edge_tensor=np.array([0, 1]), edge_reader=np.array([1, 0]))
+    with pytest.raises(ValueError, match="tasks form a cycle: 0 -> 1 -> 0"):
+        place(cyclic, costs, method=method)
+    for bad, message in ((np.nan, "nan"), (-1.0, "-1.0")):
+        compute_s = costs.compute_s.copy()
+        compute_s[2, 1] = bad
+        with pytest.raises(ValueError, match=rf"compute_s\[2, 1\] is {message}"):
+            place(graph, costs.replace(compute_s=compute_s), method=method)
+    with pytest.raises(ValueError, match=r"compute_s has shape \(4, 3\); expected \(2, 3\)"):
+        place(chain, costs, method=method)
+
+
+def test_methods_are_sorted_names_and_doppler_is_the_default():
+    assert list_methods() == sorted(set(list_methods()))
+    default = inspect.signature(place).parameters["method"].default
+    assert default == "doppler"
+    assert default in list_methods()

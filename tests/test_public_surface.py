@@ -1,0 +1,108 @@
+"""What DESIGN promises is there, under those names and with those arguments."""
+
+import inspect
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import doppler_jax as dj
+import kernels
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NO_DEFAULT = inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("module", [dj, kernels])
+def test_every_public_name_exists_once(module):
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name
+
+
+# Positional arguments, then those given by name with their defaults.
+SURFACE = [
+    (dj.trace, ["fn"], {}),
+    (dj.partition, ["program"], {"num_shards": 4}),
+    (dj.load_graph, ["path"], {}),
+    (dj.save_graph, ["path", "graph"], {}),
+    (dj.from_networkx, ["nx_graph"], {}),
+    (dj.to_networkx, ["graph"], {}),
+    (dj.make_cluster, ["name"], {}),
+    (dj.load_cluster, ["path"], {}),
+    (dj.make_costs, ["graph", "cluster"], {}),
+    (dj.reference_costs, ["graph"], {"num_devices": 4}),
+    (dj.from_edge_delays, ["weights", "edges"], {"num_devices": 4}),
+    (dj.simulate, ["graph", "costs", "placements"], {}),
+    (dj.load_policy, ["path"], {}),
+    (dj.place, ["graph", "costs"], {"method": "doppler", "policy": None, "key": None}),
+    (dj.list_methods, [], {}),
+    (
+        kernels.compile,
+        ["sharded", "placement"],
+        {"devices": NO_DEFAULT, "mode": "work_conserving", "backend": "local"},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "positional", "named"), SURFACE, ids=[entry[0].__name__ for entry in SURFACE]
+)
+def test_signatures_are_as_promised(function, positional, named):
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[: len(positional)] == positional
+    for name in positional:
+        assert parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
+    for name, default in named.items():
+        assert parameters[name].default == default, name
+    # Whatever else there is may be left out.
+    for name in set(parameters) - {*positional, *named}:
+        kind = parameters[name].kind
+        optional = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        assert optional or parameters[name].default is not NO_DEFAULT, name
+    assert inspect.getdoc(function)
+
+
+def test_results_have_the_promised_fields():
+    graph, costs = dj.from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2)
+    placed = dj.place(graph, costs, method="critical_path")
+    assert placed.placement.shape == placed.priority.shape == (2,)
+    assert (placed.makespan_s, placed.method) == (3.0, "critical_path")
+    result = dj.simulate(graph, costs, [[0, 0], [0, 1]])
+    assert result.makespan_s.tolist() == [3.0, 4.0]
+    assert result.start_s.tolist() == [[0.0, 1.0], [0.0, 2.0]]
+    assert result.finish_s.tolist() == [[1.0, 3.0], [1.0, 4.0]]
+    cluster = dj.make_cluster("p100x4")
+    assert isinstance(cluster, dj.Cluster)
+    assert set(dj.list_methods()) >= {
+        "critical_path",
+        "doppler",
+        "random",
+        "round_robin",
+        "single",
+    }
+
+
+CHECK = """
+import sys
+import doppler_jax, kernels
+from jax._src import xla_bridge
+print(xla_bridge.backends_are_initialized())
+# Not rich: flax imports it.
+print([name for name in ("matplotlib", "tyro", "experiments") if name in sys.modules])
+import jax
+jax.devices()
+print(xla_bridge.backends_are_initialized())
+"""
+
+
+def test_importing_starts_no_backend_and_loads_no_plots():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHECK],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["False", "[]", "True"]

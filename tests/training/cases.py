@@ -1,0 +1,79 @@
+"""A small problem with a known optimum, in the smallest bucket, and the updates compiled."""
+
+import functools
+
+import chex
+import jax
+import numpy as np
+
+from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.policies.features import make_problem
+from doppler_jax.training import imitation, sim_rl
+from doppler_jax.training.imitation import ImitationConfig
+from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.state import init_state, make_optimizer
+from tests.policies.cases import CONFIG, DEVICES, params, quick_jit
+
+IMITATION = ImitationConfig(batch=8, learning_rate=1e-2)
+SIM = SimConfig(batch=64, learning_rate=1e-2, num_elites=4)
+
+imitation_update = quick_jit(
+    chex.assert_max_traces(imitation.imitation_update.__wrapped__, n=1),
+    static_argnames=("policy", "config"),
+)
+sim_update = quick_jit(
+    chex.assert_max_traces(sim_rl.sim_update.__wrapped__, n=1),
+    static_argnames=("policy", "config"),
+)
+
+
+def two_chains(lengths):
+    """Chains of unit tasks whose tensors take long to move: best is a device for each."""
+    num_tasks = sum(lengths)
+    edges = [(v, v + 1, 3.0) for v in range(num_tasks - 1) if v + 1 != lengths[0]]
+    weights = 1.0 + 0.01 * np.arange(num_tasks)  # without ties
+    return from_edge_delays(weights, edges, num_devices=DEVICES)
+
+
+@functools.cache
+def chains_case(lengths=(4, 3)):
+    graph, costs = two_chains(lengths)
+    return graph, costs, make_problem(graph, costs)
+
+
+def fresh_state(problem, config, num_elites, parameters=None, seed=0):
+    return init_state(
+        jax.random.key(seed),
+        jax.tree.map(jax.numpy.asarray, params() if parameters is None else parameters),
+        make_optimizer(config.learning_rate),
+        problem,
+        num_elites,
+    )
+
+
+@functools.cache
+def trained_state(updates=3):
+    """A state of stage 2 in which every part has left its start."""
+    problem = chains_case()[2]
+    state = fresh_state(problem, SIM, SIM.num_elites)
+    for _ in range(updates):
+        state, _ = sim_update(state, problem, policy=CONFIG, config=SIM)
+    return state
+
+
+def plain(tree):
+    """The tree with NumPy leaves, keys as their words."""
+
+    def convert(leaf):
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    return jax.tree.map(convert, tree)
+
+
+def assert_same_bits(found, expected):
+    chex.assert_trees_all_equal_structs(found, expected)
+    for a, b in zip(
+        jax.tree.leaves(plain(found)), jax.tree.leaves(plain(expected)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, strict=True)

@@ -1,0 +1,49 @@
+"""Stage 3 on measurements that nobody can repeat: arguments GRAPH FOLDER UPDATES MODE.
+
+MODE is `measure`, or `replay`, where all must be in the log.
+"""
+
+import os
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+
+import doppler_jax as dj
+from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.training.system_rl import SystemConfig
+from experiments.problems import choose_graph
+from experiments.stages import run_stage3
+
+
+def measure(placement):
+    time.sleep(0.005)
+    return 1.0 + int.from_bytes(os.urandom(4), "little") / 2**32
+
+
+def refuse(placement):
+    raise AssertionError("the log must hold every measurement")
+
+
+def main(graph, folder, num_updates, mode):
+    chosen = choose_graph(pathlib.Path(graph), dj.make_cluster("reference_x4"), "reference_x4")
+    config = PolicyConfig(width=8, rounds=1)
+    problem = make_problem(chosen.graph, chosen.costs)
+    run_stage3(
+        chosen,
+        pathlib.Path(folder),
+        dj.Policy(params=init_params(jax.random.key(1), config, problem), config=config),
+        np.zeros(chosen.graph.num_tasks, int),
+        {"measure": measure, "replay": refuse}[mode],
+        seed=0,
+        num_updates=int(num_updates),
+        config=SystemConfig(batch=4, num_elites=3),
+        save_every_s=0.2,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

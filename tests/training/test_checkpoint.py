@@ -1,0 +1,182 @@
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from doppler_jax.training import checkpoint
+from doppler_jax.training.checkpoint import Checkpoints, load_policy
+from tests.policies.cases import CONFIG
+from tests.training.cases import (
+    SIM,
+    assert_same_bits,
+    chains_case,
+    fresh_state,
+    plain,
+    trained_state,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder whose newest checkpoint is `trained_state()`, after 3 updates."""
+    folder = tmp_path_factory.mktemp("run")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    for updates in (1, 2, 3):
+        checkpoints.save(trained_state(updates), CONFIG, {"seed": 0})
+    checkpoints.close()
+    return folder
+
+
+def test_a_state_comes_back_bit_for_bit(run):
+    checkpoints = Checkpoints(run / "checkpoints")
+    assert checkpoints.latest() == 3
+    problem = chains_case()[2]
+    like = fresh_state(problem, SIM, SIM.num_elites, seed=5)
+    restored = checkpoints.restore(like)
+    checkpoints.close()
+    assert_same_bits(restored, trained_state())
+    assert restored.key.dtype == trained_state().key.dtype
+
+
+def test_the_newest_two_are_kept(run):
+    folders = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert folders == ["2", "3"]
+
+
+def test_a_state_of_other_shapes_is_refused(run):
+    checkpoints = Checkpoints(run / "checkpoints")
+    other = fresh_state(chains_case()[2], SIM, SIM.num_elites + 1)
+    with pytest.raises(ValueError, match=f"{run}.*cannot resume"):
+        checkpoints.restore(other)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("below", [".", "checkpoints", "checkpoints/3"])
+def test_a_policy_is_found_in_its_run(run, below):
+    policy = load_policy(run / below)
+    assert policy.config == CONFIG
+    assert_same_bits(policy.params, plain(trained_state().params))
+
+
+def test_an_older_checkpoint_can_be_named(run):
+    policy = load_policy(str(run / "checkpoints" / "2"))
+    assert_same_bits(policy.params, plain(trained_state(2).params))
+
+
+PLAIN_RESTORE = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
+import numpy as np
+import orbax.checkpoint as ocp
+assert len(jax.devices()) == int(sys.argv[2])
+tree = ocp.StandardCheckpointer().restore(sys.argv[1])
+assert not {"doppler_jax", "flax", "optax"} & set(sys.modules), "must not be needed"
+def describe(tree):
+    if type(tree) is dict:
+        return {name: describe(value) for name, value in tree.items()}
+    array = np.asarray(tree)
+    return [str(array.dtype), array.shape, array.tobytes().hex()]
+print(json.dumps(describe(tree)))
+"""
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_orbax_alone_restores_the_parameters(run, num_devices, tmp_path):
+    arguments = [str(run / "checkpoints" / "3" / "params"), str(num_devices)]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_RESTORE, *arguments],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    expected = jax.tree.map(
+        lambda leaf: [str(leaf.dtype), list(leaf.shape), leaf.tobytes().hex()],
+        plain(trained_state().params),
+    )
+    assert json.loads(done.stdout) == expected
+
+
+def test_another_feature_version_is_refused(run, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FEATURE_VERSION", 77)
+    with pytest.raises(ValueError, match=f"^{run}.*3: feature version 1, .* computes 77$"):
+        load_policy(run)
+
+
+@pytest.mark.parametrize("name", ["absent", "empty", "file", "7"])
+def test_what_is_no_checkpoint_is_refused(tmp_path, name):
+    for folder in ("empty", "7/checkpoints", "7/params"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "file").write_text("text")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=f"^{tmp_path / name}: no.* checkpoint") as error:
+        load_policy(tmp_path / name)
+    assert "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_another_projects_checkpoint_is_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    meta = copy / "checkpoints" / "3" / "meta" / "metadata"
+    meta.write_text(json.dumps({"format": "another"}))
+    with pytest.raises(ValueError, match=f"^{copy}.*not a checkpoint of this project$"):
+        load_policy(copy)
+
+
+LOAD = """
+import sys
+from doppler_jax.training.checkpoint import load_policy
+for path in sys.argv[1:]:
+    try:
+        load_policy(path)
+    except ValueError as error:
+        print(str(error).replace("\\n", "NEWLINE"))
+    else:
+        print("loaded")
+"""
+
+
+def test_damaged_checkpoints_are_refused(run, tmp_path):
+    """In a process of its own: TensorStore's threads report to a loop that is gone."""
+    folder = pathlib.Path("checkpoints") / "3"
+    (data,) = (run / folder / "params" / "d").iterdir()
+    files = [
+        "meta/metadata",
+        "params/_METADATA",
+        "params/manifest.ocdbt",
+        f"params/d/{data.name}",
+    ]
+    copies = []
+    for file in files:
+        for kind in ("half", "garbage", "missing"):
+            copies.append(tmp_path / f"{len(copies)}")
+            shutil.copytree(run, copies[-1])
+            path = copies[-1] / folder / file
+            content = path.read_bytes()
+            path.unlink()
+            if kind == "half":
+                path.write_bytes(content[: len(content) // 2])
+            elif kind == "garbage":
+                path.write_bytes(bytes(reversed(content)))
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *map(str, copies)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(copies)
+    for line, copy in zip(lines, copies, strict=True):
+        assert line.startswith(f"{copy / folder}: not a checkpoint")
+        assert "NEWLINE" not in line
+        assert len(line) < 500

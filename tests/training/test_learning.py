@@ -1,0 +1,105 @@
+"""Stages 1 and 2 learn, stay finite, and compile once for all graphs of a bucket."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.policies.features import make_problem
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.training.state import keep_best
+from tests.generators import random_problem
+from tests.policies.cases import CONFIG, DEVICES
+from tests.training.cases import (
+    IMITATION,
+    SIM,
+    assert_same_bits,
+    chains_case,
+    fresh_state,
+    imitation_update,
+    sim_update,
+    trained_state,
+)
+
+
+def best_possible_s(graph, costs):
+    everything = itertools.product(range(DEVICES), repeat=graph.num_tasks)
+    return min(makespan_s(simulate_oracle(graph, costs, choice)) for choice in everything)
+
+
+def test_imitation_loss_falls():
+    problem = chains_case()[2]
+    state = fresh_state(problem, IMITATION, SIM.num_elites)
+    history = []
+    for _ in range(60):
+        state, metrics = imitation_update(state, problem, policy=CONFIG, config=IMITATION)
+        history.append(float(metrics["loss"]))
+    assert np.mean(history[-5:]) < 0.6 * np.mean(history[:5])
+    assert int(state.update) == 60
+    assert int(state.episodes) == 60 * IMITATION.batch
+
+
+def test_the_policy_gradient_finds_the_optimum():
+    graph, costs, problem = chains_case()
+    state = fresh_state(problem, SIM, SIM.num_elites)
+    means = []
+    for _ in range(80):
+        state, metrics = sim_update(state, problem, policy=CONFIG, config=SIM)
+        means.append(float(metrics["makespan_mean_s"]))
+    optimum_s = best_possible_s(graph, costs)
+    # Not only was it sampled; it is what the policy now does.
+    assert means[0] > 1.5 * optimum_s
+    assert np.mean(means[-5:]) < 1.15 * optimum_s
+    best = np.asarray(state.best_placement)[:7]
+    assert makespan_s(simulate_oracle(graph, costs, best)) == optimum_s
+    np.testing.assert_allclose(state.best_makespan_s, optimum_s, rtol=1e-6)
+    np.testing.assert_allclose(state.elites.makespan_s[0], optimum_s, rtol=1e-6)
+    assert (np.diff(state.elites.makespan_s) > 0).all()
+    assert int(state.episodes) == 80 * SIM.batch
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 5])
+def test_updates_stay_finite_on_padded_problems(num_tasks):
+    # `cases` lets each update be traced once: all these graphs share one compilation.
+    graph, costs = random_problem(np.random.default_rng(num_tasks), num_tasks, DEVICES)
+    compute_s = np.where(np.arange(DEVICES) == 1, np.inf, costs.compute_s)
+    problem = make_problem(graph, costs.replace(compute_s=compute_s))
+    for update, config in ((imitation_update, IMITATION), (sim_update, SIM)):
+        state = fresh_state(problem, config, SIM.num_elites)
+        start = state.params
+        for _ in range(2):
+            state, metrics = update(state, problem, policy=CONFIG, config=config)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+        assert all(np.isfinite(value).all() for value in metrics.values())
+        changed = jax.tree.map(lambda a, b: bool((a != b).any()), start, state.params)
+        assert any(jax.tree.leaves(changed)) == (num_tasks > 0)
+
+
+def test_one_compilation_for_graphs_of_a_bucket():
+    for lengths in ((4, 4), (3, 2)):
+        problem = chains_case(lengths)[2]
+        for update, config in ((imitation_update, IMITATION), (sim_update, SIM)):
+            state = fresh_state(problem, config, SIM.num_elites)
+            state, _ = update(state, problem, policy=CONFIG, config=config)
+            assert int(state.update) == 1
+
+
+def test_an_update_depends_on_the_key_and_its_number_alone():
+    problem = chains_case()[2]
+    state = fresh_state(problem, SIM, SIM.num_elites)
+    twice = [sim_update(state, problem, policy=CONFIG, config=SIM)[0] for _ in range(2)]
+    assert_same_bits(*twice)
+    later = state.replace(update=state.update + 1)
+    other = sim_update(later, problem, policy=CONFIG, config=SIM)[0]
+    assert (other.elites.makespan_s != twice[0].elites.makespan_s).any()
+
+
+def test_the_best_placement_is_never_given_up():
+    state = trained_state()
+    worse = np.full((2, 8), 2, np.int32)
+    kept = keep_best(state, worse, state.best_makespan_s + np.array([0, 1], np.float32))
+    assert_same_bits(kept, state)
+    better = keep_best(state, worse, state.best_makespan_s - np.array([0, 1], np.float32))
+    np.testing.assert_array_equal(better.best_placement, worse[1])
+    assert better.best_makespan_s == state.best_makespan_s - 1

@@ -1,0 +1,139 @@
+"""Runs killed at any moment and resumed end as if nobody had touched them."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from doppler_jax.graphs.formats import save_graph
+from tests.generators import random_problem
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Compiles in half the time.
+ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+UPDATES = {"stage1": 200, "stage2": 80, "stage3": 60}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    path = tmp_path_factory.mktemp("graph") / "random.json"
+    save_graph(path, random_problem(np.random.default_rng(0), 24, 4, homes=False)[0])
+    return path
+
+
+def stage_command(stage, graph, runs, save_every_s=0.2):
+    command = [sys.executable, "-m", f"experiments.{stage}", "--graph", str(graph)]
+    command += ["--cluster", "reference_x4", "--runs", str(runs)]
+    command += ["--num-updates", str(UPDATES[stage]), "--save-every-s", str(save_every_s)]
+    if stage == "stage1":
+        return [*command, "--policy.width", "8", "--policy.rounds", "1"]
+    return [*command, "--training.num-elites", "4"]
+
+
+def stage3_command(graph, folder, mode):
+    arguments = map(str, (graph, folder, UPDATES["stage3"], mode))
+    return [sys.executable, "-m", "tests.training.stage3_driver", *arguments]
+
+
+def run_to_the_end(command):
+    subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, timeout=300
+    )
+
+
+def lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def run_and_kill(command, progress, enough, pause_s):
+    """Starts a run and kills it `pause_s` after its file `progress` has `enough` lines."""
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 300
+        while lines(progress) < enough and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(pause_s)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "the run had ended before it was killed"
+
+
+def run_with_kills(command, progress, total, seed):
+    """Runs to the end with three kills in between; they are spread over the training."""
+    rng = random.Random(seed)
+    for share in (0.05, 0.3, 0.55):
+        enough = max(lines(progress), int(total * (share + 0.15 * rng.random()))) + 1
+        run_and_kill(command, progress, enough, 0.25 * rng.random())
+        assert not progress.with_name("placement.json").exists()
+    run_to_the_end(command)
+
+
+def final_state(folder, num_updates):
+    """The newest checkpoint as plain NumPy arrays, by path."""
+    (newest,) = [p for p in (folder / "checkpoints").iterdir() if p.name == str(num_updates)]
+    found = {}
+    for item in ("params", "train"):
+        tree = ocp.StandardCheckpointer().restore(newest / item)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            found[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
+    return found
+
+
+def assert_same_run(folder, expected, num_updates):
+    found, wanted = final_state(folder, num_updates), final_state(expected, num_updates)
+    assert found.keys() == wanted.keys()
+    assert any("params" in name for name in wanted)
+    assert any("elites" in name for name in wanted)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
+    for name in ("metrics.jsonl", "placement.json", "config.json"):
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    metrics = (folder / "metrics.jsonl").read_text().splitlines()
+    updates = [json.loads(line)["update"] for line in metrics]
+    assert updates == list(range(1, num_updates + 1))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(graph, tmp_path_factory):
+    """Folder of runs of stages 1 and 2 that were left alone, and saved at other times."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    for stage in ("stage1", "stage2"):
+        run_to_the_end(stage_command(stage, graph, runs, save_every_s=60))
+    return runs
+
+
+@pytest.mark.parametrize("stage", ["stage1", "stage2"])
+def test_simulated_stages_resume_bit_for_bit(graph, undisturbed, tmp_path, stage):
+    name = "random-reference_x4"
+    if stage == "stage2":
+        shutil.copytree(undisturbed / "stage1", tmp_path / "stage1")
+    progress = tmp_path / stage / name / "metrics.jsonl"
+    run_with_kills(stage_command(stage, graph, tmp_path), progress, UPDATES[stage], seed=stage)
+    assert_same_run(progress.parent, undisturbed / stage / name, UPDATES[stage])
+
+
+def test_stage_3_resumes_from_its_measurements(graph, tmp_path):
+    folder = tmp_path / "killed" / "stage3" / "run"
+    log = folder / "measurements.jsonl"
+    total = 1 + 4 * UPDATES["stage3"]
+    run_with_kills(stage3_command(graph, folder, "measure"), log, total, seed="stage3")
+    assert lines(log) == total + 5 * 2
+
+    replayed = tmp_path / "replayed" / "stage3" / "run"
+    replayed.mkdir(parents=True)
+    shutil.copy(log, replayed)
+    run_to_the_end(stage3_command(graph, replayed, "replay"))
+    assert (replayed / "measurements.jsonl").read_bytes() == log.read_bytes()
+    assert_same_run(folder, replayed, UPDATES["stage3"])
