@@ -85,7 +85,8 @@ def choose_workload(name: str, preset: str, cluster: dj.Cluster, cluster_name: s
     """Returns a workload cut for the devices of a cluster, from shapes alone."""
     workload = dj.make_workload(name, preset)
     num_shards = 1 << (cluster.num_devices - 1).bit_length()
-    sharded = dj.partition(dj.trace(workload.fn, *workload.args), num_shards)
+    program = dj.trace(workload.fn, *workload.args)
+    sharded = dj.partition(program, num_shards, cluster=cluster)
     return Chosen(
         name=f"{name}-{preset}-{cluster_name}",
         cluster=cluster,

@@ -1,14 +1,11 @@
 """Losses of recorded episodes, pure functions of parameters."""
 
-from typing import Protocol
-
 import chex
 import jax
 import jax.numpy as jnp
 
 from doppler_jax.policies.features import Problem
-from doppler_jax.policies.rollout import Episode, PolicyTables, log_prob, replay
-from doppler_jax.training.state import Elites
+from doppler_jax.policies.rollout import Episode, PolicyTables, log_prob
 
 
 def step_means(
@@ -50,45 +47,6 @@ def policy_gradient_loss(
     """
     log_p, entropy = step_means(problem, tables, episodes)
     return -(advantage * log_p).mean() - entropy_weight * entropy.mean()
-
-
-class ReinforceSettings(Protocol):
-    """Settings that stages 2 and 3 share."""
-
-    @property
-    def entropy_weight(self) -> float:
-        """Of the entropy bonus at the start."""
-
-    @property
-    def entropy_halving(self) -> int:
-        """Updates after which the weight has halved."""
-
-    @property
-    def elite_weight(self) -> float:
-        """Of the elites' imitation."""
-
-
-def reinforce_loss(
-    problem: Problem,
-    tables: PolicyTables,
-    episodes: Episode,
-    makespan_s: chex.Array,
-    elites: Elites,
-    update: chex.Array,
-    settings: ReinforceSettings,
-) -> chex.Array:
-    """Returns the loss of stages 2 and 3: policy gradient beside imitation of the elites."""
-    models = jax.vmap(replay, in_axes=(None, 0))(problem, elites.actions)
-    is_elite = jnp.isfinite(elites.makespan_s).astype(jnp.float32)
-    age = update.astype(jnp.float32) / settings.entropy_halving
-    loss = policy_gradient_loss(
-        problem,
-        tables,
-        episodes,
-        normalised_advantage(makespan_s),
-        settings.entropy_weight * 0.5**age,
-    )
-    return loss + settings.elite_weight * imitation_loss(problem, tables, models, is_elite)
 
 
 def normalised_advantage(makespan_s: chex.Array) -> chex.Array:

@@ -10,9 +10,8 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.simulate import simulate_instance
-from doppler_jax.training.elites import update_elites
-from doppler_jax.training.losses import reinforce_loss
-from doppler_jax.training.state import TrainState, descend, keep_best, make_optimizer
+from doppler_jax.training.reinforce import learn
+from doppler_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,24 +35,7 @@ def sim_update(
     tables = model.apply(state.params, policy, problem)
     episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
     makespan_s = simulate_instance(problem.instance, episodes.placement).makespan_s
-    elites = update_elites(state.elites, problem, episodes.placement, makespan_s)
-
-    def loss_of(params: chex.ArrayTree) -> chex.Array:
-        tables = model.apply(params, policy, problem)
-        return reinforce_loss(
-            problem, tables, episodes, makespan_s, elites, state.update, config
-        )
-
-    loss, gradient = jax.value_and_grad(loss_of)(state.params)
-    params, opt_state = descend(state, gradient, make_optimizer(config.learning_rate))
-    state = dataclasses.replace(
-        keep_best(state, episodes.placement, makespan_s),
-        params=params,
-        opt_state=opt_state,
-        update=state.update + 1,
-        episodes=state.episodes + config.batch,
-        elites=elites,
-    )
+    state, loss = learn(state, problem, episodes, makespan_s, policy, config)
     metrics = {
         "loss": loss,
         "makespan_mean_s": makespan_s.mean(),

@@ -17,9 +17,8 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode
-from doppler_jax.training.elites import update_elites
-from doppler_jax.training.losses import reinforce_loss
-from doppler_jax.training.state import TrainState, descend, keep_best, make_optimizer
+from doppler_jax.training.reinforce import learn
+from doppler_jax.training.state import TrainState, keep_best
 
 Measure = Callable[[np.ndarray], float]
 """Seconds that a placement `[N]` takes on the real devices."""
@@ -150,24 +149,7 @@ def _learn(
     policy: PolicyConfig,
     config: SystemConfig,
 ) -> tuple[TrainState, dict[str, chex.Array]]:
-    elites = update_elites(state.elites, problem, episodes.placement, measured_s)
-
-    def loss_of(params: chex.ArrayTree) -> chex.Array:
-        tables = model.apply(params, policy, problem)
-        return reinforce_loss(
-            problem, tables, episodes, measured_s, elites, state.update, config
-        )
-
-    loss, gradient = jax.value_and_grad(loss_of)(state.params)
-    params, opt_state = descend(state, gradient, make_optimizer(config.learning_rate))
-    state = dataclasses.replace(
-        keep_best(state, episodes.placement, measured_s),
-        params=params,
-        opt_state=opt_state,
-        update=state.update + 1,
-        episodes=state.episodes + config.batch,
-        elites=elites,
-    )
+    state, loss = learn(state, problem, episodes, measured_s, policy, config)
     metrics = {
         "loss": loss,
         "measured_mean_s": measured_s.mean(),

@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.training import losses
+from doppler_jax.training import losses, reinforce
 from doppler_jax.training.losses import imitation_loss, normalised_advantage
 from doppler_jax.training.state import Elites
 from tests.policies.cases import EPISODES, case, log_prob, quick_jit, replay, sampled
 from tests.training.cases import SIM
 
 policy_gradient_loss = quick_jit(losses.policy_gradient_loss)
-reinforce_loss = quick_jit(losses.reinforce_loss, static_argnames="settings")
+reinforce_loss = quick_jit(reinforce.reinforce_loss, static_argnames="settings")
 
 
 @functools.cache
