@@ -3,13 +3,15 @@
 import dataclasses
 import math
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 from doppler_jax import cli
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
+
+Strategy = Literal["planner", "uniform"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,8 @@ class StageSettings:
     """A task graph's file, in place of a workload."""
     preset: str = "paper"
     """Sizes of the workload while it is simulated."""
+    strategy: Strategy = "planner"
+    """How a workload's tensors are cut."""
     cluster: str = "p100x4"
     """Name of a preset cluster, or a cluster's JSON file."""
     host_devices: int = 2

@@ -54,9 +54,11 @@ def main(settings: DemoSettings) -> None:
     check_settings(settings)
     use_host_devices(2)
     cluster = dj.make_cluster(settings.cluster)
-    preset = choose_workload(settings.workload, "paper", cluster, settings.cluster)
+    # Every tensor is cut alike, as in the paper; the planner's cut is a row of its own.
+    preset = choose_workload(settings.workload, "paper", cluster, settings.cluster, "uniform")
     settings.folder.mkdir(parents=True, exist_ok=True)
-    here = choose_workload(settings.workload, "small", saved_host(settings.folder), "host")
+    host = saved_host(settings.folder)
+    here = choose_workload(settings.workload, "small", host, "host", "uniform")
 
     taught, simulated = train_simulated(settings, preset)
     simulated_rows = compare_simulated(settings, preset, simulated)
@@ -116,6 +118,11 @@ def compare_simulated(
         (name, placed.makespan_s, placed.schedule)
         for name, placed in place_simply(settings, preset)
     ]
+    planned = choose_workload(
+        settings.workload, "paper", preset.cluster, settings.cluster, "planner"
+    )
+    listed = dj.place(planned.graph, planned.costs, method="critical_path")
+    rows.append(("critical path, cut by the planner", listed.makespan_s, listed.schedule))
     learned = dj.simulate_oracle(preset.graph, preset.costs, simulated.placement)
     return [*rows, ("learned (stages 1 and 2)", dj.makespan_s(learned), learned)]
 

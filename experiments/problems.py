@@ -8,7 +8,7 @@ import jax
 import doppler_jax as dj
 from doppler_jax.costs.host import measure_host
 from doppler_jax.programs.workloads import Workload
-from experiments.config import StageSettings
+from experiments.config import StageSettings, Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,9 @@ def choose(settings: StageSettings, runs: pathlib.Path) -> Chosen:
     label = pathlib.Path(name).stem
     if settings.graph is not None:
         return choose_graph(settings.graph, cluster, label)
-    return choose_workload(settings.workload, settings.preset, cluster, label)
+    return choose_workload(
+        settings.workload, settings.preset, cluster, label, settings.strategy
+    )
 
 
 def saved_host(folder: pathlib.Path) -> dj.Cluster:
@@ -81,20 +83,31 @@ def saved_host(folder: pathlib.Path) -> dj.Cluster:
     return cluster
 
 
-def choose_workload(name: str, preset: str, cluster: dj.Cluster, cluster_name: str) -> Chosen:
+def choose_workload(
+    name: str,
+    preset: str,
+    cluster: dj.Cluster,
+    cluster_name: str,
+    strategy: Strategy = "planner",
+) -> Chosen:
     """Returns a workload cut for the devices of a cluster, from shapes alone."""
     workload = dj.make_workload(name, preset)
     num_shards = 1 << (cluster.num_devices - 1).bit_length()
     program = dj.trace(workload.fn, *workload.args)
-    sharded = dj.partition(program, num_shards, cluster=cluster)
+    sharded = dj.partition(program, num_shards, strategy=strategy, cluster=cluster)
     return Chosen(
-        name=f"{name}-{preset}-{cluster_name}",
+        name=f"{workload_label(name, preset, strategy)}-{cluster_name}",
         cluster=cluster,
         graph=sharded.graph,
         costs=dj.make_costs(sharded.graph, cluster),
         workload=workload,
         sharded=sharded,
     )
+
+
+def workload_label(name: str, preset: str, strategy: Strategy) -> str:
+    """Returns what folders call a workload of some size, cut in some way."""
+    return f"{name}-{preset}" + ("-uniform" if strategy == "uniform" else "")
 
 
 def choose_graph(path: pathlib.Path, cluster: dj.Cluster, cluster_name: str) -> Chosen:

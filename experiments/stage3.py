@@ -22,6 +22,7 @@ from experiments.problems import (
     local_devices,
     saved_host,
     use_host_devices,
+    workload_label,
 )
 from experiments.stages import find_policy, run_stage3
 from kernels.compile import get_runner
@@ -40,10 +41,13 @@ def main(settings: Stage3Settings) -> None:
     use_host_devices(settings.host_devices)
     simulated = choose(settings, settings.runs / "stage2")
     before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
-    name = f"{settings.workload}-{settings.measured_preset}-host-after-{settings.cluster}"
+    label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
+    name = f"{label}-host-after-{settings.cluster}"
     folder = settings.runs / "stage3" / name
     host = saved_host(folder)
-    chosen = choose_workload(settings.workload, settings.measured_preset, host, "host")
+    chosen = choose_workload(
+        settings.workload, settings.measured_preset, host, "host", settings.strategy
+    )
     # Times of another mode or number of repeats must not mix with those in the log.
     chosen = dataclasses.replace(
         chosen, name=f"{chosen.name}-{settings.mode}-{settings.repeats}-runs"

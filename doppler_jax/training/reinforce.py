@@ -71,7 +71,7 @@ def learn(
     policy: PolicyConfig,
     settings: ReinforceSettings,
 ) -> tuple[TrainState, chex.Array]:
-    """Returns the state after an update from B episodes and their makespans `[B]`, and the loss.
+    """Returns the state after an update by B episodes and their makespans `[B]`, and the loss.
 
     The makespans may be simulated or measured; elites and the best placement go by them.
     """

@@ -13,6 +13,7 @@ from experiments.problems import choose_workload
 from tests.commands import snapshot
 
 METHODS = ("critical path", "random, best of 1000", "learned")
+SIMULATED = (*METHODS[:2], "critical path, cut by the planner", METHODS[2])
 
 
 def run_demo(folder, **changes):
@@ -40,12 +41,14 @@ def test_summary_has_every_method_on_both(finished):
     summary = json.loads((finished / "summary.json").read_text())
     assert {"commit", "date", "machine", "devices", "jax"} <= set(summary["provenance"])
     assert summary["settings"]["simulation_updates"] == "2"
-    preset = choose_workload("chainmm", "paper", dj.make_cluster("p100x4"), "p100x4")
+    preset = choose_workload("chainmm", "paper", dj.make_cluster("p100x4"), "p100x4", "uniform")
     bound = dj.lower_bound_s(preset.graph, preset.costs)
-    for rows in (list(summary["simulated"]), [row["method"] for row in summary["measured"]]):
-        assert len(rows) == 3
-        for name, row in zip(METHODS, rows, strict=True):
+    measured = [row["method"] for row in summary["measured"]]
+    for names, rows in ((SIMULATED, list(summary["simulated"])), (METHODS, measured)):
+        for name, row in zip(names, rows, strict=True):
             assert row.startswith(name)
+    planned_s = summary["simulated"].pop(SIMULATED[2])  # another graph: another bound
+    assert 0 < planned_s < 2 * bound
     assert all(seconds >= bound for seconds in summary["simulated"].values())
     assert summary["output_error"] <= 1e-4
     for row in summary["measured"]:
@@ -56,7 +59,9 @@ def test_summary_has_every_method_on_both(finished):
 @pytest.mark.slow
 def test_figures_can_be_had_again(finished):
     summary = json.loads((finished / "summary.json").read_text())
-    here = choose_workload("chainmm", "small", dj.load_cluster(finished / "host.json"), "host")
+    here = choose_workload(
+        "chainmm", "small", dj.load_cluster(finished / "host.json"), "host", "uniform"
+    )
     for row in summary["measured"]:
         schedule = dj.simulate_oracle(here.graph, here.costs, row["placement"])
         assert row["simulated_s"] == dj.makespan_s(schedule)
@@ -84,7 +89,7 @@ def test_a_second_run_trains_and_logs_nothing(finished):
                 if "stage" in str(path.relative_to(finished))}  # fmt: skip
 
     before = trained()
-    log = finished / "stage3" / "chainmm-small-host" / "measurements.jsonl"
+    log = finished / "stage3" / "chainmm-small-uniform-host" / "measurements.jsonl"
     assert before[log]
     run_demo(finished)
     assert trained() == before

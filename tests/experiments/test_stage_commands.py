@@ -210,7 +210,7 @@ def test_a_policy_of_other_features_is_refused(refuse, copied):
 )
 def test_bad_placements_are_refused_wherever_one_comes_in(last, simulated, compiled):
     cluster = dj.make_cluster("reference_x4")
-    sharded = choose_workload("chainmm", "small", cluster, "four").sharded
+    sharded = choose_workload("chainmm", "small", cluster, "four", "uniform").sharded
     costs = dj.reference_costs(sharded.graph, num_devices=2)
     bad = np.array([0] * 39 + ([] if last is None else [last]))
     with pytest.raises(ValueError, match=simulated):
@@ -234,10 +234,10 @@ def test_host_is_measured_once_per_folder(tmp_path, monkeypatch):
 def test_workloads_are_cut_for_the_next_power_of_two():
     cluster = dj.make_cluster("reference_x4")
     three = jax.tree.map(lambda array: array[(slice(3),) * array.ndim], cluster)
-    chosen = choose_workload("ffnn", "small", three, "three")
-    assert chosen.name == "ffnn-small-three"
+    chosen = choose_workload("ffnn", "small", three, "three", "uniform")
+    assert chosen.name == "ffnn-small-uniform-three"
     assert chosen.costs.num_devices == 3
-    four = choose_workload("ffnn", "small", cluster, "four")
+    four = choose_workload("ffnn", "small", cluster, "four", "uniform")
     assert chosen.graph.num_tasks == four.graph.num_tasks
 
 

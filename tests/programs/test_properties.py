@@ -174,7 +174,7 @@ def make_function(steps, outputs):
 @settings(
     deadline=None,
     derandomize=True,
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(
