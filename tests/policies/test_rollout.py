@@ -28,7 +28,6 @@ from tests.policies.cases import (
 )
 
 CHECKED = 8  # episodes recomputed by plain loops
-BATCHES = 16
 
 
 def choices(episode, num_tasks):
@@ -47,10 +46,10 @@ def tiny_problem(edges, compute_s=1.0):
     return padded_problem(graph, costs.replace(compute_s=compute_s))
 
 
-def first_choices(draw):
+def first_choices(draw, batches):
     """Tasks and devices of the first three steps of many episodes, `[B, 3]` each."""
-    batches = [draw(keys(seed=seed)).actions for seed in range(BATCHES)]
-    return (np.concatenate([getattr(b, name)[:, :3] for b in batches]) for name in NAMES)
+    drawn = [draw(keys(seed=seed)).actions for seed in range(batches)]
+    return (np.concatenate([getattr(a, name)[:, :3] for a in drawn]) for name in NAMES)
 
 
 NAMES = ("task", "device")
@@ -139,7 +138,7 @@ def test_keys_decide_the_samples():
 def test_samples_follow_the_probabilities():
     unequal = np.random.default_rng(0).uniform(0.5, 2.0, (3, DEVICES))
     problem = tiny_problem([(0, 2, 1.0), (1, 2, 1.0)], unequal)
-    tables = apply(params(seed=1), problem)
+    tables = apply(params(seed=3), problem)
     orders = [(0, 1, 2), (1, 0, 2)]
     possible = list(itertools.product(orders, itertools.product(range(DEVICES), repeat=3)))
     task = np.full((EPISODES, 64), 64, np.int32)
@@ -152,12 +151,18 @@ def test_samples_follow_the_probabilities():
     np.testing.assert_allclose(probability.sum(), 1.0, rtol=1e-5)
     assert probability.max() > 3 * probability.min()
 
-    tasks, devices = first_choices(lambda batch: sample(batch, problem, tables))
-    count = np.bincount(tasks[:, 0] * 27 + devices @ [9, 3, 1], minlength=54)
-    expected = len(tasks) * probability
+    tasks, devices = first_choices(lambda batch: sample(batch, problem, tables), batches=32)
+    draws = tasks[:, 0] * 27 + devices @ [9, 3, 1]
+    expected = len(draws) * probability
     assert (expected > 5).all()
-    # Chi-square with 53 degrees of freedom: mean 53, and above 120 once in a million.
-    assert ((count - expected) ** 2 / expected).sum() < 120
+    # Chi-square with 53 degrees of freedom: mean 53, and above 110 once in 100,000.
+    count = np.bincount(draws, minlength=54)
+    assert ((count - expected) ** 2 / expected).sum() < 110
+    # More sensitive to a wrong temperature: how probable the draws are.
+    log_p = np.log(probability)
+    mean = probability @ log_p
+    deviation = np.sqrt(probability @ (log_p - mean) ** 2 / len(draws))
+    assert abs(log_p[draws].mean() - mean) < 4 * deviation
 
 
 @pytest.mark.parametrize("num_tasks", [n for n in SIZES if n])
@@ -174,6 +179,6 @@ def test_the_teacher_takes_the_largest_b_level_and_the_earliest_start(num_tasks)
 
 def test_the_teacher_breaks_ties_uniformly():
     problem = tiny_problem([])
-    tasks, devices = first_choices(lambda batch: teach(batch, problem))
+    tasks, devices = first_choices(lambda batch: teach(batch, problem), batches=10)
     count = np.bincount(tasks[:, 0] * DEVICES + devices[:, 0], minlength=9)
     assert np.abs(count - len(tasks) / 9).max() < 5 * np.sqrt(len(tasks) / 9)

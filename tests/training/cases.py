@@ -41,10 +41,10 @@ def chains_case(lengths=(4, 3)):
     return graph, costs, make_problem(graph, costs)
 
 
-def fresh_state(problem, config, num_elites, parameters=None, seed=0):
+def fresh_state(problem, config, num_elites, seed=0):
     return init_state(
         jax.random.key(seed),
-        jax.tree.map(jax.numpy.asarray, params() if parameters is None else parameters),
+        jax.tree.map(jax.numpy.asarray, params()),
         make_optimizer(config.learning_rate),
         problem,
         num_elites,
@@ -55,7 +55,7 @@ def fresh_state(problem, config, num_elites, parameters=None, seed=0):
 def trained_state(updates=3):
     """A state of stage 2 in which every part has left its start."""
     problem = chains_case()[2]
-    state = fresh_state(problem, SIM, SIM.num_elites)
+    state = fresh_state(problem, SIM, SIM.num_elites, seed=3)
     for _ in range(updates):
         state, _ = sim_update(state, problem, policy=CONFIG, config=SIM)
     return state

@@ -24,11 +24,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run's folder whose newest checkpoint is `trained_state()`, after 3 updates."""
+    """A run's folder whose newest checkpoint is `trained_state()`, after 3 updates.
+
+    It is saved from a device that other processes need not have.
+    """
     folder = tmp_path_factory.mktemp("run")
     checkpoints = Checkpoints(folder / "checkpoints")
     for updates in (1, 2, 3):
-        checkpoints.save(trained_state(updates), CONFIG, {"seed": 0})
+        state = jax.device_put(trained_state(updates), jax.devices()[-1])
+        checkpoints.save(state, CONFIG, {"seed": 0})
     checkpoints.close()
     return folder
 

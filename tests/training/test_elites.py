@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.policies.rollout import Actions
 from doppler_jax.simulator.simulate import simulate_instance
@@ -78,3 +79,13 @@ def test_simulated_orders_are_topological_and_replay_the_schedule(num_tasks, dya
     again = simulate_instance(problem.instance, placements, ranks, schedule=True)
     np.testing.assert_array_equal(again.start_s, fifo.start_s)
     np.testing.assert_array_equal(again.makespan_s, fifo.makespan_s)
+
+
+def test_a_task_of_no_length_keeps_its_turn():
+    # On device 0, 4 runs until 1; meanwhile 3, which takes no time, becomes ready before 1.
+    weights, edges = [0.5, 1.0, 0.25, 0.0, 1.0], [(0, 1, 0.0), (2, 3, 0.0)]
+    graph, costs = from_edge_delays(weights, edges, num_devices=DEVICES)
+    placements = np.zeros((BATCH, BUCKET), np.int32)
+    placements[:, :5] = [1, 0, 2, 0, 0]
+    actions = simulated_order(padded_problem(graph, costs, BUCKET, 256), placements)
+    assert actions.task[0, :5].tolist() == [2, 0, 4, 3, 1]
