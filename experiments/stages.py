@@ -125,7 +125,7 @@ def run_stage3(
     state = run.resume(start)
     if not np.isfinite(state.best_makespan_s):
         state = set_incumbent(state, problem, incumbent, log)
-    with progress_bar(folder.parts[-2], num_updates, int(state.update)) as report:
+    with progress_bar(folder.parent.name, num_updates, int(state.update)) as report:
         state = run.train(
             state,
             partial(
@@ -212,7 +212,7 @@ def _train(
 ) -> TrainState:
     run = Run(folder, settings, policy)
     state = run.resume(start)
-    with progress_bar(folder.parts[-2], num_updates, int(state.update)) as report:
+    with progress_bar(folder.parent.name, num_updates, int(state.update)) as report:
         state = run.train(state, update, num_updates, save_every_s=save_every_s, report=report)
     run.close()
     return state

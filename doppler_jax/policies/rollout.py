@@ -89,17 +89,17 @@ def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
     SEL takes the largest b-level in the frontier, PLC the earliest start; ties are
     broken uniformly at random, for which the key is consumed.
     """
-    sure = 1e6  # far above any Gumbel draw, so that noise decides between equals only
 
     def earliest(
         task: chex.Array, members: chex.Array, estimates: Estimates, features: chex.Array
     ) -> chex.Array:
         del task, members, features
         first_s = estimates.est_s.min()
-        return jnp.where(estimates.est_s <= first_s * (1 + 1e-6), 0.0, -sure)
+        return jnp.where(estimates.est_s <= first_s * (1 + 1e-6), 0.0, -32.0)
 
     noise = jax.random.gumbel(key, _noise_shape(problem))
-    score = problem.b_rank.astype(jnp.float32) * 1e3
+    # Gumbel draws in float32 differ by less than 32, so that noise decides between ties only.
+    score = problem.b_rank.astype(jnp.float32) * 32.0
     no_members = jnp.zeros((score.shape[0], 1))
     return _run(problem, score, no_members, earliest, noise)
 

@@ -98,7 +98,7 @@ def load_policy(path: str | pathlib.Path) -> Policy:
         meta = _load(manager, folder, "meta", ocp.args.JsonRestore())
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError(f"{folder}: not a checkpoint of this project")
-        version = meta["policy"].get("feature_version")
+        version = meta.get("policy", {}).get("feature_version")
         if version != FEATURE_VERSION:
             raise ValueError(
                 f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"

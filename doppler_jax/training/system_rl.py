@@ -61,7 +61,8 @@ class MeasurementLog:
         """Returns what the placement `[N]` took, measuring it unless the log knows.
 
         Raises:
-          ValueError: the log has another placement there, so it is another run's.
+          ValueError: the log has another placement there, so it is another run's; or the
+        measured time is not finite.
         """
         wanted = [int(device) for device in placement]
         if (update, episode) in self._known:
@@ -73,6 +74,8 @@ class MeasurementLog:
                 )
             return seconds
         seconds = float(self._measure(placement))
+        if not np.isfinite(seconds):
+            raise ValueError(f"update {update}, episode {episode}: measured {seconds} s")
         entry = {"update": update, "episode": episode, "placement": wanted, "seconds": seconds}
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
