@@ -176,7 +176,7 @@ class TaskOrigin:
 class TensorOrigin:
     """A tensor of the program that tasks make, and how it is cut."""
 
-    name: str  # readable, "attn/qk/dot_general"
+    name: str  # readable, "attn.qk.dot_general"
     aval: jax.ShapeDtypeStruct  # the whole tensor
     grid: tuple[int, ...]  # blocks along each dimension
     source: str  # the user's line, "file.py:12:4 (fn)"

@@ -94,7 +94,7 @@ class Group:
     behind the views.
     """
 
-    name: str  # readable and unique, "attn/qk/dot_general"
+    name: str  # readable and unique, "attn.qk.dot_general"
     equations: tuple[Equation, ...]  # without views; root first, then as they can run
     operands: tuple[Atom, ...]  # literals included; each atom once per way to label it
     num_root_operands: int

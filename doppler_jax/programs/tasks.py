@@ -146,7 +146,7 @@ class TaskMaker:
         """Adds the task that computes one block of the results; returns the blocks."""
         group = cut.group
         return self._add(
-            _indexed(group.name, (*_index(cut.named, at), *_index(cut.inner, at))),
+            _indexed(group.name, _index(cut.named, at)),
             self._kernels.run(cut.blocks, at, None, cut.root_reads),
             self._read(cut, cut.root_reads, at),
             cut.root_flops + cut.epilogue_flops,

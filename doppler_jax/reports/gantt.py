@@ -54,8 +54,8 @@ def plot_gantt(
 
 
 def op_type(name: str) -> str:
-    """Returns the operation in a task's name: `matmul` for `matmul_3[0,1]`."""
-    return re.sub(r"(_\d+)+(?=\.|$)", "", name.split("[")[0])
+    """Returns the operation in a task's name: `exp` for `attn.exp_3[0,1]`."""
+    return re.sub(r"(_\d+)+$", "", name.split("[")[0].rpartition(".")[2])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -246,7 +246,7 @@ def test_unrolled_scan_equals_the_scan():
     expected = rnn(x, w)
     for unroll_scans, num_scans in ((False, 1), (True, 0)):
         sharded = partition(trace(rnn, x, w, unroll_scans=unroll_scans), 4)
-        assert sum("rnn/scan[" in name for name in sharded.names) == num_scans
+        assert sum("rnn.scan[" in name for name in sharded.names) == num_scans
         jax.tree.map(assert_close, evaluate(sharded, x, w), expected)
 
 

@@ -120,12 +120,12 @@ def test_the_epilogue_waits_for_the_sum():
 
     b = W[:1]
     program = trace(fn, X, W, b)
-    sharded = partition(program, 4, strategy={"fn/dot_general": (1, 1)})
+    sharded = partition(program, 4, strategy={"fn.dot_general": (1, 1)})
     (group,) = fuse(program)
     (inner,) = group.labelling.aggregated
     counts = {label: 4 if label == inner else 1 for label in range(len(group.labelling.sizes))}
     sharded = shard(program, (group,), PartitionPlan((counts,), ("",)), KernelCache())
-    assert sharded.names[-1] == "fn/dot_general.sum[0,0]"
+    assert sharded.names[-1] == "fn.dot_general.sum[0,0]"
     assert [len(refs) for refs in sharded.operands] == [2, 2, 2, 2, 5]
     assert sharded.graph.flops.tolist() == [2 * 4 * 8 * 2] * 4 + [3 * 32 + 2 * 32]
     np.testing.assert_allclose(evaluate(sharded, X, W, b), fn(X, W, b), rtol=1e-5)
@@ -164,12 +164,12 @@ def test_names_are_unique_and_readable():
 
     names = [group.name for group in fuse(trace(fn, X, W))]
     assert names == [
-        "attn/dot_general",
-        "attn/mul",
-        "attn/dot_general_1",
-        "fn/dot_general",
-        "fn/dot_general_1",
-        "fn/exp",
+        "attn.dot_general",
+        "attn.mul",
+        "attn.dot_general_1",
+        "fn.dot_general",
+        "fn.dot_general_1",
+        "fn.exp",
     ]
 
 

@@ -50,7 +50,7 @@ def test_one_shard_is_one_task_per_group():
         return jnp.sort(jnp.tanh(a @ b) + 1.0)
 
     sharded = cut(lambda a, b: fn(a, b), shaped(8, 8), shaped(8, 8), num_shards=1)
-    assert sharded.names == ("fn/dot_general[0,0,0]", "fn/sort/sort[0,0]")
+    assert sharded.names == ("fn.dot_general[0,0]", "fn.sort.sort[0,0]")
     assert sharded.operands == ((InputRef(0), InputRef(1)), (TensorRef(0),))
 
 
@@ -118,7 +118,7 @@ def test_costs_of_other_operations():
     sharded = cut(fn, shaped(8, 8, dtype=jnp.bfloat16))
     flops = collections.Counter()
     for name, cost in zip(sharded.names, sharded.graph.flops, strict=True):
-        flops[name.split("[")[0].rpartition("/")[2]] += cost
+        flops[name.split("[")[0].rpartition(".")[2]] += cost
     assert flops["exp"] == 64
     assert flops["transpose"] == flops["broadcast_in_dim"] == 0
     sums = [i for i, name in enumerate(sharded.names) if "reduce_sum[" in name]
@@ -144,7 +144,7 @@ def test_formation_cuts_stored_blocks_once_for_all_readers():
     formed = [v for v, name in enumerate(sharded.names) if ".form" in name]
     # [16, 2] is cut in 4 along rows and along the contraction: blocks of 4 x 4.
     assert len(formed) == 16
-    assert sharded.names[formed[1]] == "fn/dot_general.form[0:4,4:8]"
+    assert sharded.names[formed[1]] == "fn.dot_general.form[0:4,4:8]"
     assert len({sharded.kernels[v] for v in formed}) == 4  # one per offset in a block
     readers = collections.Counter(sharded.graph.edge_tensor.tolist())
     assert {readers[v] for v in formed} == {2}
@@ -161,7 +161,7 @@ def test_formation_joins_stored_blocks():
     sharded = cut(fn, shaped(8, 1), shaped(8, 8))
     formed = [v for v, name in enumerate(sharded.names) if ".form" in name]
     names = [sharded.names[v] for v in formed]
-    assert names == ["fn/exp.form[0:4,0:1]", "fn/exp.form[4:8,0:1]"]
+    assert names == ["fn.exp.form[0:4,0:1]", "fn.exp.form[4:8,0:1]"]
     assert sharded.operands[formed[1]] == (TensorRef(2), TensorRef(3))
     assert len({sharded.kernels[v] for v in formed}) == 1
 
@@ -231,7 +231,7 @@ def test_printing_is_one_task_without_tensors():
     (printing,) = (v for v, name in enumerate(sharded.names) if "debug_print" in name)
     assert printing not in sharded.graph.tensor_producer.tolist()
     assert sharded.kernels[printing].results == ()
-    assert kinds(sharded) == {"fn/exp": 4, "fn/exp.form": 1, "fn/debug_print": 1}
+    assert kinds(sharded) == {"fn.exp": 4, "fn.exp.form": 1, "fn.debug_print": 1}
 
 
 def test_origins_and_tensors_tell_where_tasks_come_from():
@@ -243,7 +243,7 @@ def test_origins_and_tensors_tell_where_tasks_come_from():
     assert sharded.origins[2].primitives == ("sum", "tanh")
     assert {origin.group for origin in sharded.origins} == {0}
     (tensor,) = sharded.tensors
-    assert (tensor.name, tensor.grid, tensor.aval.shape) == ("fn/dot_general", (2, 2), (8, 8))
+    assert (tensor.name, tensor.grid, tensor.aval.shape) == ("fn.dot_general", (2, 2), (8, 8))
     assert "test_partition.py" in tensor.source == sharded.origins[0].source
     assert tensor.reason
 

@@ -233,14 +233,14 @@ def test_reasons_are_readable():
 
     program = trace(fn, shaped(1024, 1024), shaped(1024, 1024))
     # One row of blocks, so that the sort can follow and the second product cannot.
-    sharded = partition(program, 4, strategy={"fn/dot_general": (1, 4)})
+    sharded = partition(program, 4, strategy={"fn.dot_general": (1, 4)})
     reasons = {tensor.name: tensor.reason for tensor in sharded.tensors}
-    first = reasons["fn/dot_general"]
-    assert first.startswith("1x4: given as 'fn/dot_general'; contracted dimensions ")
-    assert reasons["fn/sort/sort"].startswith("1x4: follows fn/dot_general")
+    first = reasons["fn.dot_general"]
+    assert first.startswith("1x4: given as 'fn.dot_general'; contracted dimensions ")
+    assert reasons["fn.sort.sort"].startswith("1x4: follows fn.dot_general")
     # The first product is left in columns; a task of the second reads rows.
-    second = reasons["fn/dot_general_1"]
-    assert "fn/dot_general is cut again, 1x4 to " in second
+    second = reasons["fn.dot_general_1"]
+    assert "fn.dot_general is cut again, 1x4 to " in second
     uniform = partition(program, 4, strategy="uniform")
     assert uniform.tensors[0].reason == "2x2: uniform"
 
@@ -256,13 +256,13 @@ def cut(strategy):
 
 
 def test_counts_can_be_given_by_name_or_pattern():
-    grids = {tensor.name: tensor.grid for tensor in cut({"one/dot_general": (8, 2)}).tensors}
-    assert grids["one/dot_general"] == (8, 2)
-    assert math.prod(grids["two/dot_general"]) >= 2
-    grids = [tensor.grid for tensor in cut({"*/dot_general": (1, 2)}).tensors]
+    grids = {tensor.name: tensor.grid for tensor in cut({"one.dot_general": (8, 2)}).tensors}
+    assert grids["one.dot_general"] == (8, 2)
+    assert math.prod(grids["two.dot_general"]) >= 2
+    grids = [tensor.grid for tensor in cut({"*.dot_general": (1, 2)}).tensors]
     assert grids == [(1, 2), (1, 2)]
     # A group's own name goes before a pattern that fits it too.
-    both = {"*": (1, 2), "two/dot_general": (2, 1)}
+    both = {"*": (1, 2), "two.dot_general": (2, 1)}
     assert [tensor.grid for tensor in cut(both).tensors] == [(1, 2), (2, 1)]
 
 
@@ -270,12 +270,12 @@ def test_counts_can_be_given_by_name_or_pattern():
     ("strategy", "message"),
     [
         ("best", "unknown strategy 'best'; known: planner, uniform"),
-        ({"three*": (2, 2)}, r"'three\*', which fits none of: one/dot_general, two/dot_gen"),
-        ({"one/*": (2,)}, r"'one/\*'.* its result \[16, 16\] has 2 dimensions"),
-        ({"one/*": (2, 3)}, r"'one/\*'.* 3 is not a power of two"),
-        ({"one/*": (0, 2)}, r"'one/\*'.* 0 is not a power of two"),
-        ({"one/*": (2.0, 2)}, r"'one/\*'.* 2.0 is not a power of two"),
-        ({"one/*": (32, 1)}, r"'one/\*'.* size 16 can be cut into 16 blocks at most, not 32"),
+        ({"three*": (2, 2)}, r"'three\*', which fits none of: one.dot_general, two.dot_gen"),
+        ({"one.*": (2,)}, r"'one\.\*'.* its result \[16, 16\] has 2 dimensions"),
+        ({"one.*": (2, 3)}, r"'one\.\*'.* 3 is not a power of two"),
+        ({"one.*": (0, 2)}, r"'one\.\*'.* 0 is not a power of two"),
+        ({"one.*": (2.0, 2)}, r"'one\.\*'.* 2.0 is not a power of two"),
+        ({"one.*": (32, 1)}, r"'one\.\*'.* size 16 can be cut into 16 blocks at most, not 32"),
     ],
 )
 def test_wrong_strategies_are_refused(strategy, message):
