@@ -34,7 +34,7 @@ from experiments.provenance import provenance
 class BenchSettings(StageSettings):
     """What to measure on; a workload or, with --graph, a task graph's file."""
 
-    workload: str = "ffnn"
+    workload: str = "llama_layer"
     batch: int = 2048
     """Placements simulated at once."""
     repeats: int = 5

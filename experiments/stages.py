@@ -82,13 +82,7 @@ def run_stage2(
 ) -> Trained:
     """Improves a policy by episodes in the simulator."""
     problem = make_problem(chosen.graph, chosen.costs)
-    start = init_state(
-        jax.random.key(seed),
-        before.params,
-        make_optimizer(config.learning_rate),
-        problem,
-        config.num_elites,
-    )
+    start = _start(problem, before, seed, config)
     update = partial(sim_update, problem=problem, policy=before.config, config=config)
     settings = _settings(chosen, "stage2", seed, before.config, config)
     state = _train(folder, settings, before.config, start, update, num_updates, save_every_s)
@@ -111,13 +105,7 @@ def run_stage3(
 ) -> Trained:
     """Improves a policy by measured episodes; never ends worse than the incumbent measured."""
     problem = make_problem(chosen.graph, chosen.costs)
-    start = init_state(
-        jax.random.key(seed),
-        before.params,
-        make_optimizer(config.learning_rate),
-        problem,
-        config.num_elites,
-    )
+    start = _start(problem, before, seed, config)
     settings = _settings(chosen, "stage3", seed, before.config, config)
     settings["incumbent"] = [int(device) for device in incumbent]
     run = Run(folder, settings, before.config)
@@ -191,6 +179,16 @@ def _settings(
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
+
+
+def _start(
+    problem: Problem, before: dj.Policy, seed: int, config: SimConfig | SystemConfig
+) -> TrainState:
+    """Returns the first state of a stage that goes on from a policy."""
+    optimizer = make_optimizer(config.learning_rate)
+    return init_state(
+        jax.random.key(seed), before.params, optimizer, problem, config.num_elites
+    )
 
 
 def _digest(arrays: Any) -> str:

@@ -1,6 +1,6 @@
 """What the policies see of a problem, scale-free: static features, made on the host.
 
-FEATURE_VERSION names this module's and `rollout.py`'s features together; a checkpoint
+FEATURE_VERSION names this module's and `list_schedule.py`'s features together; a checkpoint
 of another version is refused.
 """
 

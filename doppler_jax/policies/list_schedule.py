@@ -1,0 +1,141 @@
+"""The list schedule that grows during an episode, and what PLC is told of it."""
+
+import chex
+import jax.numpy as jnp
+
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.place import NUM_DEVICE_FEATURES
+from doppler_jax.types import pytree
+
+
+@pytree
+class ListSchedule:
+    """A list schedule that only appends, under `parallel` links; times in seconds."""
+
+    head: chex.Array  # [W] int32
+    missing: chex.Array  # [W] int32, unplaced producers of each head
+    free_s: chex.Array  # [D] end of the device's last task
+    load_s: chex.Array  # [D] compute placed on the device
+    start_s: chex.Array  # [N + 1]
+    finish_s: chex.Array  # [N + 1]
+    device: chex.Array  # [N + 1] int32, D where unplaced
+    near_s: chex.Array  # [N + 1, D] transfer time of a task's inputs already on the device
+    member: chex.Array  # [D, q] sum of the members placed on the device
+    count: chex.Array  # [D]
+
+
+@pytree
+class Estimates:
+    """What PLC is told about putting a task on each device."""
+
+    est_s: chex.Array  # [D] earliest start; inf where the device cannot run it
+    allowed: chex.Array  # [D]
+
+
+def begin(problem: Problem, member: chex.Array) -> ListSchedule:
+    """Returns the empty schedule of a problem; `member` `[N + 1, q]` gives q."""
+    instance = problem.instance
+    rows, d = instance.compute_s.shape
+    head = jnp.asarray(instance.chain_head)
+    return ListSchedule(
+        head=head,
+        missing=(instance.pred_task[head] != rows - 1).sum(-1, dtype=jnp.int32),
+        free_s=jnp.zeros(d),
+        load_s=jnp.zeros(d),
+        start_s=jnp.zeros(rows),
+        finish_s=jnp.zeros(rows),
+        device=jnp.full(rows, d, jnp.int32),
+        near_s=jnp.zeros((rows, d)),
+        member=jnp.zeros((d, member.shape[1])),
+        count=jnp.zeros(d),
+    )
+
+
+def device_features(
+    problem: Problem, state: ListSchedule, task: chex.Array
+) -> tuple[chex.Array, Estimates]:
+    """Returns the features `[D, F]` of putting `task` on each device, and the estimates.
+
+    The paper's five (compute placed on d; compute of the task's inputs on d; their
+    earliest start and latest end; earliest start of the task), its compute on d, and the
+    co-parent affinity: transfer time of the other inputs of its readers that are on d,
+    and whether there are any. Points in time count from the earliest possible start over
+    all devices, all times in units, compressed by a signed logarithm.
+    """
+    instance = problem.instance
+    d = instance.num_devices
+    producers = instance.pred_task[task]  # [P]
+    source = state.device[producers]
+    on = source[:, None] == jnp.arange(d)[None]  # [P, D]; none for padding
+    there = jnp.minimum(source, d - 1)
+    # The producers' compute where they run; 0 instead of inf elsewhere.
+    input_compute_s = jnp.where(on, instance.compute_s[producers], 0.0).sum(0)
+    first_start_s = jnp.where(on, state.start_s[producers][:, None], jnp.inf).min(0)
+    last_end_s = jnp.where(on, state.finish_s[producers][:, None], -jnp.inf).max(0)
+    move_s = instance.latency_s[there] + (
+        instance.pred_bytes[task][:, None] * instance.seconds_per_byte[there]
+    )
+    real = (producers != instance.padded_tasks)[:, None]
+    arrival_s = jnp.where(real, state.finish_s[producers][:, None] + move_s, 0.0).max(0)
+    arrival_s = jnp.maximum(arrival_s, instance.input_ready_s[task])
+    compute_s = instance.compute_s[task]
+    allowed = jnp.isfinite(compute_s)
+    est_s = jnp.where(allowed, jnp.maximum(state.free_s, arrival_s), jnp.inf)
+    base_s = est_s.min()
+
+    any_input = on.any(0)
+    affinity_s = state.near_s[instance.succ_task[task]].sum(0)
+    features = jnp.stack(
+        [
+            state.load_s - state.load_s.min(),
+            input_compute_s,
+            jnp.where(any_input, first_start_s - base_s, 0.0),
+            jnp.where(any_input, last_end_s - base_s, 0.0),
+            jnp.where(allowed, est_s - base_s, 0.0),
+            jnp.where(allowed, compute_s, 0.0),
+            affinity_s,
+        ],
+        axis=-1,
+    )
+    features = features / problem.unit_s
+    features = jnp.sign(features) * jnp.log1p(jnp.abs(features))
+    related = (affinity_s > 0).astype(features.dtype)[:, None]
+    features = jnp.concatenate([features, related], axis=-1)
+    chex.assert_shape(features, (d, NUM_DEVICE_FEATURES))
+    return features, Estimates(est_s=est_s, allowed=allowed)
+
+
+def append(
+    problem: Problem,
+    member: chex.Array,
+    state: ListSchedule,
+    task: chex.Array,
+    device: chex.Array,
+    start_s: chex.Array,
+) -> ListSchedule:
+    """Appends `task` to `device` and moves its chain on; task N changes nothing that counts."""
+    instance = problem.instance
+    nobody = instance.padded_tasks
+    real = task != nobody
+    on = (jnp.arange(instance.num_devices) == device) & real
+    compute_s = instance.compute_s[task, device]
+    finish_s = start_s + compute_s
+    readers = instance.succ_task[task]
+    follower = instance.chain_next[task]
+    moved = state.head == task
+    missing = state.missing - (state.head[:, None] == readers[None]).sum(-1, dtype=jnp.int32)
+    where = state.device.at[task].set(jnp.where(real, device, instance.num_devices))
+    unplaced = where[instance.pred_task[follower]] == instance.num_devices
+    real_producers = instance.pred_task[follower] != nobody
+    return ListSchedule(
+        head=jnp.where(moved, follower, state.head),
+        missing=jnp.where(moved, (unplaced & real_producers).sum(dtype=jnp.int32), missing),
+        free_s=jnp.where(on, finish_s, state.free_s),
+        load_s=state.load_s + jnp.where(on, compute_s, 0.0),
+        start_s=state.start_s.at[task].set(start_s),
+        finish_s=state.finish_s.at[task].set(finish_s),
+        device=where,
+        near_s=state.near_s.at[readers, device].add(problem.succ_transfer_s[task]),
+        member=state.member + jnp.where(on[:, None], member[task][None], 0.0),
+        count=state.count + on.astype(state.count.dtype),
+    )
