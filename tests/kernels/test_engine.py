@@ -296,19 +296,21 @@ def test_ctrl_c_ends_the_call_and_the_next_works(executables, mode):
     sharded = build(spins, ["t9"])
     step = compile_on(sharded, np.arange(10) % 2, executables, mode=mode)
     step(X)
-    whole_s = step.trace.finish_s.max()
     threads = num_threads()
-    timer = threading.Timer(whole_s / 4, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    started = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt):
-        step(X)
-    stopped_s = time.perf_counter() - started
-    timer.join()
-    assert num_threads() == threads
-    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
-    # Stopped after a quarter and a task; the machine may have been busier meanwhile.
-    assert stopped_s < 0.95 * max(whole_s, step.trace.finish_s.max())
+    shares = []
+    while not shares or (len(shares) < 5 and min(shares) > 0.7):  # the machine may be busy
+        whole_s = step.trace.finish_s.max()
+        timer = threading.Timer(whole_s / 4, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            step(X)
+        stopped_s = time.perf_counter() - started
+        timer.join()
+        assert num_threads() == threads
+        np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
+        shares.append(stopped_s / max(whole_s, step.trace.finish_s.max()))
+    assert min(shares) <= 0.7  # a quarter and a task, against all ten tasks
 
 
 @both_modes
