@@ -25,7 +25,6 @@ from doppler_jax.simulator.validate import validate
 from doppler_jax.training.checkpoint import Policy, load_policy
 from doppler_jax.types import (
     RESIDENT,
-    UNPLACED,
     Cluster,
     Costs,
     Schedule,
@@ -37,7 +36,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RESIDENT",
-    "UNPLACED",
     "Cluster",
     "Costs",
     "Explanation",

@@ -14,9 +14,6 @@ import jax
 RESIDENT = -1
 """`TaskGraph.input_home` of an input that lies on every device that reads it."""
 
-UNPLACED = -1
-"""Entry of a placement whose task has no device yet."""
-
 _T = TypeVar("_T")
 
 

@@ -45,12 +45,6 @@ def minimize(costs: Sequence[np.ndarray], pairs: Pairs, limit: int = LIMIT) -> l
     return _descend(chosen, costs, pairs)
 
 
-def total_cost(costs: Sequence[np.ndarray], pairs: Pairs, states: Sequence[int]) -> float:
-    """Returns the cost of one choice of states."""
-    alone = sum(float(table[states[v]]) for v, table in enumerate(costs))
-    return alone + sum(float(t[states[a], states[b]]) for (a, b), t in pairs.items())
-
-
 def _eliminate(factors: list[_Factor], sizes: list[int], limit: int) -> list[int]:
     """Removes variable by variable, fewest neighbours first, then reads the states back."""
     network = _Network(factors, len(sizes))

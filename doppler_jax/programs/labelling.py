@@ -47,11 +47,6 @@ class Labelling:
         kept = {label for labels in self.results for label in labels}
         return tuple(sorted(found - kept - self.fixed))
 
-    @property
-    def is_contraction(self) -> bool:
-        """True if several operands are joined on labels that are then aggregated."""
-        return self.aggregate is not None and len(self.operands) > 1
-
     def max_count(self, label: int) -> int:
         """Returns the largest power of two into which the label may be cut."""
         size = self.sizes[label]

@@ -22,7 +22,7 @@ from doppler_jax.types import Costs, TaskGraph, pytree
 
 QUEUES = ("fifo", "priority")
 CHUNK = 128
-"""Placements simulated together; measured best on CPUs, more overflows the cache."""
+"""Placements simulated together: enough for vector operations, few enough for the cache."""
 
 
 @pytree
