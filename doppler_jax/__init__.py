@@ -19,8 +19,18 @@ from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import list_workloads, make_arrays, make_workload
 from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace
+from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
+from doppler_jax.simulator.critical_chain import critical_chain
+from doppler_jax.simulator.memory import peak_memory_bytes
+from doppler_jax.simulator.noise import (
+    Factors,
+    draw_factors,
+    makespan_statistics,
+    random_ranks,
+)
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import SimulationResult, simulate
+from doppler_jax.simulator.synchronous import simulate_synchronous
 from doppler_jax.simulator.validate import validate
 from doppler_jax.training.checkpoint import Policy, load_policy
 from doppler_jax.types import (
@@ -39,17 +49,22 @@ __all__ = [
     "Cluster",
     "Costs",
     "Explanation",
+    "Factors",
     "Placed",
     "Policy",
     "Schedule",
+    "ScheduleExplanation",
     "ShardedProgram",
     "SimulationResult",
     "TaskGraph",
     "b_level",
     "b_path",
     "check_costs",
+    "critical_chain",
+    "draw_factors",
     "evaluate",
     "explain",
+    "explain_schedule",
     "from_edge_delays",
     "from_networkx",
     "list_clusters",
@@ -66,14 +81,18 @@ __all__ = [
     "make_graph",
     "make_workload",
     "makespan_s",
+    "makespan_statistics",
     "partition",
+    "peak_memory_bytes",
     "place",
     "plot_gantt",
+    "random_ranks",
     "reference_costs",
     "save_cluster",
     "save_graph",
     "simulate",
     "simulate_oracle",
+    "simulate_synchronous",
     "t_level",
     "t_path",
     "to_networkx",

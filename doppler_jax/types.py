@@ -88,6 +88,7 @@ class Costs:
     input_bytes: chex.Array  # [I]
     latency_s: chex.Array  # [D, D] diagonal 0
     seconds_per_byte: chex.Array  # [D, D] diagonal 0
+    capacity_bytes: chex.Array  # [D] memory of each device, inf where unlimited
 
     @property
     def num_devices(self) -> int:
@@ -98,17 +99,18 @@ class Costs:
 class Schedule:
     """When and where each task, and each transfer, of one execution ran.
 
-    A simulated schedule may leave the transfers out (length 0): with `parallel`
-    links they follow from the finish times.
+    A schedule simulated under `parallel` links may leave the transfers out (length 0):
+    they follow from the finish times. Those of graph inputs may be left out of any
+    schedule that was measured.
     """
 
     placement: chex.Array  # [N] int device
     start_s: chex.Array  # [N]
     finish_s: chex.Array  # [N]
-    transfer_tensor: chex.Array  # [X] int
+    transfer_tensor: chex.Array  # [X] int tensor; graph input i is written ~i (below 0)
     transfer_source: chex.Array  # [X] int device
     transfer_destination: chex.Array  # [X] int device
-    transfer_start_s: chex.Array  # [X]
+    transfer_start_s: chex.Array  # [X] when its link began to carry it
     transfer_finish_s: chex.Array  # [X]
 
 

@@ -7,6 +7,8 @@ import dataclasses
 import pathlib
 import time
 
+import numpy as np
+
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.baselines.critical_path import critical_path
@@ -173,11 +175,17 @@ def measure(workload: Workload, cluster: dj.Cluster, strategy: str) -> Figures:
         edges=summary.num_edges,
         flops=summary.flops,
         made_bytes=float(graph.tensor_bytes.sum()),
-        moved_bytes=float(graph.tensor_bytes[schedule.transfer_tensor].sum()),
+        moved_bytes=moved_bytes(graph, schedule),
         makespan_s=makespan_s(schedule),
         parallelism=summary.parallelism,
         partition_s=partition_s,
     )
+
+
+def moved_bytes(graph: dj.TaskGraph, schedule: dj.Schedule) -> float:
+    """Returns the bytes that the transfers of a schedule carry."""
+    sizes = np.concatenate([graph.tensor_bytes, graph.input_bytes[::-1]])  # input i is ~i
+    return float(sizes[schedule.transfer_tensor].sum())
 
 
 def compare_published() -> list[Comparison]:

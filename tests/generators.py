@@ -1,6 +1,7 @@
 """Random problems for the tests, from NumPy generators with explicit seeds."""
 
 import numpy as np
+from hypothesis import strategies as st
 
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.types import Costs
@@ -19,6 +20,9 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
             edge_reader += readers.tolist()
             producer.append(v)
     num_inputs = int(rng.integers(0, 4)) if num_tasks else 0
+    # Drawn beside `rng`, whose further numbers stay those of older tests.
+    more = rng.spawn(1)[0].integers(0, [[max(num_inputs, 1)], [max(num_tasks, 1)]], (2, 4))
+    more = more[:, : 4 * bool(num_inputs)]
     graph = make_graph(
         flops=numbers(rng, num_tasks, dyadic),
         tensor_producer=producer,
@@ -27,8 +31,8 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
         edge_reader=edge_reader,
         input_bytes=numbers(rng, num_inputs, dyadic),
         input_home=rng.integers(-1, num_devices if homes else 0, num_inputs),
-        input_edge_input=np.arange(num_inputs),
-        input_edge_reader=rng.integers(0, max(num_tasks, 1), num_inputs),
+        input_edge_input=np.append(np.arange(num_inputs), more[0]),
+        input_edge_reader=np.append(rng.integers(0, max(num_tasks, 1), num_inputs), more[1]),
     )
     shape = (num_devices, num_devices)
     off_diagonal = 1.0 - np.eye(num_devices)
@@ -38,8 +42,41 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
         input_bytes=graph.input_bytes,
         latency_s=off_diagonal * numbers(rng, shape, dyadic),
         seconds_per_byte=off_diagonal * numbers(rng, shape, dyadic),
+        capacity_bytes=np.full(num_devices, np.inf),
     )
     return graph, costs
+
+
+@st.composite
+def problems(draw, max_tasks=30, max_devices=4):
+    """A random problem with a placement, and ranks and factors of noise for it.
+
+    Some have costs of 0 and 1 alone, so that much happens at one instant.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_tasks, num_devices = draw(st.integers(0, max_tasks)), draw(st.integers(1, max_devices))
+    kind = draw(st.sampled_from(["generic", "dyadic", "coarse"]))
+    graph, costs = random_problem(rng, num_tasks, num_devices, dyadic=kind == "dyadic")
+    if kind == "coarse":
+        graph = graph.replace(input_bytes=rng.integers(0, 2, graph.num_inputs) * 1.0)
+        costs = costs.replace(
+            compute_s=rng.integers(0, 2, costs.compute_s.shape) * 1.0,
+            tensor_bytes=rng.integers(0, 2, costs.tensor_bytes.shape) * 1.0,
+            input_bytes=graph.input_bytes,
+            latency_s=0 * costs.latency_s,
+            seconds_per_byte=1.0 - np.eye(num_devices),
+        )
+    placement = rng.integers(0, num_devices, num_tasks)
+    options = {
+        "fifo": {},
+        "priority": {"queue": "priority", "priority": rng.integers(0, 9, num_tasks)},
+        "random": {"queue": "random", "priority": rng.permutation(num_tasks)},
+        "noise": {
+            "compute_factor": rng.lognormal(0, 0.3, num_tasks),
+            "transfer_factor": rng.lognormal(0, 0.3, (graph.num_tensors, num_devices)),
+        },
+    }
+    return graph, costs, placement, options[draw(st.sampled_from(sorted(options)))]
 
 
 def numbers(rng, shape, dyadic):

@@ -27,6 +27,7 @@ def make_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
         input_bytes=graph.input_bytes.copy(),
         latency_s=latency_s,
         seconds_per_byte=seconds_per_byte,
+        capacity_bytes=np.array(cluster.memory_bytes, dtype=np.float64),
     )
     check_costs(graph, costs)
     return costs
@@ -78,6 +79,7 @@ def from_edge_delays(
         input_bytes=graph.input_bytes.copy(),
         latency_s=np.zeros((num_devices, num_devices)),
         seconds_per_byte=1.0 - np.eye(num_devices),
+        capacity_bytes=np.full(num_devices, np.inf),
     )
     check_costs(graph, costs)
     return graph, costs
@@ -86,8 +88,9 @@ def from_edge_delays(
 def check_costs(graph: TaskGraph, costs: Costs) -> None:
     """Raises `ValueError` unless the costs fit the graph and every task can run somewhere.
 
-    `compute_s` may be inf where a device cannot run a task; all else is finite and not
-    negative, and the diagonals of the transfers are 0.
+    `compute_s` may be inf where a device cannot run a task, `capacity_bytes` where memory
+    is unlimited; all else is finite and not negative, and the diagonals of the transfers
+    are 0. Whether the memory suffices is `check_capacity`'s question.
     """
     compute_s = np.asarray(costs.compute_s)
     if compute_s.ndim != 2 or compute_s.shape[1] == 0:
@@ -96,6 +99,7 @@ def check_costs(graph: TaskGraph, costs: Costs) -> None:
     _check_array("compute_s", compute_s, (graph.num_tasks, d), allow_inf=True)
     _check_array("tensor_bytes", costs.tensor_bytes, (graph.num_tensors,))
     _check_array("input_bytes", costs.input_bytes, (graph.num_inputs,))
+    _check_array("capacity_bytes", costs.capacity_bytes, (d,), allow_inf=True)
     for name in ("latency_s", "seconds_per_byte"):
         array = np.asarray(getattr(costs, name))
         _check_array(name, array, (d, d))

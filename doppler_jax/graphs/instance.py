@@ -14,8 +14,9 @@ from doppler_jax.types import RESIDENT, Costs, TaskGraph, pytree
 class Instance:
     """One placement problem. Row N (after padding) is a task that never runs.
 
-    Below N is the padded number of tasks, W of chains, P and S the padded largest
-    numbers of edges into and out of a task; unused entries name task N.
+    Below N is the padded number of tasks, E of edges, F of reads of graph inputs that have a
+    home, W of chains, P and S the padded largest numbers of edges into and out of a task;
+    unused entries name task N. Edges are sorted by the tensor's producer, then by tensor.
     """
 
     num_tasks: chex.Array  # [] int32, without padding
@@ -27,6 +28,18 @@ class Instance:
     pred_bytes: chex.Array  # [N + 1, P]
     succ_task: chex.Array  # [N + 1, S] int32
     succ_bytes: chex.Array  # [N + 1, S]
+    num_producers: chex.Array  # [N + 1] int32, edges into the task
+    num_edges: chex.Array  # [N + 1] int32, edges out of the task
+    first_edge: chex.Array  # [N + 1] int32
+    edge_reader: chex.Array  # [E + 1] int32
+    edge_tensor: chex.Array  # [E + 1] int32
+    edge_bytes: chex.Array  # [E + 1]
+    edge_opens: chex.Array  # [E + 1] bool, the first edge of its tensor
+    home_reader: chex.Array  # [F] int32, reads of inputs with a home, in the order of inputs
+    home_device: chex.Array  # [F] int32
+    home_bytes: chex.Array  # [F]
+    home_opens: chex.Array  # [F] bool, the first read of its input
+    chain: chex.Array  # [N + 1] int32, the chain that the task is in
     chain_head: chex.Array  # [W] int32, first task of each chain
     chain_next: chex.Array  # [N + 1] int32, next task of the same chain
 
@@ -50,12 +63,6 @@ def make_instance(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32)
     edge_bytes = np.asarray(costs.tensor_bytes, dtype)[graph.edge_tensor]
     pred_task, pred_bytes = _table(receivers, senders, edge_bytes, size)
     succ_task, succ_bytes = _table(senders, receivers, edge_bytes, size)
-    chains = chain_cover(graph)
-    chain_head = np.full(bucket_size(len(chains), smallest=8), size, np.int32)
-    chain_head[: len(chains)] = [chain[0] for chain in chains]
-    chain_next = np.full(size + 1, size, np.int32)
-    for chain in chains:
-        chain_next[chain[:-1]] = chain[1:]
     return Instance(
         num_tasks=np.int32(n),
         compute_s=_pad_rows(np.asarray(costs.compute_s, dtype), size + 1),
@@ -66,9 +73,56 @@ def make_instance(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32)
         pred_bytes=pred_bytes,
         succ_task=succ_task,
         succ_bytes=succ_bytes,
-        chain_head=chain_head,
-        chain_next=chain_next,
+        num_producers=np.bincount(receivers, minlength=size + 1).astype(np.int32),
+        **_edges(graph, edge_bytes, size),
+        **_home_reads(graph, costs, size, dtype),
+        **_chains(graph, size),
     )
+
+
+def _edges(graph: TaskGraph, edge_bytes: np.ndarray, size: int) -> dict[str, np.ndarray]:
+    senders, receivers = task_edges(graph)
+    order = np.lexsort((receivers, graph.edge_tensor, senders))
+    readers = receivers[order].astype(np.int32)
+    tensor = graph.edge_tensor[order]
+    degree = np.bincount(senders, minlength=size + 1)
+    spare = bucket_size(len(order), smallest=16) + 1 - len(order)
+    return {
+        "num_edges": degree.astype(np.int32),
+        "first_edge": (np.cumsum(degree) - degree).astype(np.int32),
+        "edge_reader": np.pad(readers, (0, spare), constant_values=size),
+        "edge_tensor": np.pad(tensor, (0, spare)).astype(np.int32),
+        "edge_bytes": np.pad(edge_bytes[order], (0, spare)),
+        "edge_opens": np.pad(np.diff(tensor, prepend=-1) != 0, (0, spare)),
+    }
+
+
+def _home_reads(
+    graph: TaskGraph, costs: Costs, size: int, dtype: DTypeLike
+) -> dict[str, np.ndarray]:
+    reads = np.flatnonzero(graph.input_home[graph.input_edge_input] != RESIDENT)
+    reads = reads[np.argsort(graph.input_edge_input[reads], kind="stable")]
+    inputs = graph.input_edge_input[reads]
+    spare = bucket_size(len(reads), smallest=2) - len(reads) if len(reads) else 0  # often none
+    readers = np.pad(graph.input_edge_reader[reads], (0, spare), constant_values=size)
+    return {
+        "home_reader": readers.astype(np.int32),
+        "home_device": np.pad(graph.input_home[inputs], (0, spare)).astype(np.int32),
+        "home_bytes": np.pad(np.asarray(costs.input_bytes, dtype)[inputs], (0, spare)),
+        "home_opens": np.pad(np.diff(inputs, prepend=-1) != 0, (0, spare)),
+    }
+
+
+def _chains(graph: TaskGraph, size: int) -> dict[str, np.ndarray]:
+    chains = chain_cover(graph)
+    chain_head = np.full(bucket_size(len(chains), smallest=8), size, np.int32)
+    chain_head[: len(chains)] = [chain[0] for chain in chains]
+    chain = np.zeros(size + 1, np.int32)
+    chain_next = np.full(size + 1, size, np.int32)
+    for c, tasks in enumerate(chains):
+        chain[tasks] = c
+        chain_next[tasks[:-1]] = tasks[1:]
+    return {"chain": chain, "chain_head": chain_head, "chain_next": chain_next}
 
 
 def input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:

@@ -13,6 +13,7 @@ def check_conserving(
     edge_arrival_s: np.ndarray,
     ready_s: np.ndarray,
     priority: ArrayLike | None,
+    order: np.ndarray,
     slack: float,
 ) -> None:
     """Raises if a device idles while a task waits for it, or takes another than the first.
@@ -23,14 +24,14 @@ def check_conserving(
       edge_arrival_s: `[E]` when each edge's tensor is on its reader's device.
       ready_s: `[N]` when each task's last input is there.
       priority: `[N]` ranks of the priority queue, or None for fifo.
+      order: `[N]` the tasks by start (`decision_order`).
       slack: seconds by which times may differ. Ready times closer than that are ties
         that either order breaks; equal ones are ties by id.
 
     Raises:
       ValueError: naming the device, the tasks and the times.
     """
-    rank = _queue_rank(ready_s if priority is None else np.asarray(priority))
-    order = _start_order(graph, schedule, rank)
+    rank = _queue_rank(ready_s, priority)
     position = np.empty_like(rank)
     position[order] = np.arange(order.size)
     # A zero-length task releases its readers at the instant at which it started: which
@@ -70,20 +71,30 @@ def check_conserving(
             free_s = max(free_s, schedule.finish_s[v])
 
 
-def _queue_rank(key: np.ndarray) -> np.ndarray:
+def _queue_rank(ready_s: np.ndarray, priority: ArrayLike | None) -> np.ndarray:
     """Returns each task's place `[N]` in the order (key, id), as if all were ready."""
+    key = ready_s if priority is None else np.asarray(priority)
     ids = np.arange(key.size)
     rank = np.empty_like(ids)
     rank[np.lexsort((ids, key))] = ids
     return rank
 
 
-def _start_order(graph: TaskGraph, schedule: Schedule, rank: np.ndarray) -> np.ndarray:
+def decision_order(
+    graph: TaskGraph, schedule: Schedule, ready_s: np.ndarray, priority: ArrayLike | None
+) -> np.ndarray:
     """Returns the tasks `[N]` by start; those of one instant as the rules must have taken them.
 
     At one instant a legal schedule starts the best ready task over all idle devices, again
     and again. A task of positive length fills its device, so zero-length ones went before.
+
+    Args:
+      graph: the task graph.
+      schedule: its schedule.
+      ready_s: `[N]` when each task's last input is there.
+      priority: `[N]` ranks of the priority queue, or None for fifo.
     """
+    rank = _queue_rank(ready_s, priority)
     start, brief = schedule.start_s, schedule.start_s == schedule.finish_s
     order = np.lexsort((rank, start))
     released_by: list[set[int]] = [set() for _ in order]

@@ -11,7 +11,18 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
+from doppler_jax.graphs.build import task_edges
+from doppler_jax.simulator.durations import check_placement, task_seconds
+from doppler_jax.simulator.links import (
+    Links,
+    Transfer,
+    input_transfers,
+    make_schedule,
+    task_transfers,
+)
+from doppler_jax.types import Costs, Schedule, TaskGraph
+
+QUEUES = ("fifo", "priority", "random")
 
 
 def simulate_oracle(
@@ -19,44 +30,80 @@ def simulate_oracle(
     costs: Costs,
     placement: ArrayLike,
     *,
+    links: str = "parallel",
     queue: str = "fifo",
     priority: ArrayLike | None = None,
+    compute_factor: ArrayLike | None = None,
+    transfer_factor: ArrayLike | None = None,
 ) -> Schedule:
-    """Returns the schedule of one placement under `parallel` links, transfers included.
+    """Returns the schedule of one placement, transfers included.
+
+    At one instant, completions and arrivals are handled and transfers started, until
+    there are none left; then the single best task over all idle devices starts; and again.
+
+    A graph input with a home is requested at time 0 by each other device that reads it. On
+    a `serial` link the inputs go first, in the order of their ids; `engine` takes an input
+    before a tensor that was requested at time 0 too. Noise does not touch them.
 
     Args:
-      graph: the task graph.
-      costs: its costs, seconds.
+      graph: the task graph, N tasks and T tensors.
+      costs: its costs on D devices, seconds.
       placement: `[N]` device of each task.
-      queue: `fifo` (earliest ready first) or `priority` (smallest rank first); ties go
-        to the smaller task id.
-      priority: `[N]` rank of each task, for `priority` only.
+      links: `parallel` (every transfer starts at once), `serial` (an ordered pair of
+        devices carries one at a time, in the order in which the source finished the
+        producers, then by tensor id) or `engine` (a device sends one at a time and
+        receives one at a time; of the waiting transfers that find both engines idle, that
+        of smallest (request time, tensor id, destination) starts).
+      queue: `fifo` (earliest ready first), `priority` (smallest rank first) or `random`
+        (the same with a permutation as ranks, see `random_ranks`); ties go to the smaller
+        task id.
+      priority: `[N]` rank of each task, for `priority` and `random` only.
+      compute_factor: `[N]` multiplies the seconds of each task: one draw of `Factors`.
+      transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
 
     Returns:
       The schedule. A task that waits for one which cannot run on its device
       (`compute_s` inf) starts and finishes at inf.
+
+    Raises:
+      ValueError: a name or a shape is wrong, a device does not exist, a factor is no
+        positive number, or the ranks of `random` are no permutation.
     """
-    run = _Run(graph, costs, np.asarray(placement), _ranks(graph, queue, priority))
-    while run.events:
-        now = run.events[0][0]
-        if math.isinf(now):
-            break
-        run.drain(now)
-        while run.start_best(now):
-            run.drain(now)
-    return run.schedule()
+    device = check_placement(graph, costs, placement)
+    run = _Run(
+        device,
+        costs.num_devices,
+        task_seconds(costs, device, compute_factor),
+        task_transfers(graph, costs, device, transfer_factor),
+        _check_priority(graph, queue, priority),
+        Links(links),
+    )
+    run.expect_tensors(graph)
+    for transfer in input_transfers(graph, costs, device):
+        run.expect_input(transfer)
+    run.play()
+    return make_schedule(device, run.start_s, run.finish_s, run.carried)
 
 
-def _ranks(graph: TaskGraph, queue: str, priority: ArrayLike | None) -> list[float] | None:
+def makespan_s(schedule: Schedule) -> float:
+    """Returns the latest finish, seconds; 0 for a schedule without tasks."""
+    return float(np.max(schedule.finish_s, initial=0.0))
+
+
+def _check_priority(
+    graph: TaskGraph, queue: str, priority: ArrayLike | None
+) -> list[float] | None:
+    if queue not in QUEUES:
+        raise ValueError(f"unknown queue {queue!r}; known: {', '.join(QUEUES)}")
     if queue == "fifo":
         return None
-    if queue != "priority":
-        raise ValueError(f"unknown queue {queue!r}; known: fifo, priority")
     if priority is None:
-        raise ValueError("queue 'priority' needs a priority for every task")
+        raise ValueError(f"queue {queue!r} needs a priority for every task")
     ranks = np.asarray(priority, dtype=np.float64)
     if ranks.shape != (graph.num_tasks,):
         raise ValueError(f"priority has shape {ranks.shape}, expected ({graph.num_tasks},)")
+    if queue == "random" and not np.array_equal(np.sort(ranks), np.arange(ranks.size)):
+        raise ValueError(f"queue 'random' needs a permutation of 0 to {ranks.size - 1}")
     return ranks.tolist()
 
 
@@ -64,84 +111,95 @@ class _Run:
     """State of one simulated execution."""
 
     def __init__(
-        self, graph: TaskGraph, costs: Costs, placement: np.ndarray, ranks: list[float] | None
+        self,
+        device: np.ndarray,
+        num_devices: int,
+        task_s: np.ndarray,
+        transfers: list[list[Transfer]],
+        ranks: list[float] | None,
+        links: Links,
     ) -> None:
-        n, d = graph.num_tasks, costs.num_devices
-        self.costs = costs
-        self.device: list[int] = placement.tolist()
+        n = device.size
+        self.device: list[int] = device.tolist()
+        self.task_s: list[float] = task_s.tolist()
+        self.transfers = transfers  # of each task's tensors
         self.ranks = ranks
+        self.links = links
+        self.local_readers: list[list[int]] = [[] for _ in range(n)]  # one per tensor read
+        self.missing = [0] * n  # inputs that have not arrived
         self.start_s = [math.inf] * n
         self.finish_s = [math.inf] * n
-        self.missing = [0] * n  # inputs that have not arrived
-        self.made: list[list[int]] = [[] for _ in range(n)]  # tensors of each task
-        self.readers: list[list[int]] = [[] for _ in range(graph.num_tensors)]
-        self.idle = [True] * d
-        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(d)]
-        self.events: list[tuple[float, int, tuple[int, ...]]] = []  # (time, sequence, readers)
-        self.finishing: dict[int, int] = {}  # event sequence -> task that finishes
-        self.sequence = 0
-        self.transfers: list[tuple[int, int, int, float, float]] = []
-        for x, v in enumerate(graph.tensor_producer.tolist()):
-            self.made[v].append(x)
-        for x, v in zip(graph.edge_tensor.tolist(), graph.edge_reader.tolist(), strict=True):
-            self.readers[x].append(v)
+        self.idle = [True] * num_devices
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(num_devices)]
+        # (time, number, the task or transfer that ends then)
+        self.events: list[tuple[float, int, int | Transfer]] = []
+        self.num_events = 0
+        self.carried: list[Transfer] = []  # in the order of their starts
+
+    def expect_tensors(self, graph: TaskGraph) -> None:
+        """Notes for how many tensors each task waits."""
+        senders, readers = task_edges(graph)
+        for u, v in zip(senders.tolist(), readers.tolist(), strict=True):
             self.missing[v] += 1
-        self._request_inputs(graph)
-        self._push(0.0, ())
-        for v in range(n):
+            if self.device[u] == self.device[v]:
+                self.local_readers[u].append(v)
+
+    def expect_input(self, transfer: Transfer) -> None:
+        """Requests a graph input at time 0, for tasks that wait for it."""
+        self.links.request(transfer)
+        for v in transfer.readers:
+            self.missing[v] += 1
+
+    def play(self) -> None:
+        """Runs from time 0 until nothing happens any more."""
+        now = 0.0
+        for v, missing in enumerate(self.missing):
+            if missing == 0:
+                self._make_ready(v, now)
+        while math.isfinite(now):
+            self._drain(now)
+            while self._start_best(now):
+                self._drain(now)
+            now = self.events[0][0] if self.events else math.inf
+
+    def _drain(self, now: float) -> None:
+        """Handles every completion and arrival of this instant, and starts transfers."""
+        while True:
+            while self.events and self.events[0][0] == now:
+                _, _, ended = heapq.heappop(self.events)
+                if isinstance(ended, Transfer):
+                    self.links.end(ended)
+                    self._arrive(ended.readers, now)
+                else:
+                    self._finish(ended, now)
+            transfer = self.links.start_next(now)
+            if transfer is None:
+                return
+            self.carried.append(transfer)
+            self._end_at(now + transfer.duration_s, transfer)
+
+    def _finish(self, u: int, now: float) -> None:
+        self.idle[self.device[u]] = True
+        self._arrive(self.local_readers[u], now)
+        for transfer in self.transfers[u]:
+            transfer.request_s = now
+            self.links.request(transfer)
+
+    def _arrive(self, readers: list[int], now: float) -> None:
+        for v in readers:
+            self.missing[v] -= 1
             if self.missing[v] == 0:
-                self._make_ready(v, 0.0)
-
-    def _request_inputs(self, graph: TaskGraph) -> None:
-        pairs = zip(
-            graph.input_edge_input.tolist(), graph.input_edge_reader.tolist(), strict=True
-        )
-        for i, v in pairs:
-            home, here = int(graph.input_home[i]), self.device[v]
-            if home not in (RESIDENT, here):
-                self.missing[v] += 1
-                self._push(self._move_s(float(self.costs.input_bytes[i]), home, here), (v,))
-
-    def _move_s(self, num_bytes: float, source: int, destination: int) -> float:
-        return float(self.costs.latency_s[source, destination]) + num_bytes * float(
-            self.costs.seconds_per_byte[source, destination]
-        )
-
-    def _push(self, time_s: float, readers: tuple[int, ...]) -> int:
-        self.sequence += 1
-        heapq.heappush(self.events, (time_s, self.sequence, readers))
-        return self.sequence
+                self._make_ready(v, now)
 
     def _make_ready(self, v: int, now: float) -> None:
         key = now if self.ranks is None else self.ranks[v]
         heapq.heappush(self.ready[self.device[v]], (key, v))
 
-    def drain(self, now: float) -> None:
-        """Handles every completion and arrival of this instant."""
-        while self.events and self.events[0][0] == now:
-            _, sequence, readers = heapq.heappop(self.events)
-            if sequence in self.finishing:
-                self._finish(self.finishing.pop(sequence), now)
-            for v in readers:
-                self.missing[v] -= 1
-                if self.missing[v] == 0:
-                    self._make_ready(v, now)
+    def _end_at(self, time_s: float, what: int | Transfer) -> None:
+        self.num_events += 1
+        heapq.heappush(self.events, (time_s, self.num_events, what))
 
-    def _finish(self, u: int, now: float) -> None:
-        here = self.device[u]
-        self.idle[here] = True
-        for x in self.made[u]:
-            groups: dict[int, list[int]] = {}
-            for v in self.readers[x]:
-                groups.setdefault(self.device[v], []).append(v)
-            for there in sorted(groups):
-                arrival = now
-                if there != here:
-                    arrival += self._move_s(float(self.costs.tensor_bytes[x]), here, there)
-                    self.transfers.append((x, here, there, now, arrival))
-                self._push(arrival, tuple(groups[there]))
-
-    def start_best(self, now: float) -> bool:
+    def _start_best(self, now: float) -> bool:
         """Starts the single best ready task over all idle devices, if there is one."""
         best = min(
             (queue[0] for d, queue in enumerate(self.ready) if self.idle[d] and queue),
@@ -154,25 +212,6 @@ class _Run:
         heapq.heappop(self.ready[d])
         self.idle[d] = False
         self.start_s[v] = now
-        self.finish_s[v] = now + float(self.costs.compute_s[v, d])
-        self.finishing[self._push(self.finish_s[v], ())] = v
+        self.finish_s[v] = now + self.task_s[v]
+        self._end_at(self.finish_s[v], v)
         return True
-
-    def schedule(self) -> Schedule:
-        """Returns what happened."""
-        columns = np.array(self.transfers, dtype=np.float64).reshape(-1, 5).T
-        return Schedule(
-            placement=np.array(self.device, dtype=np.int64),
-            start_s=np.array(self.start_s, dtype=np.float64),
-            finish_s=np.array(self.finish_s, dtype=np.float64),
-            transfer_tensor=columns[0].astype(np.int64),
-            transfer_source=columns[1].astype(np.int64),
-            transfer_destination=columns[2].astype(np.int64),
-            transfer_start_s=columns[3],
-            transfer_finish_s=columns[4],
-        )
-
-
-def makespan_s(schedule: Schedule) -> float:
-    """Returns the latest finish, seconds; 0 for a schedule without tasks."""
-    return float(np.max(schedule.finish_s, initial=0.0))

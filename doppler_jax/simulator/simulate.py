@@ -1,33 +1,42 @@
 """The vectorised simulator: many placements of one graph at once, jit-compiled.
 
-A step starts one task: the one of smallest (start time, queue key, id) among the
-first unstarted tasks of the chains (`graphs/chains.py`) whose producers have all been
-started. Under `parallel` links that order of starts is the event simulator's
-(DESIGN, rule 8): a task not yet considered has an unstarted ancestor, and
-cannot start before it. The batch lies on the trailing axis, so that a step is a few
-vector operations; it is cut into chunks that stay in cache.
+The formulations are modules of their own (`chain_slots.py` and its neighbours). Here are
+the doors: `simulate` for users, in float64 and on all devices, and `simulate_instance`, the
+pure core for use inside other jits.
 """
 
-from functools import partial
+import dataclasses
+from collections.abc import Callable
+from functools import cache, partial
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import ArrayLike
 
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.instance import Instance, make_instance
+from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.simulator.chain_slots import run_chain_slots
+from doppler_jax.simulator.links import LINKS
+from doppler_jax.simulator.lockstep import run_batch
+from doppler_jax.simulator.noise import Factors
 from doppler_jax.types import Costs, TaskGraph, pytree
 
-QUEUES = ("fifo", "priority")
-CHUNK = 128
-"""Placements simulated together: enough for vector operations, few enough for the cache."""
+QUEUES = ("fifo", "priority", "random")
+
+SHARD_AT = 64
+"""Placements per device from which on several devices share a call."""
 
 
 @pytree
 class SimulationResult:
-    """Outcome of B placements of N tasks, in seconds; no schedule unless asked for."""
+    """Outcome of B placements of N tasks, in seconds; no schedule unless asked for.
+
+    With K draws of noise every array has a leading axis K.
+    """
 
     makespan_s: chex.Array  # [B]
     start_s: chex.Array | None  # [B, N]
@@ -39,49 +48,59 @@ def simulate(
     costs: Costs,
     placements: ArrayLike,
     *,
+    links: str = "parallel",
     queue: str = "fifo",
     priority: ArrayLike | None = None,
+    factors: Factors | None = None,
     schedule: bool = True,
 ) -> SimulationResult:
-    """Simulates the work-conserving execution of placements under `parallel` links.
+    """Simulates the work-conserving execution of placements.
+
+    Runs in chunks, on all local devices and cores, whatever the size of the batch.
 
     Args:
       graph: the task graph, N tasks; N = 0 is legal.
       costs: its costs on D devices, seconds.
       placements: `[B, N]` int, device of each task; `[N]` is taken as one placement.
-      queue: `fifo`, or `priority`, where a device starts the ready task of least rank.
-      priority: `[N]` or `[B, N]` rank of each task, for `priority` only.
+      links: `parallel`, `serial` or `engine`, see `simulate_oracle`.
+      queue: `fifo`; `priority`, where a device starts the ready task of least rank; or
+        `random`, the same with permutations as ranks, see `random_ranks`.
+      priority: `[N]` or `[B, N]` ranks for `priority`; `[N]` or `[K, N]` for `random`, a
+        permutation per draw.
+      factors: K draws of noise, from `draw_factors`.
       schedule: whether start and finish of every task are wanted, or makespans only.
 
     Returns:
-      Makespans, and with `schedule` the start and finish of every task, as NumPy arrays.
+      Makespans, and with `schedule` the start and finish of every task, as NumPy arrays;
+      with a leading axis K if there are draws, by `factors` or by `[K, N]` permutations.
       Computed in float64, as by the oracle: in float32 rounding can order two events that
       are close, and move a makespan by percents.
 
     Raises:
-      ValueError: a shape is wrong, or a placement names a device that does not exist.
+      ValueError: a shape or a name is wrong, a placement names a device that does not
+        exist, or ranks of `random` are no permutation.
     """
     check_costs(graph, costs)
     placements = check_placements(graph, costs, placements)
+    if links not in LINKS:
+        raise ValueError(f"unknown links {links!r}; known: {', '.join(LINKS)}")
+    if factors is not None:
+        _check_factors(graph, costs, factors)
     ranks = _check_priority(graph, placements, queue, priority)
+    if ranks is not None and ranks.ndim == 3:
+        factors = factors or _no_noise(len(ranks), graph, costs)
+        if len(ranks) != len(factors.compute):
+            raise ValueError(
+                f"priority has {len(ranks)} permutations, factors {len(factors.compute)} draws"
+            )
     with jax.enable_x64(True):
         instance = make_instance(graph, costs, np.float64)
-        padding = ((0, 0), (0, instance.padded_tasks - graph.num_tasks))
-        result = simulate_instance(
-            instance,
-            np.pad(placements, padding),
-            None if ranks is None else np.pad(ranks, padding),
-            schedule=schedule,
-        )
-        result = jax.tree.map(np.asarray, result)
-    if not schedule:
+        result = _on_all_devices(instance, placements, ranks, factors, links, schedule)
+    start_s, finish_s = result.start_s, result.finish_s
+    if start_s is None or finish_s is None:
         return result
     n = graph.num_tasks
-    return SimulationResult(
-        makespan_s=result.makespan_s,
-        start_s=result.start_s[:, :n],
-        finish_s=result.finish_s[:, :n],
-    )
+    return dataclasses.replace(result, start_s=start_s[..., :n], finish_s=finish_s[..., :n])
 
 
 def check_placements(graph: TaskGraph, costs: Costs, placements: ArrayLike) -> np.ndarray:
@@ -106,180 +125,146 @@ def check_placements(graph: TaskGraph, costs: Costs, placements: ArrayLike) -> n
 def _check_priority(
     graph: TaskGraph, placements: np.ndarray, queue: str, priority: ArrayLike | None
 ) -> np.ndarray | None:
+    """Returns ranks `[B, N]`, or `[K, 1, N]` where every draw has its own."""
     if queue not in QUEUES:
         raise ValueError(f"unknown queue {queue!r}; known: {', '.join(QUEUES)}")
-    if (queue == "priority") != (priority is not None):
-        raise ValueError("give a priority with queue 'priority', and only with it")
+    if (queue == "fifo") != (priority is None):
+        raise ValueError("give a priority with queue 'priority' or 'random', and only there")
     if priority is None:
         return None
-    ranks = np.atleast_2d(np.asarray(priority, np.float64))
-    if ranks.shape[-1] != graph.num_tasks or ranks.shape[0] not in (1, len(placements)):
-        raise ValueError(f"priority has shape {np.shape(priority)}, expected [N] or [B, N]")
+    ranks = np.asarray(priority, np.float64)
+    rows = (1, len(placements)) if queue == "priority" else (len(ranks),)
+    if ranks.ndim not in (1, 2) or ranks.shape[-1] != graph.num_tasks:
+        raise ValueError(f"priority has shape {ranks.shape}, expected [.., {graph.num_tasks}]")
+    if queue == "random":
+        expected = np.arange(graph.num_tasks)
+        if not np.array_equal(np.sort(ranks, -1), np.broadcast_to(expected, ranks.shape)):
+            raise ValueError(f"queue 'random' needs permutations of 0 to {len(expected) - 1}")
+        if ranks.ndim == 2:
+            return ranks[:, None]
+    elif ranks.ndim == 2 and len(ranks) not in rows:
+        raise ValueError(
+            f"priority has shape {ranks.shape}, expected [N] or [B, N] for {len(placements)} "
+            "placements"
+        )
     return np.broadcast_to(ranks, placements.shape)
 
 
-@partial(jax.jit, static_argnames="schedule")
+def _check_factors(graph: TaskGraph, costs: Costs, factors: Factors) -> None:
+    draws = np.shape(factors.compute)[:1]
+    for name, expected in (
+        ("compute", (*draws, graph.num_tasks)),
+        ("transfer", (*draws, graph.num_tensors, costs.num_devices)),
+    ):
+        array = np.asarray(getattr(factors, name))
+        if array.shape != expected or not draws:
+            raise ValueError(f"factors.{name} has shape {array.shape}, expected {expected}")
+        if not (np.isfinite(array) & (array > 0)).all():
+            raise ValueError(f"factors.{name} must hold positive numbers")
+
+
+def _no_noise(draws: int, graph: TaskGraph, costs: Costs) -> Factors:
+    return Factors(
+        compute=np.ones((draws, graph.num_tasks)),
+        transfer=np.ones((draws, graph.num_tensors, costs.num_devices)),
+    )
+
+
+def _on_all_devices(
+    instance: Instance,
+    placements: np.ndarray,
+    ranks: np.ndarray | None,
+    factors: Factors | None,
+    links: str,
+    schedule: bool,
+) -> SimulationResult:
+    """Simulates `[B, N]` on all local devices; returns NumPy arrays of the padded tasks."""
+    batch, tasks = placements.shape
+    shards = max(min(jax.local_device_count(), batch // SHARD_AT), 1)
+    rows, columns = (0, -batch % shards), (0, instance.padded_tasks - tasks)
+    placements = np.pad(placements, (rows, columns))
+    if ranks is not None:
+        ranks = np.pad(ranks, (rows, columns) if ranks.ndim == 2 else ((0, 0), (0, 0), columns))
+    if factors is not None:
+        tensors = (0, bucket_size(factors.transfer.shape[1]) - factors.transfer.shape[1])
+        factors = Factors(
+            compute=np.pad(factors.compute, ((0, 0), columns)),
+            transfer=np.pad(factors.transfer, ((0, 0), tensors, (0, 0))),
+        )
+    per_draw = ranks is not None and ranks.ndim == 3
+    run = _sharded(shards, links, schedule, per_draw, factors is not None)
+    result = run(instance, placements, ranks, factors)
+    if factors is None:
+        return jax.tree.map(lambda a: np.asarray(a)[:batch], result)
+    return jax.tree.map(lambda a: np.asarray(a)[:, :batch], result)
+
+
+@cache
+def _sharded(
+    shards: int, links: str, schedule: bool, ranks_per_draw: bool, has_draws: bool
+) -> Callable[..., SimulationResult]:
+    """Returns the jitted simulator of batches cut into shards, one per local device."""
+    run = partial(simulate_instance, links=links, schedule=schedule)
+    if shards == 1:
+        return run
+    mesh = Mesh(np.array(jax.local_devices()[:shards]), ("batch",))
+    whole, cut = PartitionSpec(), PartitionSpec("batch")
+    return jax.jit(
+        jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=(whole, cut, whole if ranks_per_draw else cut, whole),
+            out_specs=PartitionSpec(None, "batch") if has_draws else cut,
+            check_vma=False,
+        )
+    )
+
+
+@partial(jax.jit, static_argnames=("links", "schedule"))
 def simulate_instance(
     instance: Instance,
     placements: chex.Array,
     priority: chex.Array | None = None,
+    factors: Factors | None = None,
     *,
+    links: str = "parallel",
     schedule: bool = False,
 ) -> SimulationResult:
     """Simulates padded placements `[B, N]`; pure, unchecked, for use inside other jits.
 
-    Works in the precision of the instance: training uses float32.
-    With `priority` `[B, N]` the queue is `priority`, without it `fifo`.
+    Works in the precision of the instance: training uses float32. With `priority` `[B, N]`
+    the queue is `priority`, without it `fifo`. With `factors` of K draws every result has a
+    leading axis K, and priorities may be `[K, 1, N]`, of each draw its own. To mix graphs of
+    a bucket in one call, `jax.lax.map` this over stacked instances (not `vmap`, see
+    `lockstep.py`).
     """
-    batch = placements.shape[0]
-    chunk = min(CHUNK, max(batch, 1))
-    count = -(-batch // chunk)
+    spare = instance.padded_tasks + 1 - placements.shape[1]
+    placements = jnp.pad(placements, ((0, 0), (0, spare))).astype(jnp.int32)
+    if priority is not None:
+        spare = instance.padded_tasks + 1 - priority.shape[-1]
+        priority = jnp.pad(priority, (*((0, 0),) * (priority.ndim - 1), (0, spare)))
+    run = partial(run_chain_slots, serial=links == "serial", schedule=schedule)
 
-    def lanes(array: chex.Array) -> chex.Array:  # [B, N] to [chunks, N + 1, chunk]
-        array = jnp.pad(array, ((0, count * chunk - batch), (0, 1)))
-        return jnp.swapaxes(array.reshape(count, chunk, -1), 1, 2)
+    def one_draw(noise: Factors | None, rank: chex.Array | None) -> SimulationResult:
+        if rank is not None:
+            rank = jnp.broadcast_to(rank, placements.shape)
+        makespan_s, *times = run_batch(run, _with_noise(instance, noise), placements, rank)
+        start_s, finish_s = (a[:, :-1] for a in times) if schedule else (None, None)
+        return SimulationResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)
 
-    columns = (lanes(placements), None if priority is None else lanes(priority))
-    out = jax.lax.map(lambda c: _simulate_chunk(instance, *c, schedule=schedule), columns)
-    makespan_s, *tasks = (_unchunk(array)[:batch] for array in out)
-    start_s, finish_s = (array[:, :-1] for array in tasks) if schedule else (None, None)
-    return SimulationResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)
-
-
-def _unchunk(array: chex.Array) -> chex.Array:
-    """`[chunks, ..., chunk]` to `[chunks * chunk, ...]`."""
-    array = jnp.moveaxis(array, -1, 1)
-    return array.reshape(-1, *array.shape[2:])
-
-
-@pytree
-class _State:
-    """C executions in progress, over W chains; times in seconds."""
-
-    head: chex.Array  # [W, C] int32, first unstarted task of the chain
-    device: chex.Array  # [W, C] int32, where it will run
-    ready_s: chex.Array  # [W, C] latest arrival from its started producers
-    missing: chex.Array  # [W, C] int32, its producers that have not started
-    rank: chex.Array  # [W, C] its priority; None under `fifo`
-    free_s: chex.Array  # [D, C] when the device has finished what it started
-    start_s: chex.Array  # [N + 1, C]; None if no schedule is wanted
-    finish_s: chex.Array  # [N + 1, C] inf until started
-    makespan_s: chex.Array  # [C]
+    if factors is None:
+        return one_draw(None, priority)
+    if priority is None or priority.ndim == 2:
+        return jax.lax.map(lambda noise: one_draw(noise, priority), factors)
+    return jax.lax.map(lambda draw: one_draw(*draw), (factors, priority))
 
 
-def _simulate_chunk(
-    instance: Instance, placement: chex.Array, rank: chex.Array | None, *, schedule: bool
-) -> tuple[chex.Array, ...]:
-    """Runs C placements `[N + 1, C]`; returns makespans, then starts and finishes if asked."""
-    rows, lanes = placement.shape
-
-    def step(_: int, state: _State) -> _State:
-        chosen, start_s = _choose(state, rows - 1)
-        return _start(instance, placement, rank, state, chosen, start_s)
-
+def _with_noise(instance: Instance, draw: Factors | None) -> tuple[Instance, chex.Array | None]:
+    """Returns the instance with one draw's durations of tasks, and its transfers' factors."""
+    if draw is None:
+        return instance, None
     dtype = jnp.result_type(instance.compute_s)
-    nothing = jnp.full((rows, lanes), jnp.inf, dtype)
-    head = jnp.broadcast_to(instance.chain_head[:, None], (len(instance.chain_head), lanes))
-    device, ready_s, missing = _enter(instance, placement, nothing, head)
-    state = _State(
-        head=head,
-        device=device,
-        ready_s=ready_s,
-        missing=missing,
-        rank=None if rank is None else jnp.take_along_axis(rank, head, 0),
-        free_s=jnp.zeros((instance.num_devices, lanes), dtype),
-        start_s=nothing if schedule else None,
-        finish_s=nothing,
-        makespan_s=jnp.zeros(lanes, dtype),
-    )
-    state = jax.lax.fori_loop(0, instance.num_tasks, step, state)
-    if not schedule:
-        return (state.makespan_s,)
-    return state.makespan_s, state.start_s, state.finish_s
-
-
-def _choose(state: _State, nobody: int) -> tuple[chex.Array, chex.Array]:
-    """Returns the task `[C]` that starts next and when `[C]`."""
-    free_s = _select(state.free_s, state.device)
-    start_s = jnp.where(state.missing > 0, jnp.inf, jnp.maximum(state.ready_s, free_s))
-    start_s = jnp.where(state.head == nobody, jnp.inf, start_s)
-    first_s = start_s.min(0, keepdims=True)
-    tied = (start_s == first_s) & (state.head != nobody)
-    key = state.ready_s if state.rank is None else state.rank
-    least = jnp.where(tied, key, jnp.inf).min(0, keepdims=True)
-    chosen = jnp.where(tied & (key == least), state.head, nobody)
-    return chosen.min(0), first_s[0]
-
-
-def _select(table: chex.Array, index: chex.Array) -> chex.Array:
-    """Returns `table[index[w, c], c]`, by comparisons: devices are few, gathers are slow."""
-    chosen = jnp.zeros(index.shape, table.dtype)
-    for d in range(table.shape[0]):
-        chosen = jnp.where(index == d, table[d][None], chosen)
-    return chosen
-
-
-def _start(
-    instance: Instance,
-    placement: chex.Array,
-    rank: chex.Array | None,
-    state: _State,
-    task: chex.Array,
-    start_s: chex.Array,
-) -> _State:
-    """Starts `task` `[C]` at `start_s` `[C]` and moves its chain on."""
-    lane = jnp.arange(task.shape[0], dtype=jnp.int32)
-    here = placement[task, lane]
-    finish_s = start_s + instance.compute_s[task, here]
-    devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[:, None]
-    finishes = state.finish_s.at[task, lane].set(finish_s)
-
-    readers = instance.succ_task[task].T  # [S, C]
-    arrival_s = finish_s[None] + _move_s(
-        instance, instance.succ_bytes[task].T, here[None], placement[readers, lane[None]]
-    )
-    reads = state.head[:, None] == readers[None]  # [W, S, C]
-    ready_s = jnp.where(reads, arrival_s[None], 0.0).max(1)
-    missing = state.missing - reads.sum(1, dtype=jnp.int32)
-
-    follower = instance.chain_next[task]
-    device, follower_ready_s, follower_missing = _enter(instance, placement, finishes, follower)
-    moved = state.head == task[None]
-    return _State(
-        head=jnp.where(moved, follower[None], state.head),
-        device=jnp.where(moved, device[None], state.device),
-        ready_s=jnp.where(moved, follower_ready_s[None], jnp.maximum(state.ready_s, ready_s)),
-        missing=jnp.where(moved, follower_missing[None], missing),
-        rank=None if rank is None else jnp.where(moved, rank[follower, lane][None], state.rank),
-        free_s=jnp.where(devices == here[None], finish_s[None], state.free_s),
-        start_s=None if state.start_s is None else state.start_s.at[task, lane].set(start_s),
-        finish_s=finishes,
-        makespan_s=jnp.maximum(state.makespan_s, finish_s),
-    )
-
-
-def _enter(
-    instance: Instance, placement: chex.Array, finish_s: chex.Array, task: chex.Array
-) -> tuple[chex.Array, chex.Array, chex.Array]:
-    """Returns device, ready time so far and missing producers of tasks `[..., C]`."""
-    lane = jnp.broadcast_to(jnp.arange(task.shape[-1], dtype=jnp.int32), task.shape)
-    device = placement[task, lane]
-    producers = jnp.moveaxis(instance.pred_task[task], -1, 0)  # [P, ..., C]
-    num_bytes = jnp.moveaxis(instance.pred_bytes[task], -1, 0)
-    done_s = finish_s[producers, lane[None]]
-    started = done_s < jnp.inf
-    arrival_s = done_s + _move_s(
-        instance, num_bytes, placement[producers, lane[None]], device[None]
-    )
-    ready_s = jnp.where(started, arrival_s, 0.0).max(0)
-    ready_s = jnp.maximum(ready_s, instance.input_ready_s[task, device])
-    real = producers != instance.padded_tasks
-    return device, ready_s, (real & ~started).sum(0, dtype=jnp.int32)
-
-
-def _move_s(
-    instance: Instance, num_bytes: chex.Array, source: chex.Array, destination: chex.Array
-) -> chex.Array:
-    """Returns the transfer time; 0 on one device, for the diagonals are 0."""
-    latency_s = instance.latency_s[source, destination]
-    return latency_s + num_bytes * instance.seconds_per_byte[source, destination]
+    spare = instance.padded_tasks + 1 - draw.compute.shape[0]
+    factor = jnp.pad(draw.compute.astype(dtype), (0, spare))
+    noisy = dataclasses.replace(instance, compute_s=instance.compute_s * factor[:, None])
+    return noisy, draw.transfer.astype(dtype)

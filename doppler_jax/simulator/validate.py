@@ -1,7 +1,7 @@
 """Is this schedule legal? Judges simulated schedules and measured traces alike.
 
-It shares no code with the simulators: every rule is checked on the schedule's own
-times, so that it can judge any of them.
+It shares no rule with the simulators: each is checked on the schedule's own times, so
+that it can judge any of them.
 """
 
 import dataclasses
@@ -10,10 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.simulator.conserving import check_conserving
-from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
+from doppler_jax.simulator.conserving import check_conserving, decision_order
+from doppler_jax.simulator.durations import check_factor
+from doppler_jax.simulator.link_rules import check_links
+from doppler_jax.simulator.links import LINKS
+from doppler_jax.simulator.transfer_rules import (
+    check_transfer_seconds,
+    check_transfers,
+    edge_arrivals,
+    input_arrivals,
+)
+from doppler_jax.types import Costs, Schedule, TaskGraph
 
-QUEUES = ("fifo", "priority")
+QUEUES = ("fifo", "priority", "random")
 
 
 def validate(
@@ -21,25 +30,32 @@ def validate(
     schedule: Schedule,
     costs: Costs | None = None,
     *,
+    links: str = "parallel",
     queue: str = "fifo",
     priority: ArrayLike | None = None,
+    compute_factor: ArrayLike | None = None,
+    transfer_factor: ArrayLike | None = None,
     tolerance: float = 1e-6,
 ) -> None:
     """Raises unless the schedule is a legal execution of the graph.
 
     Without `costs` (a measured trace) only legality is asked: every task once, one
     at a time per device, no operand read before it is there, and one transfer record
-    for every (tensor, destination) that needs one. With `costs` (a simulated schedule
-    under `parallel` links) durations and arrivals must be those of the costs as well,
-    and execution work-conserving in the order of the queue; transfer records may then
-    be left out.
+    for every (tensor, destination) that needs one; those of graph inputs may be left out.
+    With `costs` (a simulated schedule) durations must be those of the costs as well,
+    transfers must keep the rules of the links, and execution must be work-conserving in
+    the order of the queue. Under `parallel` links the transfer records may be left out.
 
     Args:
       graph: the task graph, N tasks.
       schedule: what to judge.
       costs: seconds of tasks and transfers, D devices.
-      queue: "fifo" (ready time, then id) or "priority" (given rank, then id).
+      links: "parallel", "serial" or "engine", as for `simulate_oracle`.
+      queue: "fifo" (ready time, then id), "priority" (given rank, then id) or "random"
+        (the same).
       priority: `[N]` ranks of the priority queue, smallest first.
+      compute_factor: `[N]` multiplies the seconds of each task.
+      transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
       tolerance: slack of every comparison of times, as a fraction of the makespan.
         Each comparison is local, so the default suits float32 schedules; 0 judges
         exactly. Equal ready times are ties by id; ones within the slack of each
@@ -48,8 +64,9 @@ def validate(
     Raises:
       ValueError: the first violation found, with its task, device and times.
     """
-    if queue not in QUEUES:
-        raise ValueError(f"unknown queue {queue!r}; known: {list(QUEUES)}")
+    for what, name, known in (("links", links, LINKS), ("queue", queue, QUEUES)):
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; known: {list(known)}")
     if tolerance < 0:
         raise ValueError(f"tolerance is {tolerance}; expected a number >= 0")
     schedule = _as_arrays(schedule)
@@ -58,20 +75,27 @@ def validate(
     _check_times(schedule, slack)
     _check_overlap(schedule, slack)
     if costs is not None:
-        _check_durations(schedule, costs, slack)
-    edge_arrival_s = _edge_arrivals(graph, schedule, costs, slack)
-    _check_reads(graph, schedule, edge_arrival_s, slack)
+        _check_durations(schedule, costs, compute_factor, slack)
+    transfers = check_transfers(graph, schedule, slack)
+    edge_s = edge_arrivals(
+        graph, schedule, transfers, costs if links == "parallel" else None, transfer_factor
+    )
+    derive = links == "parallel" or costs is None
+    input_s = input_arrivals(graph, schedule, transfers, costs, derive=derive)
+    _check_reads(graph, schedule, edge_s, input_s, slack)
     if costs is None:
         return
-    input_arrival_s = _input_arrivals(graph, schedule, costs, slack)
+    check_transfer_seconds(transfers, costs, transfer_factor, slack)
     ready_s = np.zeros(graph.num_tasks)
-    np.maximum.at(ready_s, graph.edge_reader, edge_arrival_s)
-    np.maximum.at(ready_s, graph.input_edge_reader, input_arrival_s)
+    np.maximum.at(ready_s, graph.edge_reader, edge_s)
+    np.maximum.at(ready_s, graph.input_edge_reader, input_s)
     if queue == "fifo":
         priority = None
     elif priority is None or np.shape(priority) != ready_s.shape:
-        raise ValueError(f"queue 'priority' needs priority of shape {ready_s.shape}")
-    check_conserving(graph, schedule, edge_arrival_s, ready_s, priority, slack)
+        raise ValueError(f"queue {queue!r} needs priority of shape {ready_s.shape}")
+    order = decision_order(graph, schedule, ready_s, priority)
+    check_links(links, transfers, schedule, order, slack)
+    check_conserving(graph, schedule, edge_s, ready_s, priority, order, slack)
 
 
 def _as_arrays(schedule: Schedule) -> Schedule:
@@ -104,6 +128,10 @@ def _check_tasks(graph: TaskGraph, schedule: Schedule, costs: Costs | None) -> N
     limit = np.inf if costs is None else costs.num_devices
     for v in _where((schedule.placement < 0) | (schedule.placement >= limit)):
         raise ValueError(f"task {v} is on device {schedule.placement[v]}, of {limit} devices")
+    for i in _where(graph.input_home >= limit):
+        raise ValueError(
+            f"graph input {i} lies on device {graph.input_home[i]}, which has no costs"
+        )
 
 
 def _check_times(schedule: Schedule, slack: float) -> None:
@@ -127,129 +155,34 @@ def _check_overlap(schedule: Schedule, slack: float) -> None:
         )
 
 
-def _check_durations(schedule: Schedule, costs: Costs, slack: float) -> None:
+def _check_durations(
+    schedule: Schedule, costs: Costs, factor: ArrayLike | None, slack: float
+) -> None:
     tasks = np.arange(schedule.placement.shape[0])
     compute = np.asarray(costs.compute_s, dtype=np.float64)[tasks, schedule.placement]
+    compute = compute * check_factor("compute_factor", factor, compute.shape)
     for v in _where(~np.isfinite(compute)):
         raise ValueError(f"{_task(schedule, v)}: the device cannot run the task")
     for v in _where(np.abs(schedule.start_s + compute - schedule.finish_s) > slack):
         raise ValueError(f"{_task(schedule, v)}: its cost is {compute[v]:.9g} s")
 
 
-def _edge_arrivals(
-    graph: TaskGraph, schedule: Schedule, costs: Costs | None, slack: float
-) -> np.ndarray:
-    """Returns when each edge's tensor is on its reader's device, `[E]` seconds."""
-    senders, readers = task_edges(graph)
-    source, destination = schedule.placement[senders], schedule.placement[readers]
-    arrival = schedule.finish_s[senders]
-    moves = source != destination
-    if costs is not None and schedule.transfer_tensor.size == 0:
-        wire = _transfer_s(costs, costs.tensor_bytes, graph.edge_tensor, source, destination)
-        return np.where(moves, arrival + wire, arrival)
-    _check_transfers(graph, schedule, slack)
-    if costs is not None:
-        _check_transfer_costs(graph, schedule, costs, slack)
-    pairs = zip(schedule.transfer_tensor, schedule.transfer_destination, strict=True)
-    record = {pair: k for k, pair in enumerate(pairs)}
-    for e in _where(moves):
-        pair = (graph.edge_tensor[e], destination[e])
-        if pair not in record:
-            raise ValueError(
-                f"tensor {pair[0]} has no transfer to device {pair[1]}, where "
-                f"{_task(schedule, readers[e])} reads it from {_task(schedule, senders[e])}"
-            )
-        arrival[e] = schedule.transfer_finish_s[record[pair]]
-    return arrival
-
-
-def _check_transfers(graph: TaskGraph, schedule: Schedule, slack: float) -> None:
-    """Each record moves a tensor from its producer, once, to where it is read."""
-    x, destination = schedule.transfer_tensor, schedule.transfer_destination
-    start, finish = schedule.transfer_start_s, schedule.transfer_finish_s
-    for k in _where((x < 0) | (x >= graph.num_tensors)):
-        raise ValueError(f"transfer_tensor[{k}] is {x[k]}, of {graph.num_tensors} tensors")
-    producer = graph.tensor_producer[x]
-    places = schedule.placement[graph.edge_reader]
-    needed = set(zip(graph.edge_tensor.tolist(), places.tolist(), strict=True))
-    seen = set()
-    for k, pair in enumerate(zip(x.tolist(), destination.tolist(), strict=True)):
-        what = _transfer(schedule, k)
-        if pair in seen:
-            raise ValueError(f"{what} happens twice")
-        if schedule.transfer_source[k] != schedule.placement[producer[k]]:
-            raise ValueError(f"{what} does not leave from {_task(schedule, producer[k])}")
-        if pair not in needed or pair[1] == schedule.transfer_source[k]:
-            raise ValueError(f"{what} is needless: no task there waits for it")
-        if not (np.isfinite(start[k]) and np.isfinite(finish[k])):
-            raise ValueError(f"{what} has a time that is not finite")
-        if finish[k] < start[k]:
-            raise ValueError(f"{what} finishes before it starts")
-        if start[k] < schedule.finish_s[producer[k]] - slack:
-            raise ValueError(f"{what} starts before {_task(schedule, producer[k])} finishes")
-        seen.add(pair)
-
-
-def _check_transfer_costs(
-    graph: TaskGraph, schedule: Schedule, costs: Costs, slack: float
-) -> None:
-    """Under `parallel` links a transfer starts at once and takes what its link costs."""
-    x = schedule.transfer_tensor
-    made = schedule.finish_s[graph.tensor_producer[x]]
-    wire = _transfer_s(
-        costs, costs.tensor_bytes, x, schedule.transfer_source, schedule.transfer_destination
-    )
-    start, finish = schedule.transfer_start_s, schedule.transfer_finish_s
-    for k in _where((start > made + slack) | (np.abs(start + wire - finish) > slack)):
-        raise ValueError(
-            f"{_transfer(schedule, k)} should run from {made[k]:.9g} to "
-            f"{made[k] + wire[k]:.9g} s"
-        )
-
-
 def _check_reads(
-    graph: TaskGraph, schedule: Schedule, arrival_s: np.ndarray, slack: float
+    graph: TaskGraph, schedule: Schedule, edge_s: np.ndarray, input_s: np.ndarray, slack: float
 ) -> None:
+    """No task starts before its operands `[E]` and graph inputs `[F]` are on its device."""
     senders, readers = task_edges(graph)
-    for e in _where(schedule.start_s[readers] < arrival_s - slack):
+    for e in _where(schedule.start_s[readers] < edge_s - slack):
         raise ValueError(
             f"{_task(schedule, readers[e])} starts before tensor {graph.edge_tensor[e]} of "
-            f"{_task(schedule, senders[e])} is there at {arrival_s[e]:.9g} s"
+            f"{_task(schedule, senders[e])} is there at {edge_s[e]:.9g} s"
         )
-
-
-def _input_arrivals(
-    graph: TaskGraph, schedule: Schedule, costs: Costs, slack: float
-) -> np.ndarray:
-    """Returns when each graph input is on its reader's device, `[F]` seconds, and checks it."""
-    inputs, readers = graph.input_edge_input, graph.input_edge_reader
-    home, device = graph.input_home[inputs], schedule.placement[readers]
-    for f in _where(home >= costs.num_devices):
+    readers = graph.input_edge_reader
+    for f in _where(schedule.start_s[readers] < input_s - slack):
         raise ValueError(
-            f"graph input {inputs[f]} lies on device {home[f]}, which has no costs"
+            f"{_task(schedule, readers[f])} starts before graph input "
+            f"{graph.input_edge_input[f]} is there at {input_s[f]:.9g} s"
         )
-    source = np.where(home == RESIDENT, device, home)
-    wire = _transfer_s(costs, costs.input_bytes, inputs, source, device)
-    arrival = np.where(source == device, 0.0, wire)
-    for f in _where(schedule.start_s[readers] < arrival - slack):
-        raise ValueError(
-            f"{_task(schedule, readers[f])} starts before graph input {inputs[f]} is there "
-            f"at {arrival[f]:.9g} s"
-        )
-    return arrival
-
-
-def _transfer_s(
-    costs: Costs,
-    sizes: np.ndarray,
-    ids: np.ndarray,
-    source: np.ndarray,
-    destination: np.ndarray,
-) -> np.ndarray:
-    """Returns the seconds that moving each item from `source` to `destination` takes."""
-    latency = np.asarray(costs.latency_s, dtype=np.float64)[source, destination]
-    per_byte = np.asarray(costs.seconds_per_byte, dtype=np.float64)[source, destination]
-    return latency + np.asarray(sizes, dtype=np.float64)[ids] * per_byte
 
 
 def _where(violated: np.ndarray) -> list[int]:
@@ -260,12 +193,4 @@ def _task(schedule: Schedule, v: int) -> str:
     return (
         f"task {v} on device {schedule.placement[v]} "
         f"({schedule.start_s[v]:.9g} to {schedule.finish_s[v]:.9g} s)"
-    )
-
-
-def _transfer(schedule: Schedule, k: int) -> str:
-    return (
-        f"transfer of tensor {schedule.transfer_tensor[k]} from device "
-        f"{schedule.transfer_source[k]} to {schedule.transfer_destination[k]} "
-        f"({schedule.transfer_start_s[k]:.9g} to {schedule.transfer_finish_s[k]:.9g} s)"
     )

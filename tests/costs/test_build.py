@@ -141,12 +141,22 @@ def test_costs_may_pin_a_task(graph, cluster):
         ("latency_s", [[0, 1], [1, 2]], r"latency_s\[1, 1\] is 2.* expected 0 on the diagonal"),
         ("seconds_per_byte", [[0, np.inf], [1, 0]], r"seconds_per_byte\[0, 1\] is inf"),
         ("seconds_per_byte", [[1, 1], [1, 0]], r"seconds_per_byte\[0, 0\] is 1"),
+        ("capacity_bytes", [1], r"capacity_bytes has shape \(1,\); expected \(2,\)"),
+        ("capacity_bytes", [np.inf, -1], r"capacity_bytes\[1\] is -1.* expected a number >= 0"),
     ],
 )
 def test_faults_in_costs_are_refused(graph, cluster, field, value, message):
     costs = make_costs(graph, cluster).replace(**{field: np.asarray(value, dtype=float)})
     with pytest.raises(ValueError, match=message):
         check_costs(graph, costs)
+
+
+def test_capacity_is_the_memory_of_the_cluster(graph, cluster):
+    cluster = cluster.replace(memory_bytes=np.array([5.0, np.inf]))
+    assert make_costs(graph, cluster).capacity_bytes.tolist() == [5, np.inf]
+    assert reference_costs(graph, num_devices=3).capacity_bytes.tolist() == [np.inf] * 3
+    _, costs = from_edge_delays([1.0], [], num_devices=2)
+    assert costs.capacity_bytes.tolist() == [np.inf] * 2
 
 
 def test_an_input_at_home_nowhere_is_refused(graph, cluster):

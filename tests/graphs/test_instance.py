@@ -93,13 +93,14 @@ def test_graph_inputs_travel_from_their_homes():
         input_bytes=graph.input_bytes,
         latency_s=np.array([[0.0, 1.0], [2.0, 0.0]]),
         seconds_per_byte=np.array([[0.0, 10.0], [20.0, 0.0]]),
+        capacity_bytes=np.full(2, np.inf),
     )
     assert input_ready_s(graph, costs).tolist() == [[62.0, 21.0], [62.0, 0.0], [0.0, 0.0]]
 
 
 def test_graphs_of_a_bucket_have_one_shape():
     shapes = []
-    for num_tasks, _ in itertools.product([57, 60, 64], range(2)):
+    for num_tasks, _ in itertools.product([58, 60, 64], range(2)):
         graph = make_graph(
             flops=np.ones(num_tasks),
             tensor_producer=np.arange(num_tasks - 1),
@@ -113,6 +114,7 @@ def test_graphs_of_a_bucket_have_one_shape():
             input_bytes=graph.input_bytes,
             latency_s=np.zeros((2, 2)),
             seconds_per_byte=np.zeros((2, 2)),
+            capacity_bytes=np.full(2, np.inf),
         )
         instance = make_instance(graph, costs)
         shapes.append({name: np.shape(array) for name, array in vars(instance).items()})

@@ -15,8 +15,9 @@ from doppler_jax.policies import features, model, rollout
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
 from tests.generators import random_problem
+from tests.policies import reference
 
-CONFIG = PolicyConfig(width=8, rounds=2)
+CONFIG = PolicyConfig(width=8, rounds=2, member_width=reference.MEMBERS)
 DEVICES = 3
 EPISODES = 64
 SIZES = [0, 1, 2, 8, 24, 64]
@@ -24,8 +25,12 @@ SIZES = [0, 1, 2, 8, 24, 64]
 
 def padded_problem(graph, costs, tasks=64, edges=2048):
     """The problem in a bucket of given size; chains and readers are padded to `tasks` too."""
+
+    def size(_, smallest):
+        return {16: edges, 2: 16}.get(smallest, tasks)  # of edges, and of reads of inputs
+
     with (
-        mock.patch.object(instance, "bucket_size", return_value=tasks),
+        mock.patch.object(instance, "bucket_size", side_effect=size),
         mock.patch.object(features, "bucket_size", return_value=edges),
     ):
         return make_problem(graph, costs)

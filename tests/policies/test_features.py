@@ -79,6 +79,7 @@ def test_a_graph_without_any_cost_has_finite_features():
         input_bytes=graph.input_bytes,
         latency_s=np.zeros((2, 2)),
         seconds_per_byte=np.zeros((2, 2)),
+        capacity_bytes=np.full(2, np.inf),
     )
     problem = make_problem(graph, costs)
     assert (np.asarray(problem.task_features) == 0).all()

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 from doppler_jax.reports.perfetto import write_chrome_trace
+from doppler_jax.simulator.critical_chain import critical_chain
+from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.types import Schedule
+from tests.simulator.cases import small_problem
 
 SCHEDULE = Schedule(
     placement=np.array([0, 1, 1]),
@@ -66,6 +69,30 @@ def test_slices_of_a_row_do_not_overlap(tmp_path):
             assert event["ts"] >= busy_until.get(row, 0.0) - 1e-9
             busy_until[row] = event["ts"] + event["dur"]
     assert 4 < len([row for row in busy_until if row[0] >= 2]) < 50
+
+
+def test_marks_the_critical_chain(tmp_path):
+    # Input 0 goes from device 1 to 0, where task 0 waits for it; tensor 0 goes back to task 2.
+    graph, costs = small_problem([1, 1, 1], [(0, 4, [2])], 2, [(1, 2, [0])])
+    schedule = simulate_oracle(graph, costs, [0, 1, 1])
+    chain = critical_chain(graph, schedule)
+    write_chrome_trace(tmp_path / "trace.json", schedule, NAMES, chain=chain)
+    events = read(tmp_path / "trace.json")["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {0: "device 0", 1: "device 1", 2: "critical chain"}
+    slices = [e for e in events if e["ph"] == "X"]
+    row = [e for e in slices if e["pid"] == 2]
+    assert [(e["name"], e["cat"], e["ts"], e["dur"]) for e in row] == [
+        ("graph input 0", "chain", 0.0, 2e6),
+        ("a", "chain", 2e6, 1e6),
+        ("tensor 0", "chain", 3e6, 4e6),
+        ("c", "chain", 7e6, 1e6),
+    ]
+    assert [e["args"]["waited_for"] for e in row] == ["nothing", "input", "input", "input"]
+    assert len({e["tid"] for e in row}) == 1
+    marked = {e["name"] for e in slices if "critical" in e["args"]}
+    assert marked == {"graph input 0", "a", "tensor 0", "c"}
+    assert {e["name"] for e in slices if e["pid"] < 2} == marked | {"b"}
 
 
 @pytest.mark.parametrize("inferred", [True, False])

@@ -37,16 +37,19 @@ def assert_equals_oracle(graph, costs, placements, *, rtol, priority=None):
         validate(graph, schedule, costs, queue=queue, priority=priority)
 
 
+def one_bucket(monkeypatch, tasks, degree):
+    """All problems get one shape and share a compilation; padding is tested beside."""
+    sizes = {2: 512, 4: degree, 8: tasks, 16: 4096}
+    monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: sizes[smallest])
+
+
 SIZES = [*range(13), 16, 20, 24, 32, *range(40, 65, 2), 64, 64, 64, 64, 64]
 
 
 @pytest.mark.parametrize("num_devices", range(1, 9))
 @pytest.mark.parametrize("dyadic", [True, False])
 def test_equals_the_oracle_event_by_event(num_devices, dyadic, monkeypatch):
-    # One bucket for all sizes: a single compilation, and padding is tested beside.
-    monkeypatch.setattr(
-        instance_module, "bucket_size", lambda size, smallest: 64 if smallest == 8 else 128
-    )
+    one_bucket(monkeypatch, tasks=64, degree=128)
     assert 2 * 8 * len(SIZES) >= 500
     rng = np.random.default_rng([num_devices, dyadic])
     for num_tasks in SIZES:
@@ -57,9 +60,7 @@ def test_equals_the_oracle_event_by_event(num_devices, dyadic, monkeypatch):
 
 @pytest.mark.parametrize("dyadic", [True, False])
 def test_float32_core_equals_the_oracle(dyadic, monkeypatch):
-    monkeypatch.setattr(
-        instance_module, "bucket_size", lambda size, smallest: 64 if smallest == 8 else 128
-    )
+    one_bucket(monkeypatch, tasks=64, degree=128)
     rng = np.random.default_rng([9, dyadic])
     for num_tasks in SIZES:
         graph, costs = random_problem(rng, num_tasks, 3, dyadic=dyadic)
@@ -77,9 +78,7 @@ def test_float32_core_equals_the_oracle(dyadic, monkeypatch):
 
 @pytest.mark.parametrize("dyadic", [True, False])
 def test_priority_queue_equals_the_oracle(dyadic, monkeypatch):
-    monkeypatch.setattr(
-        instance_module, "bucket_size", lambda size, smallest: 32 if smallest == 8 else 64
-    )
+    one_bucket(monkeypatch, tasks=32, degree=64)
     rng = np.random.default_rng(7)
     for _ in range(10):
         graph, costs = random_problem(rng, 24, 3, dyadic=dyadic)
@@ -111,6 +110,7 @@ def test_agrees_with_the_published_simulator(reference_graphs, name):
         input_bytes=graph.input_bytes,
         latency_s=np.zeros((d, d)),
         seconds_per_byte=1.0 - np.eye(d),
+        capacity_bytes=np.full(d, np.inf),
     )
     result = simulate(graph, costs, golden["placements"], schedule=False)
     np.testing.assert_allclose(result.makespan_s, golden["makespan_s"], rtol=1e-12)
@@ -128,8 +128,8 @@ def test_good_placements_have_their_published_makespans(reference_graphs):
 
 
 def test_one_compilation_per_bucket():
-    sizes = [21, 22, 24]
-    assert {bucket_size(n) for n in sizes} == {24}
+    sizes = [22, 23, 24]  # and 21 to 23 edges
+    assert {bucket_size(n) for n in range(21, 25)} == {24}
     rng = np.random.default_rng(0)
     run = jax.jit(chex.assert_max_traces(simulate_instance.__wrapped__, n=1))
     for n in sizes:
@@ -146,6 +146,7 @@ def test_one_compilation_per_bucket():
             input_bytes=graph.input_bytes,
             latency_s=np.zeros((2, 2)),
             seconds_per_byte=1.0 - np.eye(2),
+            capacity_bytes=np.full(2, np.inf),
         )
         makespans = run(make_instance(graph, costs), np.zeros((4, 24), np.int32)).makespan_s
         np.testing.assert_allclose(makespans, costs.compute_s[:, 0].sum(), rtol=1e-6)
@@ -199,6 +200,7 @@ def test_a_task_that_cannot_run_on_its_device_never_finishes():
         input_bytes=graph.input_bytes,
         latency_s=np.zeros((2, 2)),
         seconds_per_byte=np.zeros((2, 2)),
+        capacity_bytes=np.full(2, np.inf),
     )
     placements = np.array([[1, 0, 0], [0, 1, 1]])
     result = simulate(graph, costs, placements)

@@ -9,6 +9,7 @@ from doppler_jax.simulator.simulate import simulate
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import RESIDENT, Costs, Schedule
 from tests.generators import random_problem
+from tests.simulator.cases import change
 
 # Task 0 makes tensors 0 (read by 2 and 3) and 1 (read by 2); task 1 makes tensor 2 (read by
 # 2). Task 4 is free. Graph input 0 lies on device 0, input 1 everywhere.
@@ -32,6 +33,7 @@ COSTS = Costs(
     input_bytes=GRAPH.input_bytes,
     latency_s=np.array([[0.0, 0.25], [0.25, 0.0]]),
     seconds_per_byte=np.array([[0.0, 0.25], [0.25, 0.0]]),
+    capacity_bytes=np.full(2, np.inf),
 )
 SCHEDULE = Schedule(
     placement=np.array([0, 1, 1, 0, 0]),
@@ -43,19 +45,6 @@ SCHEDULE = Schedule(
     transfer_start_s=np.array([2.0, 2.0]),
     transfer_finish_s=np.array([3.25, 2.75]),
 )
-
-
-def change(schedule, **entries):
-    """The schedule with single entries set: `start_s={3: 1.0}`, or whole fields."""
-    fields = {}
-    for name, entry in entries.items():
-        if isinstance(entry, dict):
-            array = np.array(getattr(schedule, name))
-            for index, value in entry.items():
-                array[index] = value
-            entry = array
-        fields[name] = entry
-    return dataclasses.replace(schedule, **fields)
 
 
 def without_transfers(schedule):
@@ -170,11 +159,11 @@ UNLIKE_COSTS = {
             start_s={2: 3.5},
             finish_s={2: 4.5},
         ),
-        "tensor 0 .* should run from 2 to 3.25 s",
+        "tensor 0 .* should take 1.25 s",
     ),
     "late transfer": (
         change(SCHEDULE, transfer_start_s={1: 2.25}, transfer_finish_s={1: 3.0}),
-        "tensor 1 .* should run from 2 to 2.75 s",
+        "tensor 1 .* should start at once, at 2 s",
     ),
     "idle at the end": (
         change(SCHEDULE, start_s={2: 4.25}, finish_s={2: 5.25}),
@@ -222,6 +211,7 @@ def one_device(compute, edges=()):
         input_bytes=np.zeros(0),
         latency_s=np.zeros((1, 1)),
         seconds_per_byte=np.zeros((1, 1)),
+        capacity_bytes=np.full(1, np.inf),
     )
     return graph, costs
 
@@ -275,6 +265,10 @@ def test_zero_length_tasks_release_within_an_instant():
     ("keywords", "message"),
     [
         ({"queue": "lifo"}, "unknown queue 'lifo'"),
+        ({"links": "ring"}, "unknown links 'ring'"),
+        ({"queue": "random"}, r"queue 'random' needs priority of shape \(5,\)"),
+        ({"compute_factor": [1.0]}, r"compute_factor has shape \(1,\), expected \(5,\)"),
+        ({"transfer_factor": np.zeros((3, 2))}, r"transfer_factor\[0, 0\] is 0.0"),
         ({"queue": "priority"}, r"needs priority of shape \(5,\)"),
         ({"queue": "priority", "priority": [1, 2]}, r"needs priority of shape \(5,\)"),
         ({"tolerance": -1.0}, "tolerance is -1.0"),
@@ -288,6 +282,22 @@ def test_zero_length_tasks_release_within_an_instant():
 def test_refuses_bad_arguments(keywords, message):
     with pytest.raises(ValueError, match=message):
         validate(GRAPH, SCHEDULE, **{"costs": COSTS, **keywords})
+
+
+def test_noise_scales_what_is_expected():
+    placement = np.array([0, 1, 1, 0, 0])
+    noise = {
+        "compute_factor": np.array([1.0, 2.0, 1.0, 1.0, 1.0]),
+        "transfer_factor": np.array([[1.0, 2.0], [1.0, 1.0], [1.0, 1.0]]),
+    }
+    schedule = simulate_oracle(GRAPH, COSTS, placement, **noise)
+    validate(GRAPH, schedule, COSTS, tolerance=0, **noise)
+    with pytest.raises(ValueError, match=r"task 1 .* its cost is 1 s"):
+        validate(GRAPH, schedule, COSTS)
+    with pytest.raises(ValueError, match=r"tensor 0 .* should take 1.25 s"):
+        validate(GRAPH, schedule, COSTS, compute_factor=noise["compute_factor"])
+    with pytest.raises(ValueError, match=r"task 1 .* its cost is 2 s"):
+        validate(GRAPH, SCHEDULE, COSTS, **noise)
 
 
 @pytest.mark.parametrize("dyadic", [True, False])

@@ -7,6 +7,7 @@ import sys
 import jax
 import pytest
 
+from doppler_jax.policies.features import FEATURE_VERSION
 from doppler_jax.training import checkpoint
 from doppler_jax.training.checkpoint import Checkpoints, load_policy
 from tests.policies.cases import CONFIG
@@ -111,7 +112,9 @@ def test_orbax_alone_restores_the_parameters(run, num_devices, tmp_path):
 
 def test_another_feature_version_is_refused(run, monkeypatch):
     monkeypatch.setattr(checkpoint, "FEATURE_VERSION", 77)
-    with pytest.raises(ValueError, match=f"^{run}.*3: feature version 1, .* computes 77$"):
+    with pytest.raises(
+        ValueError, match=f"^{run}.*3: feature version {FEATURE_VERSION}, .* computes 77$"
+    ):
         load_policy(run)
 
 

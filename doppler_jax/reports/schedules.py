@@ -1,0 +1,181 @@
+"""Why a schedule takes as long as it does, in numbers and in words."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from doppler_jax.reports.tables import format_seconds, format_table
+from doppler_jax.simulator.critical_chain import (
+    ChainLink,
+    ChainSeconds,
+    chain_seconds,
+    critical_chain,
+)
+from doppler_jax.simulator.memory import peak_memory_bytes
+from doppler_jax.simulator.oracle import makespan_s
+from doppler_jax.simulator.validate import validate
+from doppler_jax.types import Costs, Schedule, TaskGraph
+
+SHOWN = 30
+"""Links of the chain that `str` of an explanation shows: the longest, in the order of time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleExplanation:
+    """What a schedule kept busy, and what its makespan went on; print it to read it."""
+
+    makespan_s: float
+    busy_s: np.ndarray  # [D] of each device
+    link_busy_s: np.ndarray  # [D, D] while each link carries at least one thing
+    moved_bytes: np.ndarray  # [D, D] over each link
+    peak_bytes: np.ndarray  # [D] memory
+    capacity_bytes: np.ndarray  # [D]
+    chain: tuple[ChainLink, ...]  # first to last
+    chain_seconds: ChainSeconds
+    names: tuple[str, ...]  # [N] of the tasks
+
+    @property
+    def utilisation(self) -> np.ndarray:
+        """`[D]` share of the makespan for which each device computes."""
+        return self.busy_s / (self.makespan_s or 1.0)
+
+    @property
+    def link_utilisation(self) -> np.ndarray:
+        """`[D, D]` share of the makespan for which each link carries something."""
+        return self.link_busy_s / (self.makespan_s or 1.0)
+
+    def __str__(self) -> str:
+        spent, moved = self.chain_seconds, self.moved_bytes.sum()
+        parts = {
+            "compute": spent.compute_s,
+            "transfer": spent.transfer_s,
+            "queueing": spent.queueing_s,
+            "idle": spent.idle_s,
+        }
+        went = ", ".join(
+            f"{name} {format_seconds(seconds)} ({seconds / (self.makespan_s or 1.0):.0%})"
+            for name, seconds in parts.items()
+        )
+        tasks = sum(link.kind == "task" for link in self.chain)
+        return (
+            f"makespan {format_seconds(self.makespan_s)}; {moved:.4g} bytes moved\n\n"
+            f"{self._devices()}\n{self._links()}"
+            f"critical chain: {tasks} tasks, {len(self.chain) - tasks} transfers: {went}\n\n"
+            f"{self._chain()}"
+        )
+
+    def _devices(self) -> str:
+        rows = [
+            (
+                str(d),
+                format_seconds(self.busy_s[d]),
+                f"{self.utilisation[d]:.0%}",
+                f"{self.peak_bytes[d]:.4g}",
+                self._capacity(d),
+            )
+            for d in range(self.busy_s.size)
+        ]
+        return format_table(("device", "busy", "share", "peak memory (bytes)", "of"), rows)
+
+    def _capacity(self, d: int) -> str:
+        if np.isinf(self.capacity_bytes[d]):
+            return "unlimited"
+        over = ", exceeded" if self.peak_bytes[d] > self.capacity_bytes[d] else ""
+        return f"{self.capacity_bytes[d]:.4g}{over}"
+
+    def _links(self) -> str:
+        rows = [
+            (
+                f"{s} to {d}",
+                format_seconds(self.link_busy_s[s, d]),
+                f"{self.link_utilisation[s, d]:.0%}",
+                f"{self.moved_bytes[s, d]:.4g}",
+            )
+            for s, d in np.argwhere((self.moved_bytes > 0) | (self.link_busy_s > 0)).tolist()
+        ]
+        return format_table(("link", "busy", "share", "bytes"), rows) + "\n" if rows else ""
+
+    def _chain(self) -> str:
+        length_s = np.array([link.finish_s - link.start_s for link in self.chain])
+        shown = np.sort(np.argsort(-length_s, kind="stable")[:SHOWN]).tolist()
+        rows = [
+            (
+                self._what(link),
+                _place(link),
+                format_seconds(link.start_s),
+                format_seconds(length_s[j]),
+                link.waited_for,
+            )
+            for j, link in ((j, self.chain[j]) for j in shown)
+        ]
+        table = format_table(("chain", "device", "start", "takes", "waited for"), rows)
+        left_out = len(self.chain) - len(shown)
+        return table + (f"and {left_out} shorter ones\n" if left_out else "")
+
+    def _what(self, link: ChainLink) -> str:
+        if link.kind == "task":
+            return self.names[link.item]
+        return f"tensor {link.item}" if link.item >= 0 else f"graph input {~link.item}"
+
+
+def explain_schedule(
+    graph: TaskGraph, costs: Costs, schedule: Schedule, *, names: Sequence[str] | None = None
+) -> ScheduleExplanation:
+    """Returns why a schedule takes as long as it does; print it to read it.
+
+    Args:
+      graph: the task graph, N tasks.
+      costs: its costs on D devices: sizes and capacities.
+      schedule: of one placement, with its transfers: the oracle's (`simulate_oracle`,
+        `Placed.schedule`), or measured.
+      names: `[N]` of the tasks; their numbers if not given.
+
+    Raises:
+      ValueError: the schedule is not legal, a transfer is missing, or there is not one name
+        per task.
+    """
+    names = [f"task {v}" for v in range(graph.num_tasks)] if names is None else names
+    if len(names) != graph.num_tasks:
+        raise ValueError(f"names has {len(names)} entries, expected {graph.num_tasks}")
+    validate(graph, schedule)
+    shape = (costs.num_devices, costs.num_devices)
+    moved_bytes, link_busy_s = np.zeros(shape), np.zeros(shape)
+    link = (np.asarray(schedule.transfer_source), np.asarray(schedule.transfer_destination))
+    sizes = np.concatenate([costs.tensor_bytes, np.asarray(costs.input_bytes)[::-1]])
+    np.add.at(moved_bytes, link, sizes[schedule.transfer_tensor])  # ~i counts from the end
+    for s, d in np.unique(np.stack(link, axis=1), axis=0).tolist():
+        here = (link[0] == s) & (link[1] == d)
+        link_busy_s[s, d] = _covered_s(
+            schedule.transfer_start_s[here], schedule.transfer_finish_s[here]
+        )
+    chain = critical_chain(graph, schedule)
+    return ScheduleExplanation(
+        makespan_s=makespan_s(schedule),
+        busy_s=np.bincount(
+            schedule.placement, schedule.finish_s - schedule.start_s, costs.num_devices
+        ),
+        link_busy_s=link_busy_s,
+        moved_bytes=moved_bytes,
+        peak_bytes=peak_memory_bytes(graph, costs, schedule),
+        capacity_bytes=np.asarray(costs.capacity_bytes, np.float64),
+        chain=chain,
+        chain_seconds=chain_seconds(chain),
+        names=tuple(names),
+    )
+
+
+def _place(link: ChainLink) -> str:
+    if link.kind == "task":
+        return str(link.device)
+    return f"{link.source} to {link.device}"
+
+
+def _covered_s(start_s: np.ndarray, finish_s: np.ndarray) -> float:
+    """Returns for how long at least one of the intervals lasts."""
+    order = np.argsort(start_s, kind="stable")
+    # What earlier intervals, longest reaching, have covered already does not count again.
+    reached_s = np.maximum.accumulate(finish_s[order])
+    begin_s = np.maximum(start_s[order][1:], reached_s[:-1])
+    rest_s = np.maximum(finish_s[order][1:] - begin_s, 0.0)
+    return float(reached_s[0] - start_s[order][0] + rest_s.sum())

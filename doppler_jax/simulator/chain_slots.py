@@ -1,0 +1,269 @@
+"""Executions in lock step, at most one waiting task per chain.
+
+The fast formulation of the simulator, for graphs that are not wide. A step starts, in every
+lane (one execution), the task of smallest (start time, queue key, id) among those whose
+producers have all been started. Under links whose arrivals are known when the producer
+starts (`parallel`, `serial`), that order of starts is the event simulator's (DESIGN, rule
+8). A task is ready to be considered only after its ancestors started, so a chain
+(`graphs/chains.py`) holds one such task at most, and a slot per chain is enough. Starting a
+task releases its readers along its out-edges.
+
+Everything is elementwise on `[slots, lanes]`, or gathers and writes of one number per lane.
+"""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.graphs.instance import Instance
+from doppler_jax.simulator.lanes import at, column, larger, largest, least, pick, write
+from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs, send
+from doppler_jax.types import pytree
+
+
+@pytree
+class _Tables:
+    """What does not change during a run; per-task tables of L lanes are flat."""
+
+    instance: Instance
+    placement: chex.Array  # [L * (N + 1)] device of each task, as a float
+    rank: chex.Array | None  # [L * (N + 1)] queue key; None under `fifo`
+    transfer_factor: chex.Array | None  # [T * D] noise
+    base: chex.Array  # [L] int32, where a lane's tasks begin
+    one: chex.Array  # [] 1.0, see `hold`
+
+    def hold(self, x: chex.Array) -> chex.Array:
+        """Returns x. XLA repeats cheap operations in each of their readers, but no division."""
+        return x / self.one
+
+
+@pytree
+class _State:
+    """L executions in progress over W slots; an empty slot has start inf."""
+
+    slot_start_s: chex.Array  # [W, L] when the waiting task could start
+    slot_key: chex.Array  # [W, L] its ready time, or its rank
+    slot_code: chex.Array  # [W, L] task * 2^k + device, as a float
+    free_s: chex.Array  # [D, L] when the device has finished what it started
+    inputs: chex.Array  # [L * (N + 1) * 2] pairs: latest arrival, producers not started
+    makespan_s: chex.Array  # [L]
+    links: SerialLinks | None  # None under `parallel` links
+    times_s: chex.Array | None  # [L * (N + 1) * 2] pairs: start, finish
+
+
+@pytree
+class _Started:
+    """The task that each lane has just started."""
+
+    task: chex.Array  # [L] int32
+    device: chex.Array  # [L] int32
+    start_s: chex.Array  # [L]
+    finish_s: chex.Array  # [L]
+
+
+def run_chain_slots(
+    shared: tuple[Instance, chex.Array | None],
+    placement: chex.Array,
+    rank: chex.Array | None,
+    *,
+    serial: bool,
+    schedule: bool,
+    native: bool,
+) -> tuple[chex.Array, ...]:
+    """Runs L executions to their end.
+
+    Args:
+      shared: the problem, and `[T, D]` factors of the transfers' durations or None. Times
+        are in the problem's precision.
+      placement: `[L, N + 1]` int32.
+      rank: `[L, N + 1]` queue keys of `priority`, or None for `fifo`.
+      serial: whether a link carries one transfer at a time.
+      schedule: whether the times of tasks are wanted.
+      native: whether this is compiled as one CPU kernel (`lockstep.run_batch`).
+
+    Returns:
+      Makespans `[L]`; with `schedule` also starts and finishes `[L, N + 1]`, inf for
+      tasks that never start.
+    """
+    instance, transfer_factor = shared
+    tables, state = _begin(instance, placement, rank, transfer_factor, serial, schedule, native)
+
+    def step(state: _State) -> _State:
+        state, started = _start_best(tables, state, native)
+        return _release_readers(tables, state, started, native)
+
+    state = jax.lax.fori_loop(0, instance.num_tasks, lambda _, state: step(state), state)
+    if state.times_s is None:
+        return (state.makespan_s,)
+    start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
+    return state.makespan_s, start_s, finish_s
+
+
+def _begin(
+    instance: Instance,
+    placement: chex.Array,
+    rank: chex.Array | None,
+    transfer_factor: chex.Array | None,
+    serial: bool,
+    schedule: bool,
+    native: bool,
+) -> tuple[_Tables, _State]:
+    lanes, rows = placement.shape
+    dtype = jnp.result_type(instance.compute_s)
+    devices = instance.num_devices
+    tables = _Tables(
+        instance=instance,
+        placement=placement.reshape(-1).astype(dtype),
+        rank=None if rank is None else rank.reshape(-1).astype(dtype),
+        transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
+        base=jnp.arange(lanes, dtype=jnp.int32) * rows,
+        # A constant would be divided by at compile time; this one XLA cannot see through.
+        one=jnp.where(instance.num_tasks >= 0, 1, 2).astype(dtype),
+    )
+    ready_s = jnp.take_along_axis(instance.input_ready_s, placement.T, axis=1)  # [N + 1, L]
+    ready_s, links = ready_s.T, None
+    if serial:
+        ready_s, links = carry_inputs(instance, placement, native)
+    head = instance.chain_head
+    waits = (instance.num_producers[head] == 0) & (head < rows - 1)
+    slot_start_s = jnp.where(waits[:, None], ready_s.T[head], jnp.inf)
+    keys_s = slot_start_s if rank is None else rank.T[head].astype(dtype)
+    missing = jnp.broadcast_to(instance.num_producers.astype(dtype), (lanes, rows))
+    code = head[:, None] * _device_slots(devices) + placement.T[head]
+    return tables, _State(
+        slot_start_s=slot_start_s,
+        slot_key=keys_s,
+        slot_code=code.astype(dtype),
+        free_s=jnp.zeros((devices, lanes), dtype),
+        inputs=jnp.stack([ready_s, missing], axis=-1).reshape(-1),
+        makespan_s=jnp.zeros(lanes, dtype),
+        links=links,
+        times_s=jnp.full(lanes * rows * 2, jnp.inf, dtype) if schedule else None,
+    )
+
+
+def _start_best(tables: _Tables, state: _State, native: bool) -> tuple[_State, _Started]:
+    """Starts the best waiting task of each lane."""
+    instance, hold = tables.instance, tables.hold
+    devices, slots = instance.num_devices, _device_slots(instance.num_devices)
+    nobody = jnp.asarray(instance.padded_tasks * slots, state.slot_code.dtype)
+
+    start_s = hold(least(state.slot_start_s))
+    tied = state.slot_start_s == start_s[None]
+    key = hold(least(jnp.where(tied, state.slot_key, jnp.inf)))
+    tied &= state.slot_key == key[None]
+    code = hold(least(jnp.where(tied, state.slot_code, nobody)))
+    code = jnp.where(start_s < jnp.inf, code, nobody).astype(jnp.int32)
+    task, device = code // slots, code % slots
+
+    finish_s = hold(start_s + at(instance.compute_s.reshape(-1), task * devices + device))
+    here = device.astype(start_s.dtype)[None]
+    free_s = jnp.where(column(devices, here) == here, finish_s[None], state.free_s)
+    slot_device = state.slot_code - jnp.floor(state.slot_code / slots) * slots
+    waits = jnp.where(
+        slot_device == here, larger(state.slot_start_s, finish_s[None]), state.slot_start_s
+    )
+    chain = hold(at(instance.chain, task).astype(start_s.dtype))[None]
+    times_s = state.times_s
+    if times_s is not None:
+        pair = jnp.stack([start_s, finish_s], axis=-1)
+        times_s = write(times_s, 2 * (tables.base + task), pair, native)
+    state = dataclasses.replace(
+        state,
+        slot_start_s=jnp.where(column(len(waits), chain) == chain, jnp.inf, waits),
+        free_s=free_s,
+        makespan_s=larger(state.makespan_s, finish_s),
+        times_s=times_s,
+    )
+    return state, _Started(task=task, device=device, start_s=start_s, finish_s=finish_s)
+
+
+def _release_readers(tables: _Tables, state: _State, started: _Started, native: bool) -> _State:
+    """Tells the readers of what was started when it reaches them."""
+    degree = at(tables.instance.num_edges, started.task)
+
+    def edge(carry: tuple[chex.Array, _State]) -> tuple[chex.Array, _State]:
+        k, state = carry
+        return k + 1, _release_reader(tables, state, started, k, degree, native)
+
+    most = largest(degree)
+    _, state = jax.lax.while_loop(lambda carry: carry[0] < most, edge, (jnp.int32(0), state))
+    return state
+
+
+def _release_reader(
+    tables: _Tables,
+    state: _State,
+    started: _Started,
+    k: chex.Array,
+    degree: chex.Array,
+    native: bool,
+) -> _State:
+    """Handles the k-th out-edge of each started task, where it has one."""
+    instance, hold = tables.instance, tables.hold
+    slots, dtype = _device_slots(instance.num_devices), state.free_s.dtype
+    nobody = instance.edge_reader.shape[0] - 1  # an edge to the task that never runs
+    edge = jnp.where(k < degree, at(instance.first_edge, started.task) + k, nobody)
+    reader = hold(at(instance.edge_reader, edge).astype(dtype))
+    where = tables.base + reader.astype(jnp.int32)
+    there = hold(at(tables.placement, where))
+
+    arrival_s, state = _arrival(tables, state, started, edge, there, native)
+    pair = 2 * where
+    ready_s = hold(larger(at(state.inputs, pair), arrival_s))
+    missing = hold(at(state.inputs, pair + 1) - 1)
+    inputs = write(state.inputs, pair, jnp.stack([ready_s, missing], axis=-1), native)
+
+    chain = at(instance.chain, reader.astype(jnp.int32)).astype(dtype)
+    slot = hold(jnp.where(missing == 0, chain, len(state.slot_start_s)))[None]
+    entered = column(len(state.slot_start_s), slot) == slot
+    start_s = hold(larger(ready_s, pick(state.free_s, there)))
+    key = ready_s if tables.rank is None else hold(at(tables.rank, where))
+    code = reader * slots + there
+    return dataclasses.replace(
+        state,
+        slot_start_s=jnp.where(entered, start_s[None], state.slot_start_s),
+        slot_key=jnp.where(entered, key[None], state.slot_key),
+        slot_code=jnp.where(entered, code[None], state.slot_code),
+        inputs=inputs,
+    )
+
+
+def _arrival(
+    tables: _Tables,
+    state: _State,
+    started: _Started,
+    edge: chex.Array,
+    there: chex.Array,
+    native: bool,
+) -> tuple[chex.Array, _State]:
+    """Returns when `[L]` the edges' tensors reach the readers' devices `[L]`."""
+    instance, hold = tables.instance, tables.hold
+    device = there.astype(jnp.int32)
+    link = started.device * instance.num_devices + device
+    move_s = at(instance.latency_s.reshape(-1), link) + at(instance.edge_bytes, edge) * at(
+        instance.seconds_per_byte.reshape(-1), link
+    )
+    if tables.transfer_factor is not None:
+        tensor = at(instance.edge_tensor, edge)
+        move_s *= at(tables.transfer_factor, tensor * instance.num_devices + device)
+    if state.links is None:
+        return started.finish_s + move_s, state
+    arrival_s, links = send(
+        state.links,
+        source=started.device,
+        destination=device,
+        request_s=started.finish_s,
+        move_s=move_s,
+        opens=at(instance.edge_opens, edge),
+        real=edge < instance.edge_reader.shape[0] - 1,
+        native=native,
+    )
+    return hold(arrival_s), dataclasses.replace(state, links=links)
+
+
+def _device_slots(num_devices: int) -> int:
+    """A power of two that holds every device: codes split without rounding."""
+    return 1 << max(num_devices - 1, 1).bit_length()

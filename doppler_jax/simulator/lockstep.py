@@ -1,0 +1,103 @@
+"""Runs of many placements: in chunks, on all cores, compiled as suits the platform."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
+
+Run = Callable[..., tuple[chex.Array, ...]]
+"""`run(shared, placement [L, N + 1], rank [L, N + 1] or None, *, native)` of L lanes."""
+
+LANES = (8, 64)
+"""Lanes of one CPU kernel: few for few placements, else what was measured to be fastest."""
+
+MAX_LANES = 1 << 16
+"""Lanes on other platforms, where a step is a series of kernels over all lanes."""
+
+MAX_PARTS = 4
+"""Kernels that a CPU runs side by side, at most: each is compiled."""
+
+
+def run_batch(
+    run: Run, shared: chex.ArrayTree, placements: chex.Array, rank: chex.Array | None
+) -> tuple[chex.Array, ...]:
+    """Returns what `run` returns, for a batch `[B, N + 1]`, whatever its size.
+
+    On the CPU a chunk of lanes is one kernel, loops and all, told so by `native`. XLA
+    otherwise dispatches every operation of a loop's body by itself, about 0.1 us each, which
+    is most of the time where a body works on a few hundred numbers. The attributes that ask
+    for it are XLA's own (its pass for small loops sets them); where they are unknown they do
+    nothing. Such a kernel cannot hold scatters or sorts: `native` code writes lane by lane, and
+    `vmap`, which makes scatters of that, is refused by the compiler: use `lax.map`.
+    """
+    return jax.lax.platform_dependent(
+        shared,
+        placements,
+        rank,
+        cpu=partial(_on_cpu, run),
+        default=partial(_elsewhere, run),
+    )
+
+
+def _on_cpu(
+    run: Run, shared: chex.ArrayTree, placements: chex.Array, rank: chex.Array | None
+) -> tuple[chex.Array, ...]:
+    lanes = LANES[len(placements) > 3 * LANES[0]]
+    chunks = -(-len(placements) // lanes)
+    parts = max(min(num_cores(), MAX_PARTS, chunks // 2), 1)
+    kernel = jax.jit(partial(run, native=True), inline=False)
+
+    def one_kernel(shared: Any, *columns: Any) -> tuple[chex.Array, ...]:
+        return set_xla_metadata(
+            kernel(shared, *columns), xla_cpu_small_call=True, inlineable=False
+        )
+
+    return _in_chunks(one_kernel, shared, placements, rank, lanes=lanes, parts=parts)
+
+
+def _elsewhere(
+    run: Run, shared: chex.ArrayTree, placements: chex.Array, rank: chex.Array | None
+) -> tuple[chex.Array, ...]:
+    # Flat tables hold two numbers per lane and task, and int32 indexes them.
+    most = min(MAX_LANES, (1 << 30) // placements.shape[1])
+    lanes = max(min(most, len(placements)), 1)
+    run = partial(run, native=False)
+    return _in_chunks(run, shared, placements, rank, lanes=lanes, parts=1)
+
+
+def num_cores() -> int:
+    """Returns the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _in_chunks(
+    run: Run,
+    shared: chex.ArrayTree,
+    placements: chex.Array,
+    rank: chex.Array | None,
+    *,
+    lanes: int,
+    parts: int,
+) -> tuple[chex.Array, ...]:
+    """Runs chunks of lanes one after another, in `parts` series that may run side by side."""
+    batch = len(placements)
+    spare = -batch % (lanes * parts)
+
+    def cut(array: chex.Array) -> chex.Array:
+        padded = jnp.pad(array, ((0, spare), (0, 0)))
+        return padded.reshape(parts, -1, lanes, array.shape[1])
+
+    columns = jax.tree.map(cut, (placements, rank))
+    series = [
+        jax.lax.map(lambda c: run(shared, *c), jax.tree.map(lambda a, p=part: a[p], columns))
+        for part in range(parts)
+    ]
+    joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *series)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:batch], joined)

@@ -1,0 +1,148 @@
+"""How much memory a schedule needs on each device, and whether any placement can fit."""
+
+import dataclasses
+
+import numpy as np
+
+from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Residency:
+    """What lies in which memory when: R stays, each of one item on one device."""
+
+    item: np.ndarray  # [R] tensor, or ~i for graph input i
+    device: np.ndarray  # [R]
+    num_bytes: np.ndarray  # [R]
+    from_s: np.ndarray  # [R]
+    until_s: np.ndarray  # [R] inf for what stays
+
+
+def peak_memory_bytes(graph: TaskGraph, costs: Costs, schedule: Schedule) -> np.ndarray:
+    """Returns the most memory `[D]` that each device holds at any time, in bytes.
+
+    At one instant memory is freed before it is allocated. To exceed the capacity is
+    no error here, but for the caller to judge.
+
+    Args:
+      graph: the task graph.
+      costs: sizes, and the number of devices D.
+      schedule: a simulated or measured one, with its transfers (see `residency`).
+
+    Raises:
+      ValueError: a transfer is missing.
+    """
+    held = residency(graph, costs, schedule)
+    peak = np.zeros(costs.num_devices)
+    for d in range(costs.num_devices):
+        here = (held.device == d) & (held.from_s < held.until_s)
+        size = held.num_bytes[here]
+        times, at = np.unique(
+            np.concatenate([held.from_s[here], held.until_s[here]]), return_inverse=True
+        )
+        change = np.bincount(at, np.concatenate([size, -size]), times.size)
+        peak[d] = np.cumsum(change).max(initial=0.0)
+    return peak
+
+
+def residency(graph: TaskGraph, costs: Costs, schedule: Schedule) -> Residency:
+    """Returns what lies on which device when (DESIGN, rule 9).
+
+    - A resident graph input lies on each device that reads it, always.
+    - One with a home lies there from time 0 until its last reader there and its last
+      transfer from there end; if nothing reads it, nowhere.
+    - A task's tensors lie there from its start until their last readers there and last
+      transfers from there end. A tensor that nothing reads is a result, and stays.
+    - A received copy lies from its transfer's start until its last reader there ends. A
+      graph input whose transfer is not recorded was moved before time 0.
+    - What would begin behind a task that cannot run (at inf) is left out.
+
+    Args:
+      graph: the task graph.
+      costs: the sizes.
+      schedule: a simulated or measured one, with its transfers.
+
+    Raises:
+      ValueError: the transfer of a tensor to a device that reads it is missing.
+    """
+    device, finish_s = np.asarray(schedule.placement), np.asarray(schedule.finish_s)
+    begin: dict[tuple[int, int], float] = {}
+    end: dict[tuple[int, int], float] = {}
+
+    def hold(item: int, d: int, until_s: float) -> None:
+        end[item, d] = max(end.get((item, d), 0.0), until_s)
+
+    for x, v in enumerate(graph.tensor_producer.tolist()):
+        begin[x, int(device[v])] = float(schedule.start_s[v])
+    for i in np.unique(graph.input_edge_input).tolist():
+        if graph.input_home[i] != RESIDENT:
+            begin[~i, int(graph.input_home[i])] = 0.0
+            hold(~i, int(graph.input_home[i]), 0.0)
+    for k, x in enumerate(schedule.transfer_tensor.tolist()):
+        begin[x, int(schedule.transfer_destination[k])] = float(schedule.transfer_start_s[k])
+        hold(x, int(schedule.transfer_source[k]), float(schedule.transfer_finish_s[k]))
+    for x, v in zip(graph.edge_tensor.tolist(), graph.edge_reader.tolist(), strict=True):
+        here = int(device[v])
+        if (x, here) not in begin and np.isfinite(schedule.start_s[v]):
+            raise ValueError(f"the schedule has no transfer of tensor {x} to device {here}")
+        hold(x, here, float(finish_s[v]))
+    for i, v in zip(
+        graph.input_edge_input.tolist(), graph.input_edge_reader.tolist(), strict=True
+    ):
+        here = int(device[v])
+        begin.setdefault((~i, here), 0.0)
+        hold(~i, here, np.inf if graph.input_home[i] == RESIDENT else float(finish_s[v]))
+    sizes = np.concatenate([costs.tensor_bytes, np.asarray(costs.input_bytes)[::-1]])
+    stays = [stay for stay, from_s in begin.items() if np.isfinite(from_s)]
+    items = np.array([item for item, _ in stays], dtype=np.int64)
+    return Residency(
+        item=items,
+        device=np.array([d for _, d in stays], dtype=np.int64),
+        num_bytes=sizes[items].astype(np.float64),  # ~i is entry i from the end
+        from_s=np.array([begin[stay] for stay in stays], dtype=np.float64),
+        until_s=np.array([end.get(stay, np.inf) for stay in stays], dtype=np.float64),
+    )
+
+
+def check_capacity(graph: TaskGraph, costs: Costs) -> None:
+    """Raises `ValueError` if no placement can respect the memory of the devices.
+
+    That is so when a task fits on no device that can run it (with its graph inputs,
+    operands and outputs), when the graph inputs at home on a device exceed it, or when
+    the resident inputs together exceed all devices. Whether a placement that passes these
+    tests exists is a packing problem, and left open.
+    """
+    capacity = np.asarray(costs.capacity_bytes, np.float64)
+    input_bytes = np.asarray(costs.input_bytes, np.float64)
+    need = _working_set_bytes(graph, costs)
+    for v in range(graph.num_tasks):
+        able = np.isfinite(np.asarray(costs.compute_s)[v])
+        if need[v] > capacity[able].max():
+            raise ValueError(
+                f"task {v} needs {need[v]:.6g} bytes for inputs, operands and outputs; the "
+                f"largest device that can run it has {capacity[able].max():.6g}"
+            )
+    read = np.unique(graph.input_edge_input)
+    home = np.asarray(graph.input_home)[read]
+    for d in range(costs.num_devices):
+        total = input_bytes[read[home == d]].sum()
+        if total > capacity[d]:
+            raise ValueError(
+                f"graph inputs of {total:.6g} bytes lie on device {d}, which has "
+                f"{capacity[d]:.6g}"
+            )
+    total = input_bytes[read[home == RESIDENT]].sum()
+    if total > capacity.sum():
+        raise ValueError(
+            f"resident graph inputs are {total:.6g} bytes, all devices together have "
+            f"{capacity.sum():.6g}"
+        )
+
+
+def _working_set_bytes(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns the bytes `[N]` that must lie on a task's device while it runs."""
+    tensor_bytes = np.asarray(costs.tensor_bytes, np.float64)
+    need = np.bincount(graph.tensor_producer, tensor_bytes, graph.num_tasks)
+    need += np.bincount(graph.edge_reader, tensor_bytes[graph.edge_tensor], graph.num_tasks)
+    input_bytes = np.asarray(costs.input_bytes, np.float64)[graph.input_edge_input]
+    return need + np.bincount(graph.input_edge_reader, input_bytes, graph.num_tasks)

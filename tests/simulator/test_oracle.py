@@ -1,0 +1,207 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.simulator.links import LINKS
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.validate import validate
+from tests.generators import problems
+from tests.simulator.cases import carried, small_problem
+
+
+def test_parallel_links_carry_everything_at_once():
+    graph, costs = small_problem([1, 1, 1, 1], [(0, 3, [2]), (1, 3, [3])], 2)
+    schedule = simulate_oracle(graph, costs, [0, 0, 1, 1])
+    assert carried(schedule) == {(0, 1): (1, 4), (1, 1): (2, 5)}
+    assert schedule.start_s.tolist() == [0, 1, 4, 5]
+
+
+def test_serial_link_carries_one_at_a_time_and_each_way_by_itself():
+    # Task 3 sends back and is not held up by what comes the other way.
+    tensors = [(0, 3, [2]), (1, 3, [3]), (4, 2, [5])]
+    graph, costs = small_problem([1, 1, 1, 1, 1, 1], tensors, 2)
+    schedule = simulate_oracle(graph, costs, [0, 0, 1, 1, 1, 0], links="serial")
+    assert carried(schedule) == {(0, 1): (1, 4), (1, 1): (4, 7), (2, 0): (1, 3)}
+    assert schedule.start_s.tolist() == [0, 1, 4, 7, 0, 3]
+
+
+def test_serial_link_follows_the_order_of_finishes_then_of_ids():
+    # Task 1 goes first and has tensors 1 and 2; tensor 0 of task 0 comes after them.
+    tensors = [(0, 4, [2]), (1, 4, [2]), (1, 4, [3])]
+    graph, costs = small_problem([1, 1, 1, 1], tensors, 2)
+    schedule = simulate_oracle(
+        graph, costs, [0, 0, 1, 1], links="serial", queue="priority", priority=[1, 0, 2, 3]
+    )
+    assert carried(schedule) == {(1, 1): (1, 5), (2, 1): (5, 9), (0, 1): (9, 13)}
+
+
+def test_serial_link_takes_zero_length_producers_in_the_order_of_their_starts():
+    graph, costs = small_problem([0, 0, 1, 1], [(0, 2, [2]), (1, 2, [3])], 2)
+    schedule = simulate_oracle(
+        graph, costs, [0, 0, 1, 1], links="serial", queue="priority", priority=[1, 0, 2, 3]
+    )
+    assert carried(schedule) == {(1, 1): (0, 2), (0, 1): (2, 4)}
+
+
+def test_engines_let_pass_what_they_can_carry():
+    # Tensor 1 waits for device 2 to receive; meanwhile device 1 sends tensor 2 elsewhere.
+    tensors = [(0, 4, [2]), (1, 4, [3]), (1, 1, [4])]
+    graph, costs = small_problem([1, 2, 1, 1, 1], tensors, 3)
+    schedule = simulate_oracle(graph, costs, [0, 1, 2, 2, 0], links="engine")
+    assert carried(schedule) == {(0, 2): (1, 5), (2, 0): (2, 3), (1, 2): (5, 9)}
+    assert schedule.start_s.tolist() == [0, 0, 5, 9, 3]
+
+
+def test_engines_send_and_receive_at_the_same_time():
+    graph, costs = small_problem([1, 1, 1, 1], [(0, 4, [2]), (1, 4, [3])], 2)
+    schedule = simulate_oracle(graph, costs, [0, 1, 1, 0], links="engine")
+    assert carried(schedule) == {(0, 1): (1, 5), (1, 0): (1, 5)}
+
+
+def test_engines_serve_by_request_then_id_then_destination():
+    # Tensor 1 goes to devices 1 and 2; tensor 0 is requested later.
+    tensors = [(0, 1, [2]), (1, 2, [3, 4]), (1, 1, [2])]
+    graph, costs = small_problem([1, 1, 1, 1, 1], tensors, 3)
+    schedule = simulate_oracle(
+        graph,
+        costs,
+        [0, 0, 1, 1, 2],
+        links="engine",
+        queue="priority",
+        priority=[1, 0, 2, 3, 4],
+    )
+    assert carried(schedule) == {(1, 1): (1, 3), (1, 2): (3, 5), (2, 1): (5, 6), (0, 1): (6, 7)}
+
+
+INPUTS = [(0, 2, [1]), (0, 3, [1]), (0, 1, [2])]
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ("parallel", {(-1, 1): (0, 2), (-2, 1): (0, 3), (-3, 2): (0, 1), (0, 1): (0, 1)}),
+        ("serial", {(-1, 1): (0, 2), (-2, 1): (2, 5), (-3, 2): (0, 1), (0, 1): (5, 6)}),
+        ("engine", {(-1, 1): (0, 2), (-2, 1): (2, 5), (-3, 2): (5, 6), (0, 1): (6, 7)}),
+    ],
+)
+def test_graph_inputs_go_before_tensors(links, expected):
+    # Task 0 takes no time, so its tensor is requested at 0 as the inputs are.
+    graph, costs = small_problem([0, 1, 1], [(0, 1, [1])], 3, INPUTS)
+    schedule = simulate_oracle(graph, costs, [0, 1, 2], links=links)
+    assert carried(schedule) == expected
+    assert schedule.start_s[1] == max(expected[-2, 1][1], expected[0, 1][1])
+    # Where an input lies, and where it is resident, nothing moves.
+    assert carried(simulate_oracle(graph, costs, [0, 0, 0], links=links)) == {}
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_what_takes_no_time_arrives_before_the_next_task_starts(links):
+    # At 1 task 2 is ready by way of two tensors that take no time; it goes before task 1.
+    tensors = [(0, 0, [2]), (0, 0, [2]), (3, 0, [1])]
+    graph, costs = small_problem([1, 1, 1, 1], tensors, 2)
+    schedule = simulate_oracle(
+        graph, costs, [0, 1, 1, 1], links=links, queue="priority", priority=[0, 2, 1, 0]
+    )
+    assert schedule.start_s.tolist() == [0, 2, 1, 0]
+
+
+def test_noise_multiplies_tasks_and_transfers_but_not_inputs():
+    graph, costs = small_problem([1, 1, 1], [(0, 4, [1, 2])], 3, [(1, 2, [0])])
+    factor = np.array([[9.0, 0.5, 2.0]])
+    schedule = simulate_oracle(
+        graph, costs, [0, 1, 2], compute_factor=[2.0, 3.0, 1.0], transfer_factor=factor
+    )
+    assert schedule.start_s.tolist() == [2, 6, 12]
+    assert schedule.finish_s.tolist() == [4, 9, 13]
+    assert makespan_s(schedule) == 13
+
+
+def test_random_is_the_priority_of_a_permutation():
+    graph, costs = from_edge_delays([1.0, 2.0, 4.0], [], num_devices=1)
+    schedule = simulate_oracle(graph, costs, [0, 0, 0], queue="random", priority=[2, 0, 1])
+    assert schedule.start_s.tolist() == [6, 0, 2]
+
+
+def test_a_task_that_never_finishes_leaves_the_rest_alone():
+    graph, costs = small_problem([1, 1, 1, 1], [(0, 1, [1]), (2, 1, [3])], 2)
+    stuck = costs.compute_s.copy()
+    stuck[0] = np.inf
+    schedule = simulate_oracle(
+        graph, costs.replace(compute_s=stuck), [0, 1, 0, 1], links="engine"
+    )
+    assert schedule.start_s.tolist() == [0, np.inf, np.inf, np.inf]
+    schedule = simulate_oracle(
+        graph, costs.replace(compute_s=stuck), [0, 1, 1, 0], links="engine"
+    )
+    assert schedule.finish_s.tolist() == [np.inf, np.inf, 1, np.inf]
+    assert carried(schedule) == {(1, 0): (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"links": "ring"}, "unknown links 'ring'; known: parallel, serial, engine"),
+        ({"queue": "lifo"}, "unknown queue 'lifo'; known: fifo, priority, random"),
+        ({"queue": "random"}, "queue 'random' needs a priority"),
+        ({"queue": "priority", "priority": [1.0]}, r"priority has shape \(1,\)"),
+        ({"queue": "random", "priority": [0, 2, 2]}, "needs a permutation of 0 to 2"),
+        ({"compute_factor": [1.0]}, r"compute_factor has shape \(1,\), expected \(3,\)"),
+        ({"compute_factor": [1.0, 0.0, 1.0]}, r"compute_factor\[1\] is 0.0"),
+        ({"transfer_factor": np.ones((1, 2))}, r"transfer_factor .* expected \(1, 3\)"),
+        ({"transfer_factor": [[1, 1, np.nan]]}, r"transfer_factor\[0, 2\] is nan"),
+        ({"placement": [0, 0]}, r"placement has shape \(2,\), expected \(3,\)"),
+        ({"placement": [0, 3, 0]}, "placement puts task 1 on device 3; devices are 0 to 2"),
+        ({"placement": [0.0, 1.0, 0.0]}, "placement must hold integers"),
+    ],
+)
+def test_refuses_bad_arguments(options, message):
+    graph, costs = small_problem([1, 1, 1], [(0, 4, [1, 2])], 3)
+    with pytest.raises(ValueError, match=message):
+        simulate_oracle(graph, costs, **{"placement": [0, 1, 2], **options})
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.sampled_from(LINKS))
+def test_every_schedule_is_legal(problem, links):
+    graph, costs, placement, options = problem
+    schedule = simulate_oracle(graph, costs, placement, links=links, **options)
+    validate(graph, schedule, costs, links=links, tolerance=0, **options)
+    validate(graph, schedule)  # as a measured trace
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.permutations(LINKS))
+def test_links_differ_or_the_schedules_are_equal(problem, links):
+    """At tolerance 0 the rules of links leave one schedule: the one that the oracle makes."""
+    graph, costs, placement, options = problem
+    theirs, ours = (
+        simulate_oracle(graph, costs, placement, links=name, **options) for name in links[:2]
+    )
+    if carried(theirs) == carried(ours):
+        validate(graph, theirs, costs, links=links[1], tolerance=0, **options)
+    else:
+        with pytest.raises(ValueError, match=r"transfer|device|task"):
+            validate(graph, theirs, costs, links=links[1], tolerance=0, **options)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    problems(), st.sampled_from(LINKS), st.sampled_from([-0.125, 0.125]), st.integers(0, 10**6)
+)
+def test_a_transfer_moved_in_time_is_refused(problem, links, delay_s, which):
+    graph, costs, placement, options = problem
+    schedule = simulate_oracle(graph, costs, placement, links=links, **options)
+    if not schedule.transfer_tensor.size:
+        return
+    moved = np.eye(schedule.transfer_tensor.size)[which % schedule.transfer_tensor.size]
+    late = dataclasses.replace(
+        schedule,
+        transfer_start_s=schedule.transfer_start_s + delay_s * moved,
+        transfer_finish_s=schedule.transfer_finish_s + delay_s * moved,
+    )
+    with pytest.raises(ValueError, match=r"transfer|starts before"):
+        validate(graph, late, costs, links=links, tolerance=0, **options)
