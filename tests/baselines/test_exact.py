@@ -1,0 +1,276 @@
+"""`exact`: its schedules are legal, its optima are right, and its bounds are bounds."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.baselines.brute_force import brute_force
+from doppler_jax.baselines.exact import exact
+from doppler_jax.baselines.exact_durations import MAX_TICKS, durations_s, tick_of
+from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
+from doppler_jax.graphs.instance import input_ready_s
+from doppler_jax.simulator.memory import peak_memory_bytes
+from experiments.neutral import load_published
+from tests.generators import random_problem
+
+pytest.importorskip("ortools", reason="OR-Tools is not installed (extra `exact`)")
+
+BUDGET_S = 60.0
+
+
+def arrival(graph, costs, placement, finish_s, v):
+    """When the last input of task v is on its device, if its producers are finished."""
+    here = placement[v]
+    latest = input_ready_s(graph, costs)[v, here]
+    for x in graph.edge_tensor[graph.edge_reader == v]:
+        u = graph.tensor_producer[x]
+        move = costs.latency_s[placement[u], here]
+        move = move + costs.tensor_bytes[x] * costs.seconds_per_byte[placement[u], here]
+        latest = max(latest, finish_s[u] + move)
+    return latest
+
+
+def shortest_semi_active(graph, costs):
+    """The least makespan over all placements and orders, each task as early as it can."""
+    n, d = graph.num_tasks, costs.num_devices
+    producers = {
+        v: set(graph.tensor_producer[graph.edge_tensor[graph.edge_reader == v]])
+        for v in range(n)
+    }
+    orders = [
+        order
+        for order in itertools.permutations(range(n))
+        if all(producers[v] <= set(order[:i]) for i, v in enumerate(order))
+    ]
+    shortest = np.inf
+    for placement in itertools.product(range(d), repeat=n):
+        for order in orders:
+            free_s, finish_s = np.zeros(d), np.zeros(n)
+            for v in order:
+                start = max(free_s[placement[v]], arrival(graph, costs, placement, finish_s, v))
+                finish_s[v] = free_s[placement[v]] = start + costs.compute_s[v, placement[v]]
+            shortest = min(shortest, finish_s.max())
+    return shortest
+
+
+def assert_legal(graph, costs, result):
+    """No overlap, nothing read before it is there, and the makespan is the last finish."""
+    own_s = costs.compute_s[np.arange(graph.num_tasks), result.placement]
+    finish_s = result.start_s + own_s
+    assert finish_s.max() == result.makespan_s
+    assert result.bound_s <= result.makespan_s
+    for v in range(graph.num_tasks):
+        assert result.start_s[v] >= arrival(graph, costs, result.placement, finish_s, v)
+    for u, v in itertools.combinations(range(graph.num_tasks), 2):
+        if result.placement[u] == result.placement[v]:
+            assert finish_s[u] <= result.start_s[v] or finish_s[v] <= result.start_s[u]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_optimum_of_tiny_graphs_is_that_of_all_semi_active_schedules(seed):
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, 4 + seed % 2, 2, dyadic=True)
+    result = exact(graph, costs, budget_s=BUDGET_S)
+    assert_legal(graph, costs, result)
+    assert result.proven
+    assert result.makespan_s == result.bound_s == shortest_semi_active(graph, costs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_optimum_is_at_most_the_best_placement_under_fifo(seed):
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, 6, 3)
+    if seed % 2:  # equal devices, so that the model breaks symmetry; no two numbers alike
+        costs = costs.replace(
+            compute_s=np.repeat(costs.compute_s[:, :1], 3, axis=1),
+            latency_s=0.3 * (1 - np.eye(3)),
+            seconds_per_byte=0.2 * (1 - np.eye(3)),
+        )
+    result = exact(graph, costs, budget_s=BUDGET_S)
+    assert_legal(graph, costs, result)
+    assert result.proven
+    best_s = brute_force(graph, costs).makespan_s
+    assert result.makespan_s <= best_s * (1 + 1e-6)
+    # What rounding leaves: two ticks for each task.
+    start_s = dj.place(graph, costs, method="critical_path").makespan_s
+    assert result.makespan_s - result.bound_s <= 2 * 6 * start_s / (MAX_TICKS / 2)
+
+
+def test_unequal_shares_that_greedy_rules_miss():
+    graph, costs = dj.from_edge_delays([3, 3, 2, 2, 2], [], num_devices=2)
+    result = exact(graph, costs, budget_s=BUDGET_S)
+    assert (result.makespan_s, result.bound_s, result.proven) == (6.0, 6.0, True)
+
+
+def test_idling_beats_work_conserving_execution():
+    # Device 0 does best to wait a second for task 2, which device 1 waits for.
+    graph, costs = dj.from_edge_delays([10, 1, 1, 10], [(1, 2, 0), (2, 3, 0)], num_devices=2)
+    pinned = np.full((4, 2), np.inf)
+    pinned[np.arange(4), [0, 1, 0, 1]] = [10, 1, 1, 10]
+    costs = costs.replace(compute_s=pinned)
+    assert brute_force(graph, costs).makespan_s == 21
+    result = exact(graph, costs, budget_s=BUDGET_S)
+    assert_legal(graph, costs, result)
+    assert (result.makespan_s, result.proven) == (12.0, True)
+    assert result.placement.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("delay", "expected"), [(4.0, 8.0), (0.5, 5.5)])
+def test_a_fork_is_spread_only_if_transfers_are_cheap(delay, expected):
+    edges = [(0, 1, delay), (0, 2, delay)]
+    graph, costs = dj.from_edge_delays([2, 3, 3], edges, num_devices=3)
+    assert exact(graph, costs, budget_s=BUDGET_S).makespan_s == expected
+
+
+def test_no_tasks_and_a_hopeless_budget():
+    empty, costs = dj.from_edge_delays([], [], num_devices=2)
+    assert exact(empty, costs, budget_s=1.0).proven
+    graph, costs = random_problem(np.random.default_rng(0), 30, 4)
+    result = exact(graph, costs, budget_s=1e-9)
+    assert_legal(graph, costs, result)
+    assert result.bound_s >= dj.lower_bound_s(graph, costs)
+
+
+def test_same_seed_same_schedule():
+    graph, costs = random_problem(np.random.default_rng(1), 12, 3)
+    first, second = (exact(graph, costs, budget_s=BUDGET_S) for _ in range(2))
+    assert first.proven
+    np.testing.assert_array_equal(first.placement, second.placement)
+    np.testing.assert_array_equal(first.start_s, second.start_s)
+
+
+@pytest.mark.parametrize(
+    ("scale", "tick"), [(1.0, 0.75), (3.0, 2.25), (2.0**-66, 0.75 * 2.0**-66)]
+)
+def test_the_tick_divides_all_durations_where_it_can(scale, tick):
+    graph, costs = dj.from_edge_delays([1.5, 0.75], [(0, 1, 3.75)], num_devices=2)
+    costs = costs.replace(
+        compute_s=costs.compute_s * scale, tensor_bytes=3.75 * np.full(1, scale)
+    )
+    found = tick_of(durations_s(graph, costs), 2.25 * scale)
+    assert found == 0.75 * scale
+    # A duration that nothing else is a multiple of: a power of two that fills the horizon.
+    costs = costs.replace(compute_s=costs.compute_s * [[1], [1 + 2.0**-40]])
+    found = tick_of(durations_s(graph, costs), 2.25 * scale)
+    assert MAX_TICKS / 2 < 2.25 * scale / found <= MAX_TICKS
+    assert np.log2(found) % 1 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices"), [("rand0000", 2), ("rand0000", 4), ("rand0003", 8)]
+)
+def test_published_optima_are_proven(neutral_graphs, name, num_devices):
+    folder = neutral_graphs / "stg50"
+    known = load_published(folder / f"Case50_{num_devices}_OPT.csv")[f"{name}.stg"]
+    assert known.bound == known.best
+    problem = dj.from_edge_delays(*dj.load_stg(folder / f"{name}.stg"), num_devices=num_devices)
+    result = exact(*problem, budget_s=BUDGET_S)
+    assert_legal(*problem, result)
+    assert (result.makespan_s, result.bound_s, result.proven) == (known.best, known.best, True)
+
+
+def test_what_it_cannot_do_is_refused(monkeypatch):
+    graph, costs = dj.from_edge_delays([1, 1], [(0, 1, 8.0)], num_devices=2)
+    with pytest.raises(ValueError, match="links are 'serial'; method 'exact' knows"):
+        exact(graph, costs, budget_s=1.0, links="serial")
+    with pytest.raises(ValueError, match="budget_s is 0; expected more"):
+        exact(graph, costs, budget_s=0)
+    with pytest.raises(ValueError, match="workers is 0"):
+        exact(graph, costs, budget_s=1.0, workers=0)
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(ImportError, match=r"doppler-jax\[exact\]"):
+        exact(graph, costs, budget_s=1.0)
+
+
+def weighted(times, weights, edges, num_devices, capacity):
+    """A problem whose tasks have resident weights, on devices of little memory."""
+    graph, costs = dj.from_edge_delays(times, edges, num_devices=num_devices)
+    graph = graph.replace(
+        input_bytes=np.array(weights, float),
+        input_home=np.full(len(weights), dj.RESIDENT),
+        input_edge_input=np.arange(len(weights)),
+        input_edge_reader=np.arange(len(weights)),
+    )
+    memory = np.full(num_devices, float(capacity))
+    return graph, costs.replace(input_bytes=graph.input_bytes, capacity_bytes=memory)
+
+
+def test_weights_that_do_not_fit_together_are_spread():
+    problem = weighted([1, 1], [60, 60], [(0, 1, 5)], 2, 100)
+    result = exact(*problem, budget_s=BUDGET_S)
+    assert_legal(*problem, result)
+    assert (result.makespan_s, result.bound_s, result.proven) == (7.0, 7.0, True)
+    enough = problem[1].replace(capacity_bytes=np.array([np.inf, 125.0]))
+    assert exact(problem[0], enough, budget_s=BUDGET_S).makespan_s == 2.0
+
+
+def test_results_that_do_not_fit_together_are_spread_too():
+    graph = dj.make_graph(flops=[1] * 3, tensor_producer=range(3), tensor_bytes=[60] * 3)
+    _, costs = dj.from_edge_delays([1] * 3, [], num_devices=3)
+    costs = costs.replace(
+        compute_s=np.array([[1.0, 5.0, 5.0]] * 3),
+        tensor_bytes=graph.tensor_bytes,
+        capacity_bytes=np.full(3, 100.0),
+    )
+    result = exact(graph, costs, budget_s=BUDGET_S)
+    # The bound knows weights alone, and these tasks have none.
+    assert (result.makespan_s, result.bound_s, result.proven) == (5.0, 3.0, False)
+    assert sorted(result.placement) == [0, 1, 2]
+    two = costs.replace(
+        **{f: getattr(costs, f)[..., :2] for f in ("compute_s", "capacity_bytes")},
+        **{f: getattr(costs, f)[:2, :2] for f in ("latency_s", "seconds_per_byte")},
+    )
+    with pytest.raises(ValueError, match="no placement that surely fits into memory"):
+        exact(graph, two, budget_s=BUDGET_S)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_memory_is_respected_and_the_bound_holds(seed):
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, 4, 2, dyadic=True)
+    readers = graph.input_edge_reader
+    held = costs.input_bytes[graph.input_edge_input].sum() + costs.tensor_bytes.sum()
+    costs = costs.replace(capacity_bytes=np.full(2, 0.8 * held))
+    result = exact(graph, costs, budget_s=BUDGET_S)
+    assert_legal(graph, costs, result)
+    for d in range(2):
+        here = result.placement == d
+        tensors = np.union1d(
+            np.flatnonzero(here[graph.tensor_producer]),
+            graph.edge_tensor[here[graph.edge_reader]],
+        )
+        at_home = np.flatnonzero(graph.input_home == d)
+        inputs = np.union1d(
+            graph.input_edge_input[here[readers]],
+            np.intersect1d(at_home, graph.input_edge_input),
+        )
+        most = costs.tensor_bytes[tensors].sum() + costs.input_bytes[inputs].sum()
+        assert most <= costs.capacity_bytes[d]
+    free = costs.replace(capacity_bytes=np.full(2, np.inf))
+    assert exact(graph, free, budget_s=BUDGET_S).makespan_s <= result.bound_s
+    for placement in itertools.product(range(2), repeat=4):
+        schedule = dj.simulate_oracle(graph, costs, placement)
+        if (peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes).all():
+            assert result.bound_s <= dj.makespan_s(schedule)
+
+
+def test_what_cannot_fit_is_refused():
+    with pytest.raises(ValueError, match="task 1 needs 120 bytes"):
+        exact(*weighted([1, 1], [60, 120], [], 2, 100), budget_s=BUDGET_S)
+    with pytest.raises(ValueError, match="no placement fits into the devices' memory"):
+        exact(*weighted([1, 1, 1], [60, 60, 60], [], 2, 100), budget_s=BUDGET_S)
+
+
+def test_a_network_with_memory_limits(neutral_graphs):
+    folder = neutral_graphs / "dnn_partitioning"
+    problem = load_dnn_partitioning(folder / "LayerGraphs" / "bert24_inference.json")
+    result = exact(*problem, budget_s=BUDGET_S)
+    assert_legal(*problem, result)
+    held = np.bincount(result.placement, problem[0].input_bytes, 13)
+    assert (held <= problem[1].capacity_bytes).all()
+    assert result.proven
+    assert result.makespan_s == pytest.approx(0.1002185)
+    assert result.bound_s == pytest.approx(result.makespan_s, rel=1e-5)

@@ -1,0 +1,152 @@
+"""What every list scheduler must keep to."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from doppler_jax.baselines.cpop import cpop, cpop_schedule
+from doppler_jax.baselines.etf import etf, etf_schedule
+from doppler_jax.baselines.heft import heft, heft_schedule
+from doppler_jax.baselines.m_etf import m_etf, m_etf_schedule
+from doppler_jax.baselines.m_sct import m_sct, m_sct_schedule
+from doppler_jax.baselines.peft import peft, peft_schedule
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.levels import lower_bound_s
+from tests.baselines.listing_cases import check_plan, uneven_problem, with_compute
+from tests.generators import random_problem
+
+PLANNERS = {
+    cpop: cpop_schedule,
+    etf: etf_schedule,
+    heft: heft_schedule,
+    m_etf: m_etf_schedule,
+    m_sct: m_sct_schedule,
+    peft: peft_schedule,
+}
+planners = pytest.mark.parametrize(
+    "plan", PLANNERS.values(), ids=[f.__name__ for f in PLANNERS]
+)
+
+
+@planners
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 8, 64])
+def test_plans_are_feasible(plan, num_tasks):
+    for seed, dyadic in ((0, False), (1, True), (2, True)):
+        for num_devices in (1, 2, 5):
+            graph, costs = uneven_problem(seed, num_tasks, num_devices, dyadic)
+            schedule = plan(graph, costs)
+            check_plan(graph, costs, schedule)
+            assert schedule.finish_s.max(initial=0.0) >= lower_bound_s(graph, costs) * (
+                1 - 1e-9
+            )
+
+
+@pytest.mark.parametrize("method", PLANNERS, ids=lambda f: f.__name__)
+def test_the_placement_is_the_plans_and_the_same_twice(method):
+    graph, costs = uneven_problem(3, 40, 3, dyadic=True)
+    first = method(graph, costs)
+    np.testing.assert_array_equal(first, PLANNERS[method](graph, costs).placement)
+    np.testing.assert_array_equal(first, method(graph, costs))
+    assert first.dtype == np.int64
+    assert len(set(first.tolist())) > 1
+
+
+@planners
+def test_nothing_but_compute_on_equal_devices_fills_them_in_order(plan):
+    graph, costs = with_compute([], np.ones((5, 3)))
+    schedule = plan(graph, costs)
+    assert schedule.placement.tolist() == [0, 1, 2, 0, 1]
+    assert schedule.start_s.tolist() == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+@planners
+def test_zero_costs(plan):
+    graph, costs = with_compute([(2, 1, 0.0), (1, 0, 0.0)], np.zeros((3, 2)))
+    schedule = plan(graph, costs)
+    check_plan(graph, costs, schedule)
+    assert schedule.placement.tolist() == [0, 0, 0]
+    assert schedule.finish_s.tolist() == [0.0, 0.0, 0.0]
+
+
+# CPOP sends a lone task to the fastest device, wherever its input is.
+@pytest.mark.parametrize("plan", [p for p in PLANNERS.values() if p is not cpop_schedule])
+def test_a_graph_input_draws_its_reader_home(plan):
+    graph, costs = one_input_at_home()
+    schedule = plan(graph, costs)
+    assert (schedule.placement[0], schedule.start_s[0]) == (1, 0.0)
+
+
+@planners
+def test_a_graph_input_is_waited_for(plan):
+    graph, costs = one_input_at_home()
+    costs = dataclasses.replace(costs, compute_s=np.array([[1.0, np.inf]]))
+    schedule = plan(graph, costs)
+    assert (schedule.placement[0], schedule.start_s[0]) == (0, 4.0)
+
+
+def one_input_at_home():
+    """One task that reads 4 bytes from device 1, of two."""
+    graph = make_graph(
+        flops=[1.0],
+        input_bytes=[4.0],
+        input_home=[1],
+        input_edge_input=[0],
+        input_edge_reader=[0],
+    )
+    _, costs = with_compute([], np.ones((1, 2)), input_bytes=graph.input_bytes)
+    return graph, costs
+
+
+@planners
+@pytest.mark.parametrize("seed", range(3))
+def test_doubling_every_cost_doubles_the_plan(plan, seed):
+    graph, costs = uneven_problem(seed, 30, 3)
+    twice = dataclasses.replace(
+        costs,
+        compute_s=2 * costs.compute_s,
+        latency_s=2 * costs.latency_s,
+        seconds_per_byte=2 * costs.seconds_per_byte,
+    )
+    once, doubled = plan(graph, costs), plan(graph, twice)
+    np.testing.assert_array_equal(doubled.placement, once.placement)
+    np.testing.assert_array_equal(doubled.start_s, 2 * once.start_s)
+
+
+@planners
+@pytest.mark.parametrize("seed", range(3))
+def test_relabelled_devices_take_the_same_tasks_where_nothing_ties(plan, seed):
+    # Every task waits for an input of its own, so that no two devices start it together.
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, 30, 4, homes=False)
+    every = np.arange(30)
+    new = rng.permutation(4)  # new label of each device
+    old = np.argsort(new)
+    problems = []
+    home = rng.integers(0, 4, 30)
+    for homes, order in ((home, np.arange(4)), (new[home], old)):
+        moved = make_graph(
+            flops=graph.flops,
+            tensor_producer=graph.tensor_producer,
+            tensor_bytes=graph.tensor_bytes,
+            edge_tensor=graph.edge_tensor,
+            edge_reader=graph.edge_reader,
+            input_bytes=rng.lognormal(size=30) if not problems else problems[0][0].input_bytes,
+            input_home=homes,
+            input_edge_input=every,
+            input_edge_reader=every,
+        )
+        problems.append(
+            (
+                moved,
+                dataclasses.replace(
+                    costs,
+                    compute_s=costs.compute_s[:, order],
+                    input_bytes=moved.input_bytes,
+                    latency_s=costs.latency_s[np.ix_(order, order)],
+                    seconds_per_byte=costs.seconds_per_byte[np.ix_(order, order)],
+                ),
+            )
+        )
+    before, after = (plan(*problem).placement for problem in problems)
+    np.testing.assert_array_equal(after, new[before])
