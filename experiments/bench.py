@@ -10,13 +10,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import doppler_jax as dj
 import kernels
 from doppler_jax import cli
-from doppler_jax.baselines.simple import random_placements
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import make_problem
@@ -25,7 +23,9 @@ from doppler_jax.reports.tables import format_seconds, format_table, print_table
 from doppler_jax.simulator.simulate import simulate_instance
 from doppler_jax.training.sim_rl import SimConfig, sim_update
 from doppler_jax.training.state import init_state, make_optimizer
-from experiments.config import StageSettings
+from experiments import bench_simulator
+from experiments.bench_simulator import SimulatorSettings
+from experiments.config import StageSettings, check_settings
 from experiments.problems import choose, local_devices, use_host_devices
 from experiments.provenance import provenance
 
@@ -35,9 +35,8 @@ class BenchSettings(StageSettings):
     """What to measure on; a workload or, with --graph, a task graph's file."""
 
     workload: str = "llama_layer"
-    batch: int = 2048
-    """Placements simulated at once."""
     repeats: int = 5
+    simulator: SimulatorSettings = dataclasses.field(default_factory=SimulatorSettings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +51,14 @@ class Figure:
 
 
 def main(settings: BenchSettings) -> None:
-    """Measures, prints, and writes runs/bench.json and runs/bench.md."""
+    """Measures, prints, and writes bench.json and bench.md; the simulator's part besides."""
+    check_settings(settings)
     use_host_devices(settings.host_devices)
     chosen = choose(settings, settings.runs / "bench")
-    figures = [*bench_simulator(settings, chosen.graph, chosen.costs)]
-    figures += bench_training(settings, chosen.graph, chosen.costs)
+    bench_simulator.bench(
+        chosen.name, chosen.graph, chosen.costs, settings.simulator, settings.runs
+    )
+    figures = bench_training(settings, chosen.graph, chosen.costs)
     if chosen.workload is not None:
         figures += bench_engine(settings)
     columns = ("what", "compilation", "per item", "items per second", "ratio", "yardstick")
@@ -80,29 +82,6 @@ def main(settings: BenchSettings) -> None:
     }
     write_json_atomic(settings.runs / "bench.json", result)
     (settings.runs / "bench.md").write_text(format_table(columns, rows))
-
-
-def bench_simulator(
-    settings: BenchSettings, graph: dj.TaskGraph, costs: dj.Costs
-) -> list[Figure]:
-    """Vectorised simulator against the plain-Python oracle, per placement."""
-    placements = random_placements(costs, np.random.default_rng(0), settings.batch)
-    few = placements[:20]
-    oracle_s = median_s(
-        lambda: [dj.simulate_oracle(graph, costs, placement) for placement in few],
-        settings.repeats,
-    ) / len(few)
-    instance = make_problem(graph, costs).instance
-    spare = instance.padded_tasks - graph.num_tasks
-    padded = jnp.asarray(np.pad(placements, ((0, 0), (0, spare))), jnp.int32)
-    figures = [Figure("oracle, one placement", 0.0, oracle_s, 1.0, "itself")]
-    for schedule in (False, True):
-        run = partial(simulate_instance, instance, padded, schedule=schedule)
-        compile_s, steady_s = time_jitted(run, settings.repeats)
-        per_item_s = steady_s / settings.batch
-        what = "simulator, with schedule" if schedule else "simulator, makespan only"
-        figures.append(Figure(what, compile_s, per_item_s, oracle_s / per_item_s, "oracle"))
-    return figures
 
 
 def bench_training(
