@@ -1,5 +1,6 @@
 """Runs of many placements: in chunks, on all cores, compiled as suits the platform."""
 
+import itertools
 import os
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +9,10 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 Run = Callable[..., tuple[chex.Array, ...]]
 """`run(shared, placement [L, N + 1], rank [L, N + 1] or None, *, native)` of L lanes."""
@@ -33,13 +37,13 @@ def run_batch(
     is most of the time where a body works on a few hundred numbers. The attributes that ask
     for it are XLA's own (its pass for small loops sets them); where they are unknown they do
     nothing. Such a kernel cannot hold scatters or sorts: `native` code writes lane by lane, and
-    `vmap`, which makes scatters of that, is refused by the compiler: use `lax.map`.
+    `vmap` is a loop over kernels.
     """
     return jax.lax.platform_dependent(
         shared,
         placements,
         rank,
-        cpu=partial(_on_cpu, run),
+        cpu=sequential_vmap(partial(_on_cpu, run)),
         default=partial(_elsewhere, run),
     )
 
@@ -50,14 +54,19 @@ def _on_cpu(
     lanes = LANES[len(placements) > 3 * LANES[0]]
     chunks = -(-len(placements) // lanes)
     parts = max(min(num_cores(), MAX_PARTS, chunks // 2), 1)
-    kernel = jax.jit(partial(run, native=True), inline=False)
+    kernel = partial(_one_kernel, partial(run, native=True))
+    return _in_chunks(kernel, shared, placements, rank, lanes=lanes, parts=parts)
 
-    def one_kernel(shared: Any, *columns: Any) -> tuple[chex.Array, ...]:
-        return set_xla_metadata(
-            kernel(shared, *columns), xla_cpu_small_call=True, inlineable=False
-        )
 
-    return _in_chunks(one_kernel, shared, placements, rank, lanes=lanes, parts=parts)
+def _one_kernel(fn: Run, *arguments: Any) -> tuple[chex.Array, ...]:
+    """Returns `fn(*arguments)`, to be compiled as one kernel."""
+    leaves, tree = jax.tree.flatten(arguments)
+    traced = jax.make_jaxpr(lambda *leaves: fn(*jax.tree.unflatten(tree, leaves)))(*leaves)
+    # Inside loops JAX passes what is not used, too, and XLA aborts at such a parameter.
+    jaxpr, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    kernel = jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts)), inline=False)
+    out = kernel(*itertools.compress(leaves, used))
+    return tuple(set_xla_metadata(out, xla_cpu_small_call=True, inlineable=False))
 
 
 def _elsewhere(

@@ -234,9 +234,8 @@ def simulate_instance(
 
     Works in the precision of the instance: training uses float32. With `priority` `[B, N]`
     the queue is `priority`, without it `fifo`. With `factors` of K draws every result has a
-    leading axis K, and priorities may be `[K, 1, N]`, of each draw its own. To mix graphs of
-    a bucket in one call, `jax.lax.map` this over stacked instances (not `vmap`, see
-    `lockstep.py`).
+    leading axis K, and priorities may be `[K, 1, N]`, of each draw its own. `vmap` over
+    stacked instances mixes graphs of a bucket in one call.
     """
     spare = instance.padded_tasks + 1 - placements.shape[1]
     placements = jnp.pad(placements, ((0, 0), (0, spare))).astype(jnp.int32)

@@ -180,9 +180,7 @@ def test_a_batch_may_mix_graphs_of_a_bucket(one_bucket):
     instances = [make_instance(graph, costs) for graph, costs in problem_list]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *instances)
     placements = rng.integers(0, 3, (3, 4, 32))
-    mixed = jax.lax.map(
-        lambda one: simulate_instance(*one).makespan_s, (stacked, jnp.asarray(placements))
-    )
+    mixed = jax.jit(jax.vmap(simulate_instance))(stacked, placements).makespan_s
     for i, instance in enumerate(instances):
         alone = simulate_instance(instance, placements[i]).makespan_s
         np.testing.assert_array_equal(mixed[i], alone)

@@ -1,0 +1,134 @@
+"""Simulated annealing (Kirkpatrick et al. 1983) that spends whole batches on each chain.
+
+Classical annealing tries one move at a time, and what counts is how many it has tried in
+sequence; a vectorised simulator is fast only on many placements at once. So each step
+tries a batch of moves from one placement, and then all those that Metropolis' rule accepts
+one by one are made together, up to a number that doubles when the outcome is acceptable
+and falls to a quarter when it is not. With the number at 1 this is annealing in which
+rejected moves are tried ahead in parallel.
+"""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.search.anytime import Best, Scorer, keep_best
+from doppler_jax.search.moves import mutate
+from doppler_jax.search.objective import SearchProblem
+from doppler_jax.types import pytree
+
+
+@pytree
+class AnnealingState:
+    """C chains, each with the P moves that it tried from where it is."""
+
+    best: Best
+    current: chex.Array  # [C, N] int32
+    energy: chex.Array  # [C]
+    candidate: chex.Array  # [C, N] the current placement with some accepted moves made
+    tried: chex.Array  # [C, P, N] the current placement with one move made
+    accepted: chex.Array  # [C, P] bool
+    together: chex.Array  # [C] int32, accepted moves to make at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Annealing:
+    """Settings of annealing. Temperatures are fractions of the current makespan."""
+
+    chains: int = 4
+    proposals: int = 32  # per chain and step
+    hot: float = 0.05  # temperature at the start
+    cold: float = 5e-4  # and at the end of the budget, geometrically between
+    exchange: int = 50  # mean steps after which the worst chain restarts where the best is
+
+    @property
+    def members(self) -> int:
+        return self.chains
+
+    @property
+    def batch(self) -> int:
+        return self.chains * self.proposals
+
+    def fit(self, evaluations: int) -> "Annealing":
+        max_batch = evaluations // 8
+        chains = min(self.chains, max(max_batch // 8, 1))
+        proposals = self.proposals
+        while chains * proposals > max_batch and proposals > 2:
+            proposals //= 2
+        return dataclasses.replace(self, chains=chains, proposals=proposals)
+
+    def init(self, placements: chex.Array) -> AnnealingState:
+        shape = (self.chains, self.proposals)
+        unknown_s = jnp.full(self.chains, jnp.inf)
+        return AnnealingState(
+            best=Best(placement=placements, value_s=unknown_s),
+            current=placements,
+            energy=unknown_s,
+            candidate=placements,
+            tried=jnp.broadcast_to(placements[:, None], (*shape, placements.shape[1])),
+            accepted=jnp.zeros(shape, dtype=bool),
+            together=jnp.ones(self.chains, jnp.int32),
+        )
+
+    def step(
+        self,
+        key: chex.PRNGKey,
+        problem: SearchProblem,
+        scorer: Scorer,
+        state: AnnealingState,
+        progress: chex.Array,
+    ) -> AnnealingState:
+        move_key, accept_key, choose_key, exchange_key = jax.random.split(key, 4)
+        temperature = self.hot * (self.cold / self.hot) ** progress
+        # Lane 0 is the candidate, the others are moves from it.
+        lanes = jnp.repeat(state.candidate, self.proposals, axis=0)
+        tried = mutate(move_key, problem.instance, lanes).reshape(state.tried.shape)
+        tried = tried.at[:, 0].set(state.candidate)
+        scores = scorer(tried.reshape(lanes.shape))
+        energy, value_s = (
+            a.reshape(state.accepted.shape) for a in (scores.energy, scores.value_s)
+        )
+        origin = energy[:, 0]
+        draw = jax.random.uniform(accept_key, energy.shape)
+        accepted = _is_accepted(energy, origin[:, None], temperature, draw).at[:, 0].set(False)
+        draw = jax.random.uniform(choose_key, energy.shape)
+        kept = (state.together == 1) | _is_accepted(
+            origin, state.energy, temperature, draw[:, 0]
+        )
+        together = jnp.where(kept, state.together * 2, state.together // 4)
+        best = keep_best(state.best, tried, value_s)
+        state = dataclasses.replace(
+            state,
+            current=jnp.where(kept[:, None], state.candidate, state.current),
+            energy=jnp.where(kept, origin, state.energy),
+            tried=jnp.where(kept[:, None, None], tried, state.tried),
+            accepted=jnp.where(kept[:, None], accepted, state.accepted),
+            together=jnp.clip(together, 1, self.proposals),
+        )
+        is_restart = jax.random.uniform(exchange_key) < 1 / self.exchange
+        chain = jnp.arange(self.chains, dtype=jnp.int32)
+        is_worst = (chain == state.energy.argmax()) & is_restart
+        source = jnp.where(is_worst, state.energy.argmin().astype(jnp.int32), chain)
+        state = jax.tree.map(lambda array: array[source], state)
+        return dataclasses.replace(state, best=best, candidate=_combine(state, draw))
+
+
+def _is_accepted(
+    energy: chex.Array, origin: chex.Array, temperature: chex.Array, draw: chex.Array
+) -> chex.Array:
+    """Metropolis' rule, with the rise relative to where the move starts."""
+    rise = (energy - origin) / jnp.maximum(origin, jnp.finfo(energy.dtype).tiny)
+    return draw < jnp.exp(-jnp.maximum(rise, 0.0) / temperature)
+
+
+def _combine(state: AnnealingState, draw: chex.Array) -> chex.Array:
+    """Returns the current placements `[C, N]` after `together` random accepted moves."""
+    order = jnp.where(state.accepted, draw, -1.0)
+    rank = (order[:, None, :] > order[:, :, None]).sum(2)
+    chosen = state.accepted & (rank < state.together[:, None])
+    changes = chosen[:, :, None] & (state.tried != state.current[:, None])
+    last = jnp.where(changes, order[:, :, None], -1.0).argmax(1)
+    moved = jnp.take_along_axis(state.tried, last[:, None], axis=1)[:, 0]
+    return jnp.where(changes.any(1), moved, state.current)

@@ -1,0 +1,293 @@
+"""Runs a search within a budget, in jitted blocks, so that it can be stopped at any time."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doppler_jax.search.budget import Budget, CurveRecorder
+from doppler_jax.search.objective import (
+    Objective,
+    Scores,
+    SearchProblem,
+    score,
+    score_padded,
+)
+from doppler_jax.types import pytree
+
+BLOCK_S = 0.2
+"""Seconds of a block: how late a bound on time, or Ctrl-C, may take effect."""
+
+BLOCK_STEPS = 1024
+"""Steps of a block, at most."""
+
+NUM_FOUND = 12
+"""Placements that a search hands on, to be judged in float64."""
+
+Scorer = Callable[[chex.Array], Scores]
+"""Scores placements `[B, N]`."""
+
+State = Any
+"""Pytree of a search in progress; `best` is a `Best`, the rest is the search's own."""
+
+
+@pytree
+class Best:
+    """The best placement that each of K members of a search has seen."""
+
+    placement: chex.Array  # [K, N] int32
+    value_s: chex.Array  # [K] inf if none that fits was seen
+
+
+class Search(Protocol):
+    """A search as a frozen dataclass of settings: static, pure methods, jittable."""
+
+    @property
+    def members(self) -> int:
+        """Placements that it starts from."""
+
+    @property
+    def batch(self) -> int:
+        """Placements that a step simulates."""
+
+    def fit(self, evaluations: int) -> "Search":
+        """Returns the search, with a smaller batch if the budget is small."""
+
+    def init(self, placements: chex.Array) -> State:
+        """Returns the state that starts at placements `[members, N]`, scored by its steps."""
+
+    def step(
+        self,
+        key: chex.PRNGKey,
+        problem: SearchProblem,
+        scorer: Scorer,
+        state: State,
+        progress: chex.Array,
+    ) -> State:
+        """Simulates one batch and moves on; `progress` is the share spent of its budget."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search came up with."""
+
+    placements: np.ndarray  # [B, N] the best ones, best first; none if nothing fits
+    evaluations: int  # executions simulated
+    compile_s: float
+    interrupted: bool  # by Ctrl-C
+
+
+def run_search(
+    search: Search,
+    objective: Objective,
+    problem: SearchProblem,
+    starts: np.ndarray,
+    key: chex.PRNGKey,
+    budget: Budget,
+    curve: CurveRecorder,
+    *,
+    choose: bool = False,
+    spent: int = 0,
+    on_block: Callable[[int], None] | None = None,
+) -> Found:
+    """Runs a search until its budget is spent, or Ctrl-C.
+
+    With a bound on evaluations alone the outcome is a function of the arguments; with one on
+    seconds it depends on the machine.
+
+    Args:
+      search: its settings; made smaller if the bound on evaluations is small.
+      objective: what to minimise.
+      problem: its arrays.
+      starts: `[S, N]` placements to start from, S >= 1; the first ones if there are more
+        than members, all of them in turn if there are fewer.
+      choose: whether to score all starts first and begin at the best of them.
+      key: of the draws; it is consumed.
+      budget: when to stop.
+      curve: takes a row at every block that improved.
+      spent: evaluations of this budget that were spent before.
+      on_block: called after every block with the evaluations so far.
+
+    Returns:
+      The best placements found. The starts need not be among them.
+    """
+    cost = objective.simulations
+    limit = math.inf if budget.evaluations is None else budget.evaluations - spent
+    if budget.evaluations is None and budget.seconds is None:
+        raise ValueError("a search needs a bound: evaluations or seconds")
+    if limit < cost:
+        return Found(starts[:0], 0, 0.0, interrupted=False)
+    if limit < math.inf:
+        search = search.fit(int(limit) // cost)
+    padded = np.pad(starts, ((0, 0), (0, problem.instance.padded_tasks - starts.shape[1])))
+    run = _Run(search, objective, problem, key, limit, budget, curve, spent)
+    interrupted = False
+    try:
+        run.start(padded.astype(np.int32), choose)
+        while run.advance():
+            if on_block is not None:
+                on_block(spent + run.evaluations)
+    except KeyboardInterrupt:
+        interrupted = True
+    found = run.found()[:, : starts.shape[1]]
+    return Found(found.astype(np.int64), run.evaluations, run.compile_s, interrupted)
+
+
+class _Run:
+    """A search in progress."""
+
+    def __init__(
+        self,
+        search: Search,
+        objective: Objective,
+        problem: SearchProblem,
+        key: chex.PRNGKey,
+        limit: float,
+        budget: Budget,
+        curve: CurveRecorder,
+        spent: int,
+    ) -> None:
+        self.search, self.objective, self.problem = search, objective, problem
+        self.key = key
+        self.limit, self.budget, self.curve, self.spent = limit, budget, curve, spent
+        self.share_before = budget.progress(spent)
+        self.evaluations = 0
+        self.compile_s = 0.0
+        self.done = 0  # steps
+        self.steps = 1  # of the next block
+        self.state: State | None = None
+
+    def start(self, starts: np.ndarray, choose: bool) -> None:
+        """Compiles, and begins at the starts."""
+        members = self.search.members
+        if choose and len(starts) > members:
+            values = self._score(starts)
+            starts = starts[np.argsort(values, kind="stable")]
+        state = self.search.init(jnp.asarray(np.resize(starts, (members, starts.shape[1]))))
+        began = time.monotonic()
+        self.state = jax.block_until_ready(self._block(state, 0))
+        self.compile_s += time.monotonic() - began
+
+    def _score(self, starts: np.ndarray) -> np.ndarray:
+        """Returns the energies `[S]` of starts, inf where the budget does not reach."""
+        width, cost = self.search.batch, self.objective.simulations
+        energies = np.full(len(starts), np.inf)
+        for first in range(0, len(starts), width):
+            is_late = self.budget.progress(self.spent + self.evaluations) >= 1
+            if self.evaluations + width * cost > self.limit or (first and is_late):
+                break
+            began = time.monotonic()
+            scores = score_padded(
+                self.objective, self.problem, starts[first : first + width], width
+            )
+            if first == 0:
+                self.compile_s += time.monotonic() - began
+            self.evaluations += width * cost
+            energies[first : first + width] = scores.energy
+            self._note(scores.value_s.min())
+        return energies
+
+    def advance(self) -> bool:
+        """Runs one block; returns whether there was budget for one."""
+        per_step = self.search.batch * self.objective.simulations
+        steps = self.steps
+        if self.limit < math.inf:
+            steps = min(steps, int(self.limit - self.evaluations) // per_step)
+        if steps == 0 or self.budget.progress(self.spent + self.evaluations) >= 1:
+            return False
+        began = time.monotonic()
+        self.state = self._block(self.state, steps)
+        value_s = float(self.state.best.value_s.min())
+        self.evaluations += steps * per_step
+        self.done += steps
+        took_s = max(time.monotonic() - began, 1e-6)
+        self.steps = max(1, min(2 * self.steps, round(steps * BLOCK_S / took_s), BLOCK_STEPS))
+        self._note(value_s)
+        return True
+
+    def found(self) -> np.ndarray:
+        """Returns the best distinct placements, best first."""
+        if self.state is None:
+            return np.empty((0, self.problem.instance.padded_tasks), np.int32)
+        best = jax.device_get(self.state.best)
+        placements, values = best.placement, best.value_s
+        order = [k for k in np.argsort(values, kind="stable") if np.isfinite(values[k])]
+        chosen: dict[bytes, np.ndarray] = {}
+        for k in order:
+            if len(chosen) < NUM_FOUND:
+                chosen.setdefault(placements[k].tobytes(), placements[k])
+        return np.stack(list(chosen.values())) if chosen else placements[:0]
+
+    def _block(self, state: State, steps: int) -> State:
+        return _advance(
+            self.search, self.objective, self.problem, state, self.key, self.done, steps,
+            self._schedule(steps),
+        )  # fmt: skip
+
+    def _schedule(self, steps: int) -> np.ndarray:
+        """Returns (a, b) such that the share spent of this search's part is a + b k at step k.
+
+        Without a bound on seconds it is one line for the whole search, so that the outcome
+        does not depend on how the steps fall into blocks.
+        """
+        if self.budget.seconds is None:
+            per_step = self.search.batch * self.objective.simulations
+            return np.array([0.0, per_step / self.limit], np.float32)
+        now = self.budget.progress(self.spent + self.evaluations)
+        rest = max(1 - self.share_before, 1e-6)
+        rise = min(BLOCK_S / self.budget.seconds, 1 - now) / max(steps, 1)
+        first = now - self.share_before - rise * self.done
+        return np.array([first / rest, rise / rest], np.float32)
+
+    def _note(self, value_s: float) -> None:
+        self.curve.add(
+            self.spent + self.evaluations, self.budget.seconds_spent(), float(value_s)
+        )
+
+
+@partial(jax.jit, static_argnames=("search", "objective"))
+def _advance(
+    search: Search,
+    objective: Objective,
+    problem: SearchProblem,
+    state: State,
+    key: chex.PRNGKey,
+    first: int,
+    steps: int,
+    schedule: chex.Array,
+) -> State:
+    """Does steps `first` to `first + steps - 1`."""
+    scorer = partial(score, objective, problem)
+
+    def step(k: chex.Array, state: State) -> State:
+        progress = jnp.clip(schedule[0] + schedule[1] * k.astype(jnp.float32), 0.0, 1.0)
+        return search.step(jax.random.fold_in(key, k), problem, scorer, state, progress)
+
+    # The loop is of known length because XLA's CPU compiler (jaxlib 0.10.2) aborts on the
+    # simulator's kernel within one that is not.
+    return jax.lax.fori_loop(
+        0,
+        BLOCK_STEPS,
+        lambda k, state: jax.lax.cond(
+            k < steps, step, lambda _, state: state, jnp.int32(first + k), state
+        ),
+        state,
+    )
+
+
+def keep_best(best: Best, placements: chex.Array, value_s: chex.Array) -> Best:
+    """Returns the best of each of K members' own and their new placements `[K, P, N]`."""
+    member = jnp.arange(len(best.value_s), dtype=jnp.int32)
+    first = value_s.argmin(1)
+    is_better = value_s[member, first] < best.value_s
+    return Best(
+        placement=jnp.where(is_better[:, None], placements[member, first], best.placement),
+        value_s=jnp.minimum(best.value_s, value_s[member, first]),
+    )

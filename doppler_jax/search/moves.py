@@ -1,0 +1,266 @@
+"""Small changes of placements, vectorised, for local search of every kind.
+
+All are pure functions of padded placements `[B, N]` (N = `instance.padded_tasks`), for
+use inside other jits. They move tasks only to devices that can run them.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.graphs.instance import Instance
+from doppler_jax.types import pytree
+
+GROUP = 8
+"""Tasks that move together at most."""
+
+_RELATED, _GROUP, _SWAP, _CRITICAL = 0.6, 0.25, 0.15, 0.5
+"""How often: to a relative's device, several tasks, a swap, from the critical chain."""
+
+
+@pytree
+class CriticalChain:
+    """Per placement, the tasks that determined its makespan, the last one first."""
+
+    task: chex.Array  # [B, N] int32; padded_tasks after the end
+    length: chex.Array  # [B] int32
+
+
+def mutate(
+    key: chex.PRNGKey,
+    instance: Instance,
+    placements: chex.Array,
+    chain: CriticalChain | None = None,
+) -> chex.Array:
+    """Returns placements `[B, N]`, each one random move away from the one given.
+
+    A move takes a task, half of the time one of the critical chain if that is given, to
+    another device at random or to the device of a relative (a producer, a reader, another
+    producer of a reader, another reader of a producer), at times with a path of its
+    producers or readers or several of them; or it swaps the devices of two tasks. A move
+    that no device permits changes nothing.
+
+    Args:
+      key: of the draws; it is consumed.
+      instance: the problem.
+      placements: `[B, N]` int32 devices.
+      chain: from `critical_chain`, for these placements or for recent ancestors.
+    """
+    draw = jax.random.uniform(key, (10 + GROUP + instance.num_devices, len(placements)))
+    draw, walk, score = jnp.split(
+        draw, (10, 10 + GROUP)
+    )  # one call: it costs little to compile
+    task = _uniform_index(draw[0], instance.num_tasks)
+    if chain is not None:
+        lane = jnp.arange(len(task), dtype=jnp.int32)
+        position = _uniform_index(draw[1], chain.length)
+        task = jnp.where(draw[2] < _CRITICAL, chain.task[lane, position], task)
+    neighbours = _neighbours(instance)
+    related = _relative(neighbours, task, draw[3], draw[4:6])
+    device = _other_device(score.T, instance, placements, task)
+    theirs, mine = _device(placements, related), _device(placements, task)
+    is_related = (draw[6] < _RELATED) & (related != instance.padded_tasks) & (theirs != mine)
+    device = jnp.where(is_related, theirs, device)
+    group = _group(walk, neighbours, task, draw[7])
+    tasks = jnp.where((draw[8] < _GROUP)[:, None], group, group.at[:, 1:].set(task[:, None]))
+    devices = jnp.broadcast_to(device[:, None], tasks.shape)
+    other = _uniform_index(draw[9] / _SWAP, instance.num_tasks)
+    swapped_tasks = jnp.where(jnp.arange(GROUP)[None] % 2 == 0, task[:, None], other[:, None])
+    swapped = jnp.where(
+        jnp.arange(GROUP)[None] % 2 == 0, _device(placements, other)[:, None], mine[:, None]
+    )
+    is_swap = (draw[9] < _SWAP)[:, None]
+    return _assign(
+        instance,
+        placements,
+        jnp.where(is_swap, swapped_tasks, tasks),
+        jnp.where(is_swap, swapped, devices),
+        together=is_swap,
+    )
+
+
+def single_moves(instance: Instance, placements: chex.Array, index: chex.Array) -> chex.Array:
+    """Returns placements `[B, N]`, each after the single-task move of number `index` `[B]`.
+
+    Moves are numbered 0 to `num_tasks * (D - 1) - 1`. A move to a device that cannot
+    run the task, and a number past the last, change nothing.
+    """
+    others = max(instance.num_devices - 1, 1)
+    task, step = index // others, index % others + 1
+    device = (_device(placements, task) + step) % instance.num_devices
+    return _assign(instance, placements, task[:, None], device[:, None])
+
+
+def all_single_moves(instance: Instance, placement: chex.Array) -> chex.Array:
+    """Returns all placements `[N * (D - 1), N]` that differ from one `[N]` in one task.
+
+    Moves that cannot be made, those of padding tasks included, leave it as it is.
+    """
+    count = instance.padded_tasks * max(instance.num_devices - 1, 1)
+    copies = jnp.broadcast_to(placement[None], (count, len(placement)))
+    return single_moves(instance, copies, jnp.arange(count, dtype=jnp.int32))
+
+
+def critical_chain(
+    instance: Instance, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
+) -> CriticalChain:
+    """Returns the chain of tasks that each waited for the next, from the last to finish.
+
+    A task waited for the later of its device and its last input; what its input waited for
+    on a link is left out, so under links with contention this is a guess.
+
+    Args:
+      instance: the problem.
+      placements: `[B, N]` devices.
+      start_s: `[B, N]` starts under these placements, seconds.
+      finish_s: `[B, N]` finishes.
+    """
+    nobody = instance.padded_tasks
+    real = jnp.arange(nobody)[None] < instance.num_tasks
+    waited_for = _waited_for(instance, placements, start_s, jnp.where(real, finish_s, -jnp.inf))
+    last = jnp.argmax(jnp.where(real, finish_s, -jnp.inf), axis=1).astype(jnp.int32)
+    lane = jnp.arange(len(last), dtype=jnp.int32)
+
+    def back(task: chex.Array, _: None) -> tuple[chex.Array, chex.Array]:
+        return waited_for[lane, task], task
+
+    _, tasks = jax.lax.scan(back, last, length=nobody)
+    return CriticalChain(task=tasks.T, length=(tasks != nobody).sum(0, dtype=jnp.int32))
+
+
+def _waited_for(
+    instance: Instance, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
+) -> chex.Array:
+    """Returns the task `[B, N + 1]` that each waited for; N for one that waited for none.
+
+    `finish_s` `[B, N]` is -inf at padding tasks.
+    """
+    nobody = instance.padded_tasks
+    lane = jnp.arange(len(placements), dtype=jnp.int32)[:, None]
+    real = jnp.arange(nobody)[None] < instance.num_tasks
+    device = jnp.where(real, placements, instance.num_devices)
+    order = jnp.lexsort((finish_s, start_s, device), axis=-1).astype(jnp.int32)
+    sorted_device = device[lane, order]
+    same = sorted_device[:, 1:] == sorted_device[:, :-1]
+    previous = jnp.where(same, order[:, :-1], nobody)
+    previous = jnp.pad(previous, ((0, 0), (1, 0)), constant_values=nobody)
+    before = jnp.zeros_like(order).at[lane, order].set(previous)
+
+    finish_s = jnp.pad(finish_s, ((0, 0), (0, 1)), constant_values=-jnp.inf)
+    producers = instance.pred_task[:-1]  # [N, P]
+    source = jnp.pad(placements, ((0, 0), (0, 1)))[:, producers]  # [B, N, P]
+    here = placements[:, :, None]
+    move_s = instance.latency_s[source, here] + (
+        instance.pred_bytes[None, :-1] * instance.seconds_per_byte[source, here]
+    )
+    arrival_s = finish_s[:, producers] + move_s
+    producer = jnp.take_along_axis(
+        jnp.broadcast_to(producers[None], arrival_s.shape), arrival_s.argmax(2)[:, :, None], 2
+    )[:, :, 0]
+    last_s, free_s = arrival_s.max(2), finish_s[lane, before]
+    waited_for = jnp.where(free_s >= last_s, before, producer)
+    tasks = jnp.arange(nobody, dtype=jnp.int32)[None]
+    is_first = jnp.maximum(free_s, last_s) < instance.input_ready_s[tasks, placements]
+    waited_for = jnp.where(is_first, nobody, waited_for)
+    return jnp.pad(waited_for, ((0, 0), (0, 1)), constant_values=nobody)
+
+
+def _uniform_index(draw: chex.Array, count: chex.Array) -> chex.Array:
+    """Returns an index below `count` (or 0) from a uniform draw of [0, 1)."""
+    scaled = (draw * count.astype(jnp.float32)).astype(jnp.int32)
+    return jnp.clip(scaled, 0, jnp.maximum(count - 1, 0))
+
+
+def _device(placements: chex.Array, task: chex.Array) -> chex.Array:
+    """Returns the device `[B]` of one task `[B]` of each placement; 0 of the padding row."""
+    lane = jnp.arange(len(placements), dtype=jnp.int32)
+    return placements.at[lane, task].get(mode="fill", fill_value=0)
+
+
+def _other_device(
+    score: chex.Array, instance: Instance, placements: chex.Array, task: chex.Array
+) -> chex.Array:
+    """Returns the able device `[B]` of largest score `[B, D]`; its own if there is no other."""
+    devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[None]
+    score = jnp.where(devices == _device(placements, task)[:, None], -1.0, score)
+    score = jnp.where(jnp.isfinite(instance.compute_s[task]), score, -2.0)
+    return score.argmax(1).astype(jnp.int32)
+
+
+@pytree
+class _Neighbours:
+    """Producers (row 0) and readers (row 1) of every task, padded to one width."""
+
+    task: chex.Array  # [2, N + 1, max(P, S)] int32
+    count: chex.Array  # [2, N + 1] int32
+
+    def draw(self, direction: chex.Array, task: chex.Array, draw: chex.Array) -> chex.Array:
+        """Returns a random neighbour `[B]` of each task; the padding row if there is none."""
+        return self.task[direction, task, _uniform_index(draw, self.count[direction, task])]
+
+
+def _neighbours(instance: Instance) -> _Neighbours:
+    nobody = instance.padded_tasks
+    sides = (instance.pred_task, instance.succ_task)
+    width = max(side.shape[1] for side in sides)
+    task = jnp.stack(
+        [
+            jnp.pad(side, ((0, 0), (0, width - side.shape[1])), constant_values=nobody)
+            for side in sides
+        ]
+    )
+    return _Neighbours(task=task, count=(task != nobody).sum(2, dtype=jnp.int32))
+
+
+def _relative(
+    neighbours: _Neighbours, task: chex.Array, kind: chex.Array, draws: chex.Array
+) -> chex.Array:
+    """Returns a random producer, reader, co-producer or co-reader `[B]` of each task."""
+    direction = (kind < 0.5).astype(jnp.int32)
+    near = neighbours.draw(direction, task, draws[0])
+    far = neighbours.draw(1 - direction, near, draws[1])
+    return jnp.where(kind % 0.5 < 0.25, near, far)
+
+
+def _group(
+    draw: chex.Array, neighbours: _Neighbours, task: chex.Array, kind: chex.Array
+) -> chex.Array:
+    """Returns `[B, GROUP]` tasks: each task, then a path from it or several of its neighbours.
+
+    Of four equal kinds: path or star, of readers or producers. The length is uniform from
+    2; the rest repeats the task.
+    """
+    is_path = kind % 0.5 < 0.25
+    direction = (kind < 0.5).astype(jnp.int32)
+    length = 2 + _uniform_index(draw[0], jnp.int32(GROUP - 1))
+
+    def extend(last: chex.Array, draw: chex.Array) -> tuple[chex.Array, chex.Array]:
+        origin = jnp.where(is_path, last, task)
+        following = neighbours.draw(direction, origin, draw)
+        return following, following
+
+    _, others = jax.lax.scan(extend, task, draw[1:])
+    within = jnp.arange(1, GROUP)[None] < length[:, None]
+    others = jnp.where(within, others.T, task[:, None])
+    return jnp.concatenate([task[:, None], others], axis=1)
+
+
+def _assign(
+    instance: Instance,
+    placements: chex.Array,
+    tasks: chex.Array,
+    devices: chex.Array,
+    together: chex.Array | None = None,
+) -> chex.Array:
+    """Returns placements with `tasks` `[B, G]` on `devices` `[B, G]` where those can run them.
+
+    Where `together` `[B, 1]`, all move or none.
+    """
+    tasks = jnp.minimum(tasks, instance.padded_tasks)
+    able = jnp.isfinite(instance.compute_s[tasks, devices]) & (tasks < instance.num_tasks)
+    if together is not None:
+        able = able & (able.all(axis=1, keepdims=True) | ~together)
+    lane = jnp.arange(len(placements), dtype=jnp.int32)[:, None]
+    # The padding row is no column of the placements: what goes there is dropped.
+    target = jnp.where(able, tasks, instance.padded_tasks)
+    return placements.at[lane, target].set(devices, mode="drop")

@@ -1,0 +1,71 @@
+"""Placements at random: each task uniformly on a device that can run it."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.graphs.instance import Instance
+from doppler_jax.search.anytime import NUM_FOUND, Best, Scorer
+from doppler_jax.search.objective import SearchProblem
+from doppler_jax.types import pytree
+
+
+@pytree
+class Drawn:
+    """The best that were drawn."""
+
+    best: Best
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomSearch:
+    """Settings of random search; what it starts from is ignored."""
+
+    draws: int = 128  # per step
+
+    @property
+    def members(self) -> int:
+        return NUM_FOUND
+
+    @property
+    def batch(self) -> int:
+        return self.draws
+
+    def fit(self, evaluations: int) -> "RandomSearch":
+        steps = -(-evaluations // self.draws)
+        return RandomSearch(draws=evaluations // steps)  # spends nearly all of it
+
+    def init(self, placements: chex.Array) -> Drawn:
+        return Drawn(best=Best(placement=placements, value_s=jnp.full(NUM_FOUND, jnp.inf)))
+
+    def step(
+        self,
+        key: chex.PRNGKey,
+        problem: SearchProblem,
+        scorer: Scorer,
+        state: Drawn,
+        progress: chex.Array,
+    ) -> Drawn:
+        del progress
+        drawn = draw_placements(key, problem.instance, self.draws)
+        value_s = jnp.concatenate([state.best.value_s, scorer(drawn).value_s])
+        placements = jnp.concatenate([state.best.placement, drawn])
+        kept = jnp.argsort(value_s, stable=True)[:NUM_FOUND]
+        return Drawn(best=Best(placement=placements[kept], value_s=value_s[kept]))
+
+
+def draw_placements(key: chex.PRNGKey, instance: Instance, count: int) -> chex.Array:
+    """Returns `[count, N]` padded placements; padding tasks are on device 0.
+
+    Args:
+      key: of the draws; it is consumed.
+      instance: the problem.
+      count: how many.
+    """
+    n = instance.padded_tasks
+    score = jax.random.uniform(key, (count, n, instance.num_devices))
+    score = jnp.where(jnp.isfinite(instance.compute_s[None, :-1]), score, -1.0)
+    real = jnp.arange(n)[None] < instance.num_tasks
+    return jnp.where(real, score.argmax(2), 0).astype(jnp.int32)

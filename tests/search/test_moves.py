@@ -1,0 +1,131 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from doppler_jax.graphs.instance import make_instance
+from doppler_jax.search.moves import (
+    GROUP,
+    CriticalChain,
+    all_single_moves,
+    critical_chain,
+    mutate,
+)
+from doppler_jax.simulator.simulate import simulate_instance
+from tests.generators import random_problem
+from tests.search.cases import DEVICES, SIZE, one_size, pinned_problem
+
+LANES = 4096
+MUTATE = jax.jit(mutate)
+SINGLES = jax.jit(all_single_moves)
+CHAIN = jax.jit(critical_chain)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_compilation():
+    with pytest.MonkeyPatch.context() as patch:
+        one_size(patch)
+        yield
+
+
+def placed_on_able(costs, rng):
+    """One placement `[SIZE]`, padding on device 0."""
+    able = np.isfinite(costs.compute_s)
+    placement = np.zeros(SIZE, np.int32)
+    placement[: len(able)] = [rng.choice(np.flatnonzero(row)) for row in able]
+    return placement
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 12, 16])
+def test_moves_are_small_possible_and_reach_everything(num_tasks):
+    rng = np.random.default_rng(num_tasks)
+    graph, costs = pinned_problem(num_tasks, num_tasks)
+    placement = placed_on_able(costs, rng)
+    before = jnp.broadcast_to(placement[None], (LANES, SIZE))
+    after = np.asarray(MUTATE(jax.random.key(num_tasks), make_instance(graph, costs), before))
+    assert after.dtype == np.int32
+    changed = after != placement
+    assert (changed.sum(1) <= GROUP).all()
+    assert not changed[:, num_tasks:].any()
+    able = np.isfinite(costs.compute_s)
+    reached = np.zeros((num_tasks, DEVICES), bool)
+    for v in range(num_tasks):
+        reached[v, after[:, v]] = True
+    np.testing.assert_array_equal(reached, able)
+
+
+def test_one_device_changes_nothing():
+    graph, costs = random_problem(np.random.default_rng(0), 12, 1)
+    before = jnp.zeros((64, SIZE), jnp.int32)
+    after = MUTATE(jax.random.key(0), make_instance(graph, costs), before)
+    np.testing.assert_array_equal(after, before)
+
+
+def test_every_kind_of_move_is_made():
+    graph, costs = random_problem(np.random.default_rng(5), 16, DEVICES)
+    placement = np.arange(SIZE, dtype=np.int32) % DEVICES
+    before = jnp.broadcast_to(placement[None], (LANES, SIZE))
+    after = np.asarray(MUTATE(jax.random.key(1), make_instance(graph, costs), before))
+    changed = after != placement
+    count = changed.sum(1)
+    assert (count == 1).mean() > 0.4
+    assert (count > 2).any()
+    pairs = [(np.flatnonzero(row), lane) for lane, row in enumerate(changed) if row.sum() == 2]
+    swaps = [(after[lane, [u, v]] == placement[[v, u]]).all() for (u, v), lane in pairs]
+    assert 0.2 < np.mean(swaps) < 1  # the others moved to one device
+
+
+def test_half_of_the_moves_are_on_the_chain():
+    graph, costs = random_problem(np.random.default_rng(5), 16, DEVICES)
+    before = jnp.zeros((LANES, SIZE), jnp.int32)
+    chain = CriticalChain(
+        task=jnp.full((LANES, SIZE), 7, jnp.int32), length=jnp.ones(LANES, jnp.int32)
+    )
+    after = MUTATE(jax.random.key(1), make_instance(graph, costs), before, chain)
+    moved = np.asarray(after)[(np.asarray(after) != 0).sum(1) == 1]
+    assert 0.45 < (moved[:, 7] != 0).mean() < 0.65
+
+
+def times(instance, placements):
+    result = simulate_instance(instance, placements, schedule=True)
+    return result.start_s, result.finish_s
+
+
+def test_single_moves_are_all_there_are():
+    graph, costs = pinned_problem(3, 12)
+    placement = placed_on_able(costs, np.random.default_rng(3))
+    found = np.asarray(SINGLES(make_instance(graph, costs), jnp.asarray(placement)))
+    expected = {placement.tobytes()}
+    for v, d in np.argwhere(np.isfinite(costs.compute_s)):
+        moved = placement.copy()
+        moved[v] = d
+        expected.add(moved.tobytes())
+    assert {row.tobytes() for row in found} == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_task_of_the_chain_waited_for_the_next(seed):
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, int(rng.integers(1, 17)), DEVICES)
+    instance = make_instance(graph, costs)
+    placements = np.zeros((8, SIZE), np.int32)
+    placements[:, : graph.num_tasks] = rng.integers(0, DEVICES, (8, graph.num_tasks))
+    start_s, finish_s = times(instance, placements)
+    chain = CHAIN(instance, placements, start_s, finish_s)
+    makespan_s = np.asarray(finish_s)[:, : graph.num_tasks].max(1)
+    for b, place in enumerate(placements):
+        tasks = np.asarray(chain.task[b])[: chain.length[b]]
+        assert (np.asarray(chain.task[b])[chain.length[b] :] == SIZE).all()
+        assert finish_s[b, tasks[0]] == makespan_s[b]
+        for v, u in itertools.pairwise(tasks):
+            row = np.flatnonzero(instance.pred_task[v] == u)
+            sent = instance.latency_s[place[u], place[v]] + (
+                instance.pred_bytes[v, row] * instance.seconds_per_byte[place[u], place[v]]
+            )
+            waits = [*sent, *([0.0] if place[u] == place[v] else [])]
+            assert np.isclose(start_s[b, v] - finish_s[b, u], waits, rtol=1e-4, atol=1e-5).any()
+        first = tasks[-1]
+        arrived = instance.input_ready_s[first, place[first]]
+        assert np.isclose(start_s[b, first], arrived)

@@ -1,0 +1,178 @@
+import time
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.baselines.simple import random_placements
+from doppler_jax.search import anytime
+from doppler_jax.search.annealing import Annealing
+from doppler_jax.search.anytime import run_search
+from doppler_jax.search.budget import Budget, CurveRecorder
+from doppler_jax.search.evolution import Evolution
+from doppler_jax.search.local_search import LocalSearch
+from doppler_jax.search.objective import Objective, make_search_problem
+from doppler_jax.search.random_search import RandomSearch
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from tests.search.cases import one_size, optimum_s, pinned_problem
+
+SEARCHES = {
+    "annealing": Annealing(chains=2, proposals=8),
+    "evolution": Evolution(parents=8, children=16),
+    "local_search": LocalSearch(searchers=2, proposals=8),
+    "random": RandomSearch(draws=16),
+}
+OBJECTIVE = Objective()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated():
+    """How many placements were simulated, as `count`; and one compilation per search."""
+    seen = SimpleNamespace(count=0)
+    score = anytime.score
+
+    def note(_):
+        seen.count += 16
+
+    def counting(objective, problem, placements):
+        assert len(placements) == 16
+        jax.debug.callback(note, placements[0, 0])
+        return score(objective, problem, placements)
+
+    with pytest.MonkeyPatch.context() as patch:
+        one_size(patch)
+        patch.setattr(anytime, "score", counting)
+        yield seen
+    jax.clear_caches()  # what was compiled here counts for this file alone
+
+
+def run(name, graph, costs, *, evaluations=4000, seconds=None, seed=0, **options):
+    starts = random_placements(costs, np.random.default_rng(7), 3)
+    problem = make_search_problem(graph, costs, OBJECTIVE, jax.random.key(1))
+    options.setdefault("recorder", CurveRecorder())
+    return run_search(
+        SEARCHES[name],
+        OBJECTIVE,
+        problem,
+        options.pop("starts", starts),
+        jax.random.key(seed),
+        Budget(evaluations, seconds, time.monotonic()),
+        options.pop("recorder"),
+        **options,
+    )
+
+
+def values(graph, costs, placements):
+    return np.array([makespan_s(simulate_oracle(graph, costs, p)) for p in placements])
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_optimum_of_a_small_problem_is_found(name):
+    for seed in range(3):
+        graph, costs = pinned_problem(seed, 8)
+        recorder = CurveRecorder()
+        found = run(name, graph, costs, recorder=recorder)
+        best = values(graph, costs, found.placements)
+        np.testing.assert_allclose(best[0], optimum_s(graph, costs), rtol=1e-6)
+        assert (np.diff(best) >= -1e-6 * best[0]).all()
+        assert len({p.tobytes() for p in found.placements}) == len(best)
+        evaluations, _, makespans = zip(*recorder.rows, strict=True)
+        assert (np.diff(makespans) < 0).all()
+        assert (np.diff(evaluations) > 0).all()
+        np.testing.assert_allclose(makespans[-1], best[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_evaluations_are_what_was_simulated_and_within_the_bound(name, simulated):
+    graph, costs = pinned_problem(3, 12)
+    for bound in (1016, 1624):
+        jax.effects_barrier()
+        before = simulated.count
+        found = run(name, graph, costs, evaluations=bound, spent=200)
+        jax.effects_barrier()
+        assert found.evaluations == simulated.count - before
+        assert bound - 200 - 16 < found.evaluations <= bound - 200
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_key_decides_and_the_blocks_do_not(name, monkeypatch):
+    graph, costs = pinned_problem(4, 14)
+    one = run(name, graph, costs, evaluations=640, seed=1)
+    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)  # every block is one step
+    same = run(name, graph, costs, evaluations=640, seed=1)
+    np.testing.assert_array_equal(one.placements, same.placements)
+    other = run(name, graph, costs, evaluations=640, seed=2)
+    assert (
+        one.placements.shape != other.placements.shape
+        or (one.placements != other.placements).any()
+    )
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_interrupting_returns_the_best_so_far(name, monkeypatch):
+    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)
+    graph, costs = pinned_problem(5, 14)
+    seen = []
+
+    def stop(evaluations):
+        seen.append(evaluations)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    recorder = CurveRecorder()
+    found = run(name, graph, costs, on_block=stop, recorder=recorder)
+    assert found.interrupted
+    assert seen == [16, 32, 48]
+    assert found.evaluations == 48
+    best = values(graph, costs, found.placements).min()
+    np.testing.assert_allclose(best, recorder.rows[-1][2], rtol=1e-6)
+
+
+def test_a_bound_on_seconds_ends_it(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+
+    def tick():
+        clock.now += 1.0
+        return clock.now
+
+    monkeypatch.setattr(time, "monotonic", tick)
+    graph, costs = pinned_problem(5, 14)
+    few, more = (
+        run("annealing", graph, costs, evaluations=None, seconds=s) for s in (30.0, 300.0)
+    )
+    assert 0 < few.evaluations < more.evaluations < 300 * 16
+    assert not few.interrupted
+
+
+def test_it_can_choose_among_its_starts():
+    graph, costs = pinned_problem(6, 14)
+    starts = random_placements(costs, np.random.default_rng(0), 40)
+    best = values(graph, costs, starts).min()
+    recorder = CurveRecorder()
+    found = run(
+        "local_search", graph, costs, evaluations=160, starts=starts, choose=True,
+        recorder=recorder,
+    )  # fmt: skip
+    assert found.evaluations == 160
+    scored = [row[2] for row in recorder.rows if row[0] <= 48]
+    np.testing.assert_allclose(min(scored), best, rtol=1e-6)
+    assert values(graph, costs, found.placements[:1])[0] <= best
+
+
+def test_too_small_a_budget_spends_nothing_and_none_is_refused():
+    graph, costs = pinned_problem(6, 4)
+    found = run("annealing", graph, costs, evaluations=10, spent=10)
+    assert found.evaluations == 0
+    assert found.placements.shape == (0, 4)
+    with pytest.raises(ValueError, match="needs a bound"):
+        run("annealing", graph, costs, evaluations=None)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("evaluations", [1, 2, 3, 10, 24, 100, 1000, 2**20])
+def test_a_small_budget_makes_small_batches(name, evaluations):
+    fitted = type(SEARCHES[name])().fit(evaluations)
+    assert fitted.batch <= max(evaluations, 2)
+    assert fitted.members >= 1
+    assert type(fitted)().fit(2**20) == type(fitted)()  # as it is, where there is enough

@@ -1,0 +1,81 @@
+"""Chunks, parts and platforms give the same; code for other platforms is tested on the CPU."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from doppler_jax.graphs.instance import make_instance
+from doppler_jax.simulator import lockstep
+from doppler_jax.simulator.chain_slots import run_chain_slots
+from doppler_jax.simulator.simulate import simulate_instance
+from tests.generators import random_problem
+
+
+@pytest.fixture(scope="module")
+def case():
+    """An instance, and 70 placements and priorities padded to it."""
+    rng = np.random.default_rng(0)
+    graph, costs = random_problem(rng, 20, 3)
+    instance = make_instance(graph, costs)
+    columns = instance.padded_tasks + 1
+    placements = rng.integers(0, 3, (70, columns)).astype(np.int32)
+    return instance, placements, rng.random((70, columns)).astype(np.float32)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_other_platforms_run_the_same(case, serial):
+    instance, placements, rank = case
+    run = partial(run_chain_slots, serial=serial, schedule=True)
+    arguments = (run, (instance, None), placements, rank)
+    on_cpu = jax.jit(partial(lockstep._on_cpu, run))(*arguments[1:])
+    elsewhere = jax.jit(partial(lockstep._elsewhere, run))(*arguments[1:])
+    jax.tree.map(np.testing.assert_array_equal, on_cpu, elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("batch", "cores", "lanes", "parts"),
+    [(1, 1, 8, 1), (24, 8, 8, 1), (25, 1, 64, 1), (70, 8, 64, 1), (300, 2, 64, 2)],
+)
+def test_batches_are_cut_as_suits_their_size(case, monkeypatch, batch, cores, lanes, parts):
+    _, placements, _ = case
+    monkeypatch.setattr(lockstep, "num_cores", lambda: cores)
+    seen = []
+
+    def run(shared, placement, rank, *, native):
+        if native:
+            seen.append(placement.shape[0])
+        return (placement.sum(1), placement[:, 1:] + shared)
+
+    batch_placements = np.resize(placements, (batch, placements.shape[1]))
+    arguments = (jnp.int32(3), batch_placements, None)
+    lowered = jax.jit(partial(lockstep.run_batch, run)).lower(*arguments)
+    total, shifted = lowered.compile()(*arguments)
+    np.testing.assert_array_equal(total, batch_placements.sum(1))
+    np.testing.assert_array_equal(shifted, batch_placements[:, 1:] + 3)
+    assert set(seen) == {lanes}
+    assert lowered.as_text().count("xla_cpu_small_call") == parts
+
+
+def test_the_whole_run_is_one_kernel_on_the_cpu(case):
+    instance, placements, _ = case
+    compiled = simulate_instance.lower(instance, placements[:, :-1]).compile().as_text()
+    assert 'xla_cpu_small_call="true"' in compiled
+    assert "scatter" not in compiled
+
+
+def test_loops_of_unknown_length_compile(case):
+    # XLA aborted the process here while the kernel was given tables that it does not read.
+    instance, placements, _ = case
+
+    @jax.jit
+    def repeatedly(instance, placements, times):
+        def again(_, total):
+            return total + simulate_instance(instance, placements).makespan_s
+
+        return jax.lax.fori_loop(0, times, again, jnp.zeros(len(placements)))
+
+    once = simulate_instance(instance, placements[:, :-1]).makespan_s
+    np.testing.assert_array_equal(repeatedly(instance, placements[:, :-1], 2), once + once)
