@@ -31,11 +31,9 @@ def larger(a: chex.Array, b: chex.Array) -> chex.Array:
 def least(rows: chex.Array) -> chex.Array:
     """Returns the minimum over rows, by halves: a reduction would not vectorise over lanes."""
     while len(rows) > 1:
-        half = len(rows) // 2
-        pairs = jnp.where(
-            rows[half : 2 * half] < rows[:half], rows[half : 2 * half], rows[:half]
-        )
-        rows = pairs if len(rows) % 2 == 0 else jnp.concatenate([pairs, rows[2 * half :]])
+        half = -(-len(rows) // 2)
+        first, last = rows[:half], rows[len(rows) - half :]  # they overlap at odd sizes
+        rows = jnp.where(last < first, last, first)
     return rows[0]
 
 

@@ -98,6 +98,19 @@ def test_stars_chains_and_more_devices_than_tasks():
                 np.testing.assert_array_equal(result.finish_s[b], schedule.finish_s)
 
 
+def test_engine_links_are_simulated_as_such():
+    # Two outputs wait for one engine: test_engine_links.py has the rest.
+    edges = [(0, 2, 4.0), (1, 3, 4.0)]
+    graph, costs = from_edge_delays([1, 1, 1, 1], edges, num_devices=3)
+    placement = [0, 1, 2, 2]
+    found = {}
+    for links in ("serial", "engine"):
+        found[links] = simulate(graph, costs, placement, links=links).finish_s[0]
+        schedule = simulate_oracle(graph, costs, placement, links=links)
+        np.testing.assert_array_equal(found[links], schedule.finish_s)
+    assert found["engine"].max() > found["serial"].max()
+
+
 @pytest.fixture(scope="module")
 def noisy():
     """A problem with 5 placements and 6 draws."""
