@@ -25,9 +25,17 @@ class Place:
     policy: pathlib.Path | None = None
     """Checkpoint or run folder of a trained policy, for doppler; otherwise it trains one."""
     budget_s: float | None = None
-    """Seconds that doppler may train (60 if nothing bounds it)."""
+    """Seconds to search or train (if nothing bounds it, 10 and 60)."""
     max_evaluations: int | None = None
-    """Placements that may be simulated."""
+    """Executions that may be simulated."""
+    links: str = "parallel"
+    """How links carry transfers: parallel, serial or engine."""
+    num_noise: int = 0
+    """Draws of noise under which placements are compared; 0 for none."""
+    noise_sigma: float = 0.1
+    """Log-standard-deviation of every duration under noise."""
+    quantile: float | None = None
+    """Of the draws, to be minimised; their mean if not given."""
     seed: int = 0
     output: pathlib.Path | None = None
     """Write placement, priorities and makespan here as JSON; must not exist."""
@@ -67,6 +75,10 @@ def place(command: Place) -> None:
         key=jax.random.key(command.seed),
         budget_s=command.budget_s,
         max_evaluations=command.max_evaluations,
+        links=command.links,
+        num_noise=command.num_noise,
+        noise_sigma=command.noise_sigma,
+        quantile=command.quantile,
     )
     if command.output is not None:
         write_json_atomic(
@@ -76,6 +88,8 @@ def place(command: Place) -> None:
                 "cluster": command.cluster,
                 "method": placed.method,
                 "makespan_s": placed.makespan_s,
+                "lower_bound_s": placed.lower_bound_s,
+                "queue": placed.queue,
                 "placement": placed.placement.tolist(),
                 "priority": placed.priority.tolist(),
             },
@@ -87,12 +101,14 @@ def place(command: Place) -> None:
             (
                 placed.method,
                 format_seconds(placed.makespan_s),
-                format_seconds(dj.lower_bound_s(graph, costs)),
+                format_seconds(placed.lower_bound_s),
                 str(placed.evaluations),
                 format_seconds(placed.seconds),
             )
         ],
     )
+    if placed.interrupted:
+        print("stopped: the best placement until then")
     if command.output is None:
         print("placement:", *placed.placement.tolist())
 

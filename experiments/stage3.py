@@ -11,7 +11,7 @@ import jax
 import doppler_jax as dj
 import kernels
 from doppler_jax import cli
-from doppler_jax.placing import policy_candidates
+from doppler_jax.learned import policy_candidates
 from doppler_jax.policies.features import make_problem
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement

@@ -15,13 +15,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import doppler_jax as dj
 from doppler_jax.files import write_json_atomic
-from doppler_jax.placing import elite_placements, policy_candidates
+from doppler_jax.learned import elite_placements, policy_candidates
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.imitation import ImitationConfig, imitation_update
 from doppler_jax.training.run import Report, Run
-from doppler_jax.training.sim_rl import SimConfig, sim_update
+from doppler_jax.training.sim_rl import SimConfig, init_sim_state, sim_update
 from doppler_jax.training.state import TrainState, init_state, make_optimizer
 from doppler_jax.training.system_rl import (
     Measure,
@@ -82,7 +82,7 @@ def run_stage2(
 ) -> Trained:
     """Improves a policy by episodes in the simulator."""
     problem = make_problem(chosen.graph, chosen.costs)
-    start = _start(problem, before, seed, config)
+    start = init_sim_state(jax.random.key(seed), before.params, problem, config)
     update = partial(sim_update, problem=problem, policy=before.config, config=config)
     settings = _settings(chosen, "stage2", seed, before.config, config)
     state = _train(folder, settings, before.config, start, update, num_updates, save_every_s)
@@ -105,7 +105,13 @@ def run_stage3(
 ) -> Trained:
     """Improves a policy by measured episodes; never ends worse than the incumbent measured."""
     problem = make_problem(chosen.graph, chosen.costs)
-    start = _start(problem, before, seed, config)
+    start = init_state(
+        jax.random.key(seed),
+        before.params,
+        make_optimizer(config.learning_rate),
+        problem,
+        config.num_elites,
+    )
     settings = _settings(chosen, "stage3", seed, before.config, config)
     settings["incumbent"] = [int(device) for device in incumbent]
     run = Run(folder, settings, before.config)
@@ -179,16 +185,6 @@ def _settings(
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
-
-
-def _start(
-    problem: Problem, before: dj.Policy, seed: int, config: SimConfig | SystemConfig
-) -> TrainState:
-    """Returns the first state of a stage that goes on from a policy."""
-    optimizer = make_optimizer(config.learning_rate)
-    return init_state(
-        jax.random.key(seed), before.params, optimizer, problem, config.num_elites
-    )
 
 
 def _digest(arrays: Any) -> str:

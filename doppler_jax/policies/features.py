@@ -15,7 +15,7 @@ from doppler_jax.graphs.instance import Instance, make_instance
 from doppler_jax.graphs.padding import bucket_size
 from doppler_jax.types import Costs, TaskGraph, pytree
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 
 
 @pytree

@@ -20,7 +20,7 @@ class ListSchedule:
     finish_s: chex.Array  # [N + 1]
     device: chex.Array  # [N + 1] int32, D where unplaced
     near_s: chex.Array  # [N + 1, D] transfer time of a task's inputs already on the device
-    member: chex.Array  # [D, q] sum of the members placed on the device
+    member: chex.Array  # [D, m] sum of the members placed on the device
     count: chex.Array  # [D]
 
 
@@ -33,7 +33,7 @@ class Estimates:
 
 
 def begin(problem: Problem, member: chex.Array) -> ListSchedule:
-    """Returns the empty schedule of a problem; `member` `[N + 1, q]` gives q."""
+    """Returns the empty schedule of a problem; `member` `[N + 1, m]` gives m."""
     instance = problem.instance
     rows, d = instance.compute_s.shape
     head = jnp.asarray(instance.chain_head)
@@ -101,7 +101,7 @@ def device_features(
     features = jnp.sign(features) * jnp.log1p(jnp.abs(features))
     related = (affinity_s > 0).astype(features.dtype)[:, None]
     features = jnp.concatenate([features, related], axis=-1)
-    chex.assert_shape(features, (d, NUM_DEVICE_FEATURES))
+    chex.assert_shape(features, (d, NUM_DEVICE_FEATURES["coparent"]))
     return features, Estimates(est_s=est_s, allowed=allowed)
 
 

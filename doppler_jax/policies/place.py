@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from doppler_jax.policies.features import Problem
 from doppler_jax.types import pytree
 
-NUM_DEVICE_FEATURES = 8
+NUM_DEVICE_FEATURES = {"paper": 6, "coparent": 8, "position": 8}
+"""Device features of each set; the paper's are the start of the larger one."""
 
 
 @pytree
@@ -16,11 +17,13 @@ class PlaceTables:
     """PLC's first layer split by input, so that a step of an episode computes little.
 
     The hidden layer of (v, d) is LeakyReLU(task[v] + mean of member over the tasks on
-    d + device_features[v, d] @ kernel), its logit the product with `out`.
+    d @ member_kernel + device_features[v, d] @ kernel), its logit the product with `out`.
+    Members are a few numbers, for they are summed per device at every step.
     """
 
     task: chex.Array  # [N + 1, q]
-    member: chex.Array  # [N + 1, q]
+    member: chex.Array  # [N + 1, m]
+    member_kernel: chex.Array  # [m, q]
     kernel: chex.Array  # [F, q]
     out: chex.Array  # [q]
 
@@ -29,6 +32,8 @@ class Place(nn.Module):
     """Makes PLC's tables from embeddings; equivariant under relabelling of devices."""
 
     width: int
+    num_features: int
+    member_width: int
 
     @nn.compact
     def __call__(self, problem: Problem, embedding: chex.Array) -> PlaceTables:
@@ -36,11 +41,13 @@ class Place(nn.Module):
         own = nn.leaky_relu(nn.Dense(self.width)(problem.task_features))
         task = nn.Dense(self.width)(jnp.concatenate([embedding, own], axis=-1))
         init = nn.initializers.lecun_normal()
-        kernel = self.param("kernel", init, (NUM_DEVICE_FEATURES, self.width))
+        kernel = self.param("kernel", init, (self.num_features, self.width))
+        member_kernel = self.param("member_kernel", init, (self.member_width, self.width))
         out = self.param("out", nn.initializers.zeros, (self.width, 1))
         return PlaceTables(
             task=task,
-            member=nn.Dense(self.width, use_bias=False)(embedding),
+            member=nn.Dense(self.member_width, use_bias=False)(embedding),
+            member_kernel=member_kernel,
             kernel=kernel,
             out=out[:, 0],
         )
@@ -58,10 +65,13 @@ def device_logits(
     Args:
       tables: PLC's tables.
       task: `[...]` int, the task to place.
-      members: `[..., D, q]` mean of `tables.member` over the tasks on each device.
-      features: `[..., D, F]` device features of the task.
+      members: `[..., D, m]` mean of `tables.member` over the tasks on each device.
+      features: `[..., D, F]` device features of the task; the tables may read fewer.
       allowed: `[..., D]` bool, whether the device can run the task.
     """
-    hidden = tables.task[task][..., None, :] + members + features @ tables.kernel
+    features = features[..., : tables.kernel.shape[0]]
+    seen = jnp.concatenate([members, features], axis=-1)
+    kernel = jnp.concatenate([tables.member_kernel, tables.kernel])
+    hidden = tables.task[task][..., None, :] + seen @ kernel
     logits = jax.nn.leaky_relu(hidden) @ tables.out
     return jnp.where(allowed, logits, -jnp.inf)

@@ -6,6 +6,7 @@ recorded actions are then recomputed for all steps at once, without the loop.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
@@ -50,20 +51,40 @@ class Episode:
     placement: chex.Array  # [N] int32
 
 
-DeviceLogits = Callable[[chex.Array, chex.Array, Estimates, chex.Array], chex.Array]
-"""Device logits `[D]` of (task, mean members `[D, q]`, estimates, features `[D, F]`)."""
+SelectWeights = Callable[[chex.Array, chex.Array], chex.Array]
+"""Weights `[W]` of the chains' heads `[W]`, 0 where they are not in the frontier `[W]`."""
+
+PlaceWeights = Callable[[chex.Array, chex.Array, Estimates, chex.Array], chex.Array]
+"""Weights `[D]` of (task, mean members `[D, m]`, estimates, features `[D, F]`)."""
 
 
 def sample(key: chex.PRNGKey, problem: Problem, tables: PolicyTables) -> Episode:
     """Returns an episode drawn from the policy; the key is consumed."""
-    noise = jax.random.gumbel(key, _noise_shape(problem))
-    return _run(problem, tables.score, tables.place.member, _plc(tables), noise)
+    # Scores are bounded, so that no exponential overflows.
+    weight = jnp.exp(tables.score)
+
+    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+        return jnp.where(frontier, weight[head], 0.0)
+
+    def place(task: chex.Array, members: chex.Array, *seen: Any) -> chex.Array:
+        logits = _logits(tables, task, members, *seen)
+        return jnp.exp(logits - logits.max())
+
+    draw = jax.random.uniform(key, (problem.instance.padded_tasks, 2))
+    return _run(problem, tables.place.member, select, place, draw)
 
 
 def greedy(problem: Problem, tables: PolicyTables) -> Episode:
     """Returns the episode of most probable choices; ties go to the first chain or device."""
-    noise = jnp.zeros(_noise_shape(problem))
-    return _run(problem, tables.score, tables.place.member, _plc(tables), noise)
+
+    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+        return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
+
+    def place(task: chex.Array, members: chex.Array, *seen: Any) -> chex.Array:
+        return _largest(_logits(tables, task, members, *seen))
+
+    draw = jnp.zeros((problem.instance.padded_tasks, 2))
+    return _run(problem, tables.place.member, select, place, draw)
 
 
 def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
@@ -73,30 +94,52 @@ def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
     broken uniformly at random, for which the key is consumed.
     """
 
-    def earliest(
+    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+        return _largest(jnp.where(frontier, problem.b_rank[head], -1))
+
+    def place(
         task: chex.Array, members: chex.Array, estimates: Estimates, features: chex.Array
     ) -> chex.Array:
         del task, members, features
         first_s = estimates.est_s.min()
-        return jnp.where(estimates.est_s <= first_s * (1 + 1e-6), 0.0, -32.0)
+        return (estimates.est_s <= first_s * (1 + 1e-6)).astype(first_s.dtype)
 
-    noise = jax.random.gumbel(key, _noise_shape(problem))
-    # Gumbel draws in float32 differ by less than 32, so that noise decides between ties only.
-    score = problem.b_rank.astype(jnp.float32) * 32.0
-    no_members = jnp.zeros((score.shape[0], 1))
-    return _run(problem, score, no_members, earliest, noise)
+    draw = jax.random.uniform(key, (problem.instance.padded_tasks, 2))
+    return _run(problem, _no_members(problem), select, place, draw)
 
 
 def replay(problem: Problem, actions: Actions) -> Episode:
     """Returns the episode of given actions, whose tasks are in a topological order."""
-    none = jnp.zeros((problem.task_features.shape[0], 1))
 
-    def forced(task: chex.Array, members: chex.Array, *_: object) -> chex.Array:
+    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+        del head
+        return frontier.astype(jnp.float32)
+
+    def place(task: chex.Array, members: chex.Array, *_: Any) -> chex.Array:
         del task
         return jnp.zeros(members.shape[0])
 
-    noise = jnp.zeros(_noise_shape(problem))
-    return _run(problem, none[:, 0], none, forced, noise, actions)
+    draw = jnp.zeros((problem.instance.padded_tasks, 2))
+    return _run(problem, _no_members(problem), select, place, draw, actions)
+
+
+def follow(problem: Problem, tables: PolicyTables, placement: chex.Array) -> Episode:
+    """Returns the episode that places tasks as in `placement` `[N]`, in SEL's likeliest order.
+
+    To imitate a placement in the order in which the policy itself will place: then what PLC
+    sees when it learns is what it sees when it chooses.
+    """
+    where = jnp.pad(placement, (0, 1))
+    devices = jnp.arange(problem.instance.num_devices)
+
+    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+        return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
+
+    def place(task: chex.Array, *_: Any) -> chex.Array:
+        return (devices == where[task]).astype(jnp.float32)
+
+    draw = jnp.zeros((problem.instance.padded_tasks, 2))
+    return _run(problem, _no_members(problem), select, place, draw)
 
 
 def log_prob(
@@ -122,18 +165,36 @@ def log_prob(
     return select + place, select_entropy + place_entropy
 
 
-def _noise_shape(problem: Problem) -> tuple[int, int]:
-    instance = problem.instance
-    return instance.padded_tasks, instance.chain_head.shape[0] + instance.num_devices
+def _no_members(problem: Problem) -> chex.Array:
+    return jnp.zeros((problem.task_features.shape[0], 1))
 
 
-def _plc(tables: PolicyTables) -> DeviceLogits:
-    def logits(
-        task: chex.Array, members: chex.Array, estimates: Estimates, features: chex.Array
-    ) -> chex.Array:
-        return device_logits(tables.place, task, members, features, estimates.allowed)
+def _logits(
+    tables: PolicyTables,
+    task: chex.Array,
+    members: chex.Array,
+    estimates: Estimates,
+    features: chex.Array,
+) -> chex.Array:
+    return device_logits(tables.place, task, members, features, estimates.allowed)
 
-    return logits
+
+def _largest(values: chex.Array) -> chex.Array:
+    """Returns 1 where a value `[K]` is the largest, 0 elsewhere."""
+    return (values == values.max()).astype(jnp.float32)
+
+
+def _draw(weight: chex.Array, draw: chex.Array) -> chex.Array:
+    """Returns an index with probability proportional to `weight` `[K]`, of a draw of [0, 1).
+
+    Never one of weight 0, whatever rounding does, unless all are; draw 0 gives the first.
+    """
+    # A product with a triangle of ones is faster on CPUs than a cumulative sum.
+    reached = jnp.tril(jnp.ones((weight.shape[0],) * 2)) @ weight
+    possible = weight > 0
+    passed = possible & (reached > draw * reached[-1])
+    last = weight.shape[0] - 1 - jnp.argmax(possible[::-1])
+    return jnp.where(passed.any(), jnp.argmax(passed), last).astype(jnp.int32)
 
 
 def _categorical(
@@ -150,61 +211,73 @@ def _categorical(
 
 
 def _members_before(problem: Problem, member: chex.Array, actions: Actions) -> chex.Array:
-    """Mean member `[T, D, q]` over the tasks that each device had before each step."""
+    """Mean member `[T, D, m]` over the tasks that each device had before each step."""
     num_devices = problem.instance.num_devices
     real = actions.task != problem.instance.padded_tasks
     on = (actions.device[:, None] == jnp.arange(num_devices)[None]) & real[:, None]
     on = on.astype(member.dtype)
-    added = on[:, :, None] * member[actions.task][:, None, :]
-    total = jnp.cumsum(added, axis=0) - added
-    count = jnp.cumsum(on, axis=0) - on
-    return total / jnp.maximum(count, 1.0)[:, :, None]
+    rows = jnp.concatenate([member, jnp.ones_like(member[:, :1])], axis=1)[actions.task]
+    added = on[:, :, None] * rows[:, None, :]
+    total = _sums_before(added.reshape(len(real), -1)).reshape(added.shape)
+    return total[:, :, :-1] / jnp.maximum(total[:, :, -1:], 1.0)
+
+
+def _sums_before(rows: chex.Array, block: int = 16) -> chex.Array:
+    """Returns, for each row `[T, K]`, the sum of the rows before it.
+
+    By products with triangles, within blocks and between them: on CPUs far cheaper than a
+    cumulative sum, above all its gradient.
+    """
+    steps = rows.shape[0]
+    rows = jnp.pad(rows, ((0, -steps % block), (0, 0))).reshape(-1, block, rows.shape[1])
+    count = rows.shape[0]
+    within = jnp.einsum("st,btk->bsk", jnp.tril(jnp.ones((block, block)), -1), rows)
+    before = jnp.tril(jnp.ones((count, count)), -1) @ rows.sum(1)
+    return (within + before[:, None]).reshape(count * block, -1)[:steps]
 
 
 def _run(
     problem: Problem,
-    score: chex.Array,
     member: chex.Array,
-    logits_of: DeviceLogits,
-    noise: chex.Array,
+    select: SelectWeights,
+    place: PlaceWeights,
+    draw: chex.Array,
     forced: Actions | None = None,
 ) -> Episode:
-    """Runs an episode: argmax of score plus noise over the frontier, then over devices.
+    """Runs an episode: draws a task of the frontier, then its device.
 
     Args:
       problem: the problem.
-      score: `[N + 1]` SEL's score of every task.
-      member: `[N + 1, q]` what PLC averages over a device's tasks.
-      logits_of: PLC.
-      noise: `[T, W + D]`, Gumbel to sample from the softmax, 0 for the argmax.
+      member: `[N + 1, m]` what PLC averages over a device's tasks.
+      select: SEL.
+      place: PLC.
+      draw: `[T, 2]` of [0, 1), for the task and the device of each step.
       forced: actions to take instead of choosing.
     """
     instance = problem.instance
     nobody = instance.padded_tasks
-    num_chains = instance.chain_head.shape[0]
 
     def step(
         state: ListSchedule, inputs: tuple[chex.Array, Actions | None]
     ) -> tuple[ListSchedule, tuple[chex.Array, ...]]:
-        noise, given = inputs
+        draw, given = inputs
         frontier = (state.missing == 0) & (state.head != nobody)
         if given is None:
-            keys = jnp.where(frontier, score[state.head] + noise[:num_chains], -jnp.inf)
-            task = jnp.where(frontier.any(), state.head[jnp.argmax(keys)], nobody)
+            chosen = state.head[_draw(select(state.head, frontier), draw[0])]
+            task = jnp.where(frontier.any(), chosen, nobody)
         else:
             task = given.task
         features, estimates = device_features(problem, state, task)
         if given is None:
             members = state.member / jnp.maximum(state.count, 1.0)[:, None]
-            logits = logits_of(task, members, estimates, features)
-            device = jnp.argmax(logits + noise[num_chains:]).astype(jnp.int32)
+            device = _draw(place(task, members, estimates, features), draw[1])
         else:
             device = given.device
         record = (task, device, state.head, frontier, features)
         return append(problem, member, state, task, device, estimates.est_s[device]), record
 
     state = begin(problem, member)
-    state, records = jax.lax.scan(step, state, (noise, forced))
+    state, records = jax.lax.scan(step, state, (draw, forced))
     task, device, heads, frontier_mask, features = records
     return Episode(
         actions=Actions(task=task, device=device),

@@ -29,6 +29,16 @@ def update_elites(
     )
 
 
+def elite_placements(problem: Problem, elites: Elites) -> chex.Array:
+    """Returns the placements `[K, N]` of the elites."""
+    size = problem.instance.padded_tasks
+    actions = elites.actions
+    row = jnp.arange(actions.task.shape[0])[:, None]
+    nothing = jnp.zeros((actions.task.shape[0], size), jnp.int32)
+    # Task N of the tail is no column: it is dropped.
+    return nothing.at[row, actions.task].set(actions.device, mode="drop")
+
+
 def _each_once(makespan_s: chex.Array) -> chex.Array:
     """Returns makespans `[B]` with inf in place of all but the first of equal ones."""
     order = jnp.argsort(makespan_s)

@@ -5,12 +5,14 @@ from functools import partial
 
 import chex
 import jax
+import jax.numpy as jnp
 
-from doppler_jax.policies import model, rollout
+from doppler_jax.policies import rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.training.losses import imitation_loss
-from doppler_jax.training.state import TrainState, descend, make_optimizer
+from doppler_jax.training.losses import Lesson
+from doppler_jax.training.reinforce import descend_lesson
+from doppler_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +31,10 @@ def imitation_update(
     keys = jax.random.split(jax.random.fold_in(state.key, state.update), config.batch)
     episodes = jax.vmap(rollout.teach, in_axes=(0, None))(keys, problem)
 
-    def loss_of(params: chex.ArrayTree) -> chex.Array:
-        return imitation_loss(problem, model.apply(params, policy, problem), episodes)
-
-    loss, gradient = jax.value_and_grad(loss_of)(state.params)
-    params, opt_state = descend(state, gradient, make_optimizer(config.learning_rate))
+    share = jnp.full(config.batch, 1.0 / config.batch)
+    lesson = Lesson(episodes=episodes, weight=share, entropy_weight=jnp.zeros_like(share))
+    state, loss = descend_lesson(state, problem, lesson, policy, config.learning_rate)
     state = dataclasses.replace(
-        state,
-        params=params,
-        opt_state=opt_state,
-        update=state.update + 1,
-        episodes=state.episodes + config.batch,
+        state, update=state.update + 1, episodes=state.episodes + config.batch
     )
     return state, {"loss": loss}

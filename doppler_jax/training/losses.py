@@ -1,4 +1,6 @@
-"""Losses of recorded episodes, pure functions of parameters."""
+"""Losses of recorded episodes, pure functions of the policy's tables, and their gradients."""
+
+import dataclasses
 
 import chex
 import jax
@@ -6,47 +8,66 @@ import jax.numpy as jnp
 
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.rollout import Episode, PolicyTables, log_prob
+from doppler_jax.types import pytree
+
+CHUNK = 8
+"""Episodes differentiated together: few enough for the cache."""
 
 
-def step_means(
-    problem: Problem, tables: PolicyTables, episodes: Episode
-) -> tuple[chex.Array, chex.Array]:
-    """Returns log-probability and entropy of B episodes, `[B]` each, mean over their steps."""
-    log_p, entropy = jax.vmap(log_prob, in_axes=(None, None, 0))(problem, tables, episodes)
+@pytree
+class Lesson:
+    """B episodes and what each weighs: their log-probability is raised, their entropy too."""
+
+    episodes: Episode  # [B, ...]
+    weight: chex.Array  # [B] of the log-probability; negative to avoid an episode
+    entropy_weight: chex.Array  # [B]
+
+
+def lesson_loss(problem: Problem, tables: PolicyTables, lesson: Lesson) -> chex.Array:
+    """Returns minus the weighted sum of log-probabilities and entropies, per step.
+
+    With weights 1 / B it is the loss of imitation; with advantages / B, REINFORCE's
+    surrogate, whose gradient is minus the mean of advantage times score function
+    (Williams 1992).
+    """
+    log_p, entropy = jax.vmap(log_prob, in_axes=(None, None, 0))(
+        problem, tables, lesson.episodes
+    )
     steps = jnp.maximum(problem.instance.num_tasks, 1).astype(log_p.dtype)
-    return log_p.sum(-1) / steps, entropy.sum(-1) / steps
+    log_p, entropy = log_p.sum(-1) / steps, entropy.sum(-1) / steps
+    return -(lesson.weight * log_p).sum() - (lesson.entropy_weight * entropy).sum()
 
 
-def imitation_loss(
-    problem: Problem,
-    tables: PolicyTables,
-    episodes: Episode,
-    weight: chex.Array | None = None,
-) -> chex.Array:
-    """Returns the mean negative log-likelihood per step of episodes to imitate.
+def loss_and_gradient(
+    problem: Problem, tables: PolicyTables, lesson: Lesson
+) -> tuple[chex.Array, PolicyTables]:
+    """Returns `lesson_loss` and its gradient, `CHUNK` episodes at a time."""
+    batch = lesson.weight.shape[0]
+    chunk = min(CHUNK, batch)
+    count = -(-batch // chunk)
 
-    `weight` `[B]` counts the episodes; all of weight 0 give 0.
-    """
-    log_p, _ = step_means(problem, tables, episodes)
-    if weight is None:
-        return -log_p.mean()
-    return -(weight * log_p).sum() / jnp.maximum(weight.sum(), 1.0)
+    def chunked(array: chex.Array) -> chex.Array:
+        # Padding repeats the last episode, with weights of 0 below.
+        array = jnp.concatenate([array, jnp.repeat(array[-1:], count * chunk - batch, axis=0)])
+        return array.reshape(count, chunk, *array.shape[1:])
 
+    chunks = jax.tree.map(chunked, lesson)
+    real = (jnp.arange(count * chunk) < batch).reshape(count, chunk)
 
-def policy_gradient_loss(
-    problem: Problem,
-    tables: PolicyTables,
-    episodes: Episode,
-    advantage: chex.Array,
-    entropy_weight: chex.Array,
-) -> chex.Array:
-    """Returns REINFORCE's surrogate loss with an entropy bonus.
+    def add(
+        total: tuple[chex.Array, PolicyTables], inputs: tuple[Lesson, chex.Array]
+    ) -> tuple[tuple[chex.Array, PolicyTables], None]:
+        part, real = inputs
+        part = dataclasses.replace(
+            part,
+            weight=jnp.where(real, part.weight, 0.0),
+            entropy_weight=jnp.where(real, part.entropy_weight, 0.0),
+        )
+        new = jax.value_and_grad(lesson_loss, argnums=1)(problem, tables, part)
+        return jax.tree.map(jnp.add, total, new), None
 
-    Its gradient is minus the mean of `advantage` `[B]` times the score function, per step.
-    Reference: Williams 1992.
-    """
-    log_p, entropy = step_means(problem, tables, episodes)
-    return -(advantage * log_p).mean() - entropy_weight * entropy.mean()
+    nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, tables))
+    return jax.lax.scan(add, nothing, (chunks, real))[0]
 
 
 def normalised_advantage(makespan_s: chex.Array) -> chex.Array:

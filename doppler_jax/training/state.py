@@ -29,7 +29,10 @@ class TrainState:
     key: chex.PRNGKey  # of the run; update u draws from fold_in(key, u)
     update: chex.Array  # [] int32, updates done
     episodes: chex.Array  # [] int32, episodes spent
+    evaluations: chex.Array  # [] int32, placements simulated or measured, all told
     elites: Elites
+    chain_placement: chex.Array  # [C, N] of the local search, see `tempering.py`
+    chain_makespan_s: chex.Array  # [C] inf before the first update
     best_placement: chex.Array  # [N] padded
     best_makespan_s: chex.Array  # [] of the best placement; inf at the start
 
@@ -45,6 +48,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     problem: Problem,
     num_elites: int,
+    num_chains: int = 1,
 ) -> TrainState:
     """Returns the state before the first update; the key is consumed."""
     steps = problem.instance.padded_tasks
@@ -55,10 +59,13 @@ def init_state(
         key=key,
         update=jnp.zeros((), jnp.int32),
         episodes=jnp.zeros((), jnp.int32),
+        evaluations=jnp.zeros((), jnp.int32),
         elites=Elites(
             actions=Actions(task=tasks, device=jnp.zeros_like(tasks)),
             makespan_s=jnp.full(num_elites, jnp.inf, jnp.float32),
         ),
+        chain_placement=jnp.zeros((num_chains, steps), jnp.int32),
+        chain_makespan_s=jnp.full(num_chains, jnp.inf, jnp.float32),
         best_placement=jnp.zeros(steps, jnp.int32),
         best_makespan_s=jnp.float32(jnp.inf),
     )

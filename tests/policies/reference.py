@@ -117,14 +117,16 @@ def step_log_probs(tables, step):
     logits = np.full(len(step.members), -np.inf)
     for d, tasks in enumerate(step.members):
         if np.isfinite(step.est_s[d]):
-            mean = place["member"][tasks].mean(0) if tasks else 0.0
-            hidden = place["task"][step.task] + mean + step.features[d] @ place["kernel"]
+            mean = place["member"][tasks].mean(0) if tasks else np.zeros(MEMBERS)
+            features = step.features[d][: len(place["kernel"])] @ place["kernel"]
+            hidden = place["task"][step.task] + mean @ place["member_kernel"] + features
             logits[d] = np.where(hidden > 0, hidden, 0.01 * hidden) @ place["out"]
     select = dict(zip(frontier, log_softmax(scores[frontier]), strict=True))
     return select, log_softmax(logits)
 
 
-FIELDS = ("task", "member", "kernel", "out")
+FIELDS = ("task", "member", "member_kernel", "kernel", "out")
+MEMBERS = 4  # width of members in the tests' networks
 
 
 def log_softmax(values):

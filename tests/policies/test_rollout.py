@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import jax
@@ -7,9 +8,10 @@ import pytest
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import b_level
-from doppler_jax.policies import rollout
+from doppler_jax.policies import model, rollout
 from tests.policies import reference
 from tests.policies.cases import (
+    CONFIG,
     DEVICES,
     EPISODES,
     SIZES,
@@ -138,7 +140,7 @@ def test_keys_decide_the_samples():
 def test_samples_follow_the_probabilities():
     unequal = np.random.default_rng(0).uniform(0.5, 2.0, (3, DEVICES))
     problem = tiny_problem([(0, 2, 1.0), (1, 2, 1.0)], unequal)
-    tables = apply(params(seed=3), problem)
+    tables = apply(params(seed=1), problem)
     orders = [(0, 1, 2), (1, 0, 2)]
     possible = list(itertools.product(orders, itertools.product(range(DEVICES), repeat=3)))
     task = np.full((EPISODES, 64), 64, np.int32)
@@ -175,6 +177,27 @@ def test_the_teacher_takes_the_largest_b_level_and_the_earliest_start(num_tasks)
         for step in reference.steps(graph, costs, tasks, devices):
             assert level_s[step.task] == max(level_s[list(step.frontier)])
             assert step.est_s[step.device] <= step.est_s.min() * (1 + 1e-5)
+
+
+def test_the_papers_features_leave_out_what_is_ours():
+    problem = case(24)[2]
+    tables, episodes = sampled(24)
+    paper = tables.replace(place=tables.place.replace(kernel=tables.place.kernel[:6]))
+    config = dataclasses.replace(CONFIG, features="paper")
+    shapes = jax.eval_shape(lambda: model.init_params(jax.random.key(0), config, problem))
+    assert shapes["Place_0"]["kernel"].shape == paper.place.kernel.shape
+    changed = episodes.replace(features=episodes.features.at[..., 6:].add(1.0))
+    for found, reads_all in ((paper, False), (tables, True)):
+        before, after = (log_prob(problem, found, e)[0] for e in (episodes, changed))
+        assert bool((before != after).any()) == reads_all
+
+
+def test_no_draw_takes_what_has_no_weight():
+    # 1e-8 vanishes in the sum, and the largest draw may round to the whole.
+    for weight in ([0, 3, 1e-8, 0], [1, 0, 0, 1e-8], [0, 0, 2, 0], [0.1] * 7 + [0]):
+        weight = np.array(weight, np.float32)
+        for draw in (0.0, 0.3, 0.7, np.float32(1 - 2**-23), np.float32(1.0)):
+            assert weight[int(rollout._draw(weight, np.float32(draw)))] > 0
 
 
 def test_the_teacher_breaks_ties_uniformly():

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from doppler_jax.graphs.build import make_graph
+from doppler_jax.policies import model
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.select import path_sum
 from doppler_jax.types import RESIDENT
 from tests.policies.cases import (
+    CONFIG,
     SIZES,
     apply,
     case,
@@ -27,6 +29,7 @@ def rows(tables, tasks):
     """The tables' rows of some tasks, and what has no rows."""
     place = tables.place
     return [np.asarray(array)[tasks] for array in (tables.score, place.task, place.member)] + [
+        place.member_kernel,
         place.kernel,
         place.out,
     ]
@@ -45,7 +48,7 @@ def test_tables_do_not_depend_on_padding():
     assert_rows_close(apply(params(), exact), tasks, apply(params(), padded), tasks)
 
 
-def test_tables_follow_relabelled_tasks():
+def test_tables_follow_relabelled_tasks_but_for_positions():
     graph, costs, problem = case(24)
     new = np.random.default_rng(0).permutation(24)  # task v becomes new[v]
     old = np.argsort(new)
@@ -64,7 +67,17 @@ def test_tables_follow_relabelled_tasks():
     moved = padded_problem(
         relabelled, dataclasses.replace(costs, compute_s=costs.compute_s[old])
     )
-    assert_rows_close(apply(params(), moved), new, apply(params(), problem), np.arange(24))
+    config = dataclasses.replace(CONFIG, features="coparent")
+
+    def tables(config, problem):
+        shapes = jax.eval_shape(lambda: model.init_params(jax.random.key(0), config, problem))
+        rng = np.random.default_rng(0)
+        values = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
+        return model.apply(values, config, problem)
+
+    assert_rows_close(tables(config, moved), new, tables(config, problem), np.arange(24))
+    with pytest.raises(AssertionError):
+        assert_rows_close(tables(CONFIG, moved), new, tables(CONFIG, problem), np.arange(24))
 
 
 def test_episodes_follow_relabelled_devices():

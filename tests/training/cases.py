@@ -15,7 +15,9 @@ from doppler_jax.training.state import init_state, make_optimizer
 from tests.policies.cases import CONFIG, DEVICES, params, quick_jit
 
 IMITATION = ImitationConfig(batch=8, learning_rate=1e-2)
-SIM = SimConfig(batch=64, learning_rate=1e-2, num_elites=4)
+SIM = SimConfig(
+    batch=64, learning_rate=1e-2, num_elites=4, num_chains=8, search_rounds=2, minibatches=2
+)
 
 imitation_update = quick_jit(
     chex.assert_max_traces(imitation.imitation_update.__wrapped__, n=1),
@@ -42,12 +44,14 @@ def chains_case(lengths=(4, 3)):
 
 
 def fresh_state(problem, config, num_elites, seed=0):
+    """The start of a stage; `config` is of either."""
     return init_state(
         jax.random.key(seed),
         jax.tree.map(jax.numpy.asarray, params()),
         make_optimizer(config.learning_rate),
         problem,
         num_elites,
+        getattr(config, "num_chains", 1),
     )
 
 

@@ -57,12 +57,15 @@ def test_the_policy_gradient_finds_the_optimum():
     np.testing.assert_allclose(state.elites.makespan_s[0], optimum_s, rtol=1e-6)
     assert (np.diff(state.elites.makespan_s) > 0).all()
     assert int(state.episodes) == 80 * SIM.batch
+    assert int(state.evaluations) == 80 * SIM.evaluations == 80 * (64 + 3 * 8 + 4)
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 5])
 def test_updates_stay_finite_on_padded_problems(num_tasks):
     # `cases` lets each update be traced once: all these graphs share one compilation.
-    graph, costs = random_problem(np.random.default_rng(num_tasks), num_tasks, DEVICES)
+    graph, costs = random_problem(
+        np.random.default_rng(num_tasks), num_tasks, DEVICES, homes=False
+    )
     compute_s = np.where(np.arange(DEVICES) == 1, np.inf, costs.compute_s)
     problem = make_problem(graph, costs.replace(compute_s=compute_s))
     for update, config in ((imitation_update, IMITATION), (sim_update, SIM)):

@@ -1,17 +1,20 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from doppler_jax.policies import rollout
 from doppler_jax.training import losses, reinforce
-from doppler_jax.training.losses import imitation_loss, normalised_advantage
+from doppler_jax.training.losses import Lesson, normalised_advantage
 from doppler_jax.training.state import Elites
-from tests.policies.cases import EPISODES, case, log_prob, quick_jit, replay, sampled
+from tests.policies.cases import EPISODES, case, greedy, log_prob, quick_jit, sampled
 from tests.training.cases import SIM
 
-policy_gradient_loss = quick_jit(losses.policy_gradient_loss)
-reinforce_loss = quick_jit(reinforce.reinforce_loss, static_argnames="settings")
+lesson_loss = quick_jit(losses.lesson_loss)
+loss_and_gradient = quick_jit(losses.loss_and_gradient)
+make_lesson = quick_jit(reinforce.make_lesson, static_argnames="settings")
 
 
 @functools.cache
@@ -26,18 +29,34 @@ def batch():
 ADVANTAGE = np.random.default_rng(0).normal(size=EPISODES).astype("f4")
 
 
-def test_policy_gradient_loss_by_its_formula():
+def lesson(episodes, weight, entropy_weight=0.0):
+    weight = np.asarray(weight, np.float32)
+    entropy_weight = np.full_like(weight, entropy_weight)
+    return Lesson(episodes=episodes, weight=weight, entropy_weight=entropy_weight)
+
+
+def test_loss_by_its_formula():
     problem, tables, episodes, log_p, entropy = batch()
-    found = policy_gradient_loss(problem, tables, episodes, ADVANTAGE, 0.5)
-    expected = -(ADVANTAGE * log_p).mean() - 0.5 * entropy.mean()
+    found = lesson_loss(problem, tables, lesson(episodes, ADVANTAGE, 0.5))
+    expected = -(ADVANTAGE * log_p).sum() - 0.5 * entropy.sum()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 21])
+def test_chunks_do_not_change_loss_or_gradient(count):
+    problem, tables, episodes, *_ = batch()
+    some = jax.tree.map(lambda leaf: leaf[:count], lesson(episodes, ADVANTAGE, 0.3))
+    expected = quick_jit(jax.value_and_grad(losses.lesson_loss, argnums=1))(
+        problem, tables, some
+    )
+    found = loss_and_gradient(problem, tables, some)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_policy_gradient_is_the_score_function_times_the_advantage():
     problem, tables, episodes, *_ = batch()
-    gradient = quick_jit(jax.grad(losses.policy_gradient_loss, argnums=1))(
-        problem, tables, episodes, ADVANTAGE, 0.0
-    )
+    _, gradient = loss_and_gradient(problem, tables, lesson(episodes, ADVANTAGE))
     score = np.asarray(tables.score, np.float64)
     expected = np.zeros_like(score)
     for b, advantage in enumerate(ADVANTAGE):
@@ -46,60 +65,61 @@ def test_policy_gradient_is_the_score_function_times_the_advantage():
             weights = np.exp(score[frontier] - score[frontier].max())
             expected[frontier] += advantage * weights / weights.sum()
             expected[episodes.actions.task[b, t]] -= advantage
-    np.testing.assert_allclose(gradient.score, expected / EPISODES / 8, atol=1e-6)
+    np.testing.assert_allclose(gradient.score, expected / 8, atol=1e-4)
 
 
 def test_gradients_equal_finite_differences():
     problem, tables, episodes, *_ = batch()
-    weight = 0.3  # of the entropy
-    gradient = quick_jit(jax.grad(losses.policy_gradient_loss, argnums=1))(
-        problem, tables, episodes, ADVANTAGE, weight
-    )
+    taught = lesson(episodes, ADVANTAGE / EPISODES, 0.3 / EPISODES)
+    _, gradient = loss_and_gradient(problem, tables, taught)
     rng = np.random.default_rng(1)
     for _ in range(4):
         direction = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("f4"), tables)
         values = [
-            policy_gradient_loss(
+            lesson_loss(
                 problem,
                 jax.tree.map(lambda a, b, s=step: a + np.float32(s) * b, tables, direction),
-                episodes,
-                ADVANTAGE,
-                weight,
+                taught,
             )
-            for step in (1e-2, -1e-2)
+            for step in (5e-4, -5e-4)
         ]
         slope = sum(
             np.vdot(a, b)
             for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
         )
-        np.testing.assert_allclose((values[0] - values[1]) / 2e-2, slope, rtol=0.02, atol=1e-3)
+        np.testing.assert_allclose((values[0] - values[1]) / 1e-3, slope, rtol=0.02, atol=1e-3)
 
 
-def test_imitation_loss_weighs_episodes():
-    problem, tables, episodes, log_p, _ = batch()
-    loss = quick_jit(imitation_loss)
-    np.testing.assert_allclose(loss(problem, tables, episodes), -log_p.mean(), rtol=1e-5)
-    weight = np.zeros(EPISODES, np.float32)
-    assert loss(problem, tables, episodes, weight) == 0
-    weight[[1, 4]] = 1, 3
-    expected = -(log_p[1] + 3 * log_p[4]) / 4
-    np.testing.assert_allclose(loss(problem, tables, episodes, weight), expected, rtol=1e-5)
-
-
-def test_reinforce_adds_elites_and_lets_the_entropy_bonus_fade():
+def test_a_lesson_holds_episodes_by_advantage_and_elites_and_the_entropy_bonus_fades():
     problem, tables, episodes, log_p, entropy = batch()
-    makespan_s = np.arange(EPISODES, dtype=np.float32)
-    known = np.where(np.arange(EPISODES) < 2, 1.0, np.inf).astype(np.float32)
-    elites = Elites(actions=episodes.actions, makespan_s=known)
-    imitated_p, _ = log_prob(problem, tables, replay(problem, episodes.actions))
-    imitated = -np.mean(imitated_p[:2, :8])
-    gradient_part = -(np.asarray(normalised_advantage(makespan_s)) * log_p).mean()
+    known = np.array([1.0, 1.0 + reinforce.ELITE_SPREAD, np.inf], np.float32)
+    elites = Elites(
+        actions=jax.tree.map(lambda leaf: leaf[:3], episodes.actions), makespan_s=known
+    )
+    followed = quick_jit(jax.vmap(rollout.follow, in_axes=(None, None, 0)))(
+        problem, tables, episodes.placement[:3]
+    )
+    np.testing.assert_array_equal(followed.placement, episodes.placement[:3])
+    np.testing.assert_array_equal(
+        followed.actions.task[0], greedy(problem, tables).actions.task
+    )
+    imitated_p, _ = log_prob(problem, tables, followed)
+    share = np.array([1.0, np.exp(-1.0)]) / (1 + np.exp(-1.0))
+    imitated = -(share * np.mean(imitated_p[:2, :8], axis=1)).sum()
+    gradient_part = -(ADVANTAGE * log_p).mean()
     for age in (0, 1, 2.5):
         update = np.int32(age * SIM.entropy_halving)
-        found = reinforce_loss(problem, tables, episodes, makespan_s, elites, update, SIM)
+        taught = make_lesson(problem, tables, episodes, ADVANTAGE, elites, update, SIM)
+        found = lesson_loss(problem, tables, taught)
         bonus = SIM.entropy_weight * 0.5**age * entropy.mean()
         expected = gradient_part - bonus + SIM.elite_weight * imitated
-        np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=str(age))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, err_msg=str(age))
+
+
+def test_elites_far_above_the_best_are_not_imitated():
+    shares = reinforce.elite_shares(jnp.array([2.0, 2.0, 2.5, jnp.inf]))
+    np.testing.assert_allclose(shares, [0.5, 0.5, 0, 0], atol=1e-6)
+    assert (reinforce.elite_shares(jnp.full(2, jnp.inf)) == 0).all()
 
 
 def test_advantage_is_in_deviations_below_the_mean():

@@ -1,0 +1,82 @@
+"""Placements of a policy, given or trained for the problem: what `place` needs of training."""
+
+import dataclasses
+from functools import partial
+
+import chex
+import jax
+import numpy as np
+
+from doppler_jax.policies import model, rollout
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.training.checkpoint import Policy
+from doppler_jax.training.state import TrainState
+from doppler_jax.training.train import train_policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """What training for one problem brought."""
+
+    policy: Policy
+    placements: np.ndarray  # [B, N] the best one and the elites
+    evaluations: int  # placements simulated
+    interrupted: bool  # by Ctrl-C
+
+
+def learn_placements(
+    problem: Problem,
+    num_tasks: int,
+    key: chex.PRNGKey,
+    *,
+    budget_s: float | None,
+    max_evaluations: int | None,
+) -> Learned:
+    """Trains a policy for one problem by stages 1 and 2, from scratch; see `train_policy`.
+
+    Args:
+      problem: what to place.
+      num_tasks: its tasks, without padding.
+      key: of everything random; it is consumed.
+      budget_s: seconds after which no update starts.
+      max_evaluations: placements that may be simulated.
+    """
+    trained = train_policy(problem, key, budget_s=budget_s, max_evaluations=max_evaluations)
+    return Learned(
+        policy=Policy(params=trained.state.params, config=trained.policy),
+        placements=elite_placements(trained.state, num_tasks),
+        evaluations=int(trained.state.evaluations),
+        interrupted=trained.interrupted,
+    )
+
+
+def elite_placements(state: TrainState, num_tasks: int) -> np.ndarray:
+    """Returns the best placement of a training state and its elites, `[B, N]`."""
+    task, device = (
+        np.asarray(a) for a in (state.elites.actions.task, state.elites.actions.device)
+    )
+    placements = [np.asarray(state.best_placement)[:num_tasks]]
+    for row in np.flatnonzero(np.isfinite(np.asarray(state.elites.makespan_s))):
+        placement = np.zeros(num_tasks, np.int64)
+        placement[task[row, :num_tasks]] = device[row, :num_tasks]
+        placements.append(placement)
+    return np.stack(placements)
+
+
+def policy_candidates(
+    problem: Problem, policy: Policy, key: chex.PRNGKey, count: int
+) -> np.ndarray:
+    """Returns the greedy placement and `count - 1` samples of a policy, `[count, N]`."""
+    drawn = _draw(policy.params, problem, jax.random.split(key, count), policy.config)
+    return np.asarray(drawn)[:, : int(problem.instance.num_tasks)]
+
+
+@partial(jax.jit, static_argnames="config")
+def _draw(
+    params: chex.ArrayTree, problem: Problem, keys: chex.PRNGKey, config: PolicyConfig
+) -> chex.Array:
+    tables = model.apply(params, config, problem)
+    sampled = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
+    likeliest = rollout.greedy(problem, tables)
+    return sampled.placement.at[0].set(likeliest.placement)

@@ -1,0 +1,125 @@
+"""Local search beside the policy: Metropolis chains at many temperatures that change places.
+
+Parallel tempering (Geyer 1991; Hukushima and Nemoto 1996) needs no cooling schedule, so no
+budget known beforehand. The policy's episodes enter as proposals, one for each chain.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.graphs.instance import Instance
+from doppler_jax.search.moves import CriticalChain, critical_chain, mutate
+from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.types import pytree
+
+HOTTEST, COLDEST = 2e-2, 3e-4
+"""Temperatures, in shares of the best makespan."""
+
+RUNGS = 32
+"""Chains of a ladder of temperatures; more chains make more, independent ladders."""
+
+
+@pytree
+class Chains:
+    """C chains; of each ladder the first is the hottest."""
+
+    placement: chex.Array  # [C, N] int32
+    makespan_s: chex.Array  # [C]
+
+
+def temper(
+    key: chex.PRNGKey,
+    instance: Instance,
+    chains: Chains,
+    proposals: Chains,
+    best_s: chex.Array,
+    rounds: int,
+) -> tuple[Chains, Chains]:
+    """Returns the chains after proposals and `rounds` of moves, and the best each has met.
+
+    Args:
+      key: of the draws; it is consumed.
+      instance: the problem.
+      chains: the chains; one of infinite makespan takes any proposal.
+      proposals: a placement for each chain, of known makespan; every second ladder takes
+        none, except to begin with.
+      best_s: `[]` the best makespan known, which scales the temperatures.
+      rounds: a move of every chain each.
+    """
+    temperature_s = _ladder(chains.makespan_s.shape[0]) * best_s
+    key, first_key = jax.random.split(key)
+    accepted = _accepts(first_key, temperature_s, chains.makespan_s, proposals.makespan_s)
+    # A policy that has settled would draw every ladder to where it is.
+    listens = (jnp.arange(accepted.shape[0]) // RUNGS) % 2 == 0
+    accepted &= listens | jnp.isinf(chains.makespan_s)
+    chains = _where(accepted, proposals, chains)
+    times = simulate_instance(instance, chains.placement, schedule=True)
+    # Moves of this call keep to the critical chains of its start.
+    critical = critical_chain(instance, chains.placement, times.start_s, times.finish_s)
+
+    def round_of_moves(
+        number: chex.Array, carry: tuple[Chains, CriticalChain, Chains]
+    ) -> tuple[Chains, CriticalChain, Chains]:
+        chains, critical, best = carry
+        keys = jax.random.split(jax.random.fold_in(key, number), 5)
+        placement = mutate(keys[0], instance, chains.placement, critical)
+        again = jax.random.bernoulli(keys[1], 1 / 3, (placement.shape[0], 1))
+        twice = mutate(keys[2], instance, placement, critical)
+        placement = jnp.where(again, twice, placement)
+        makespan_s = simulate_instance(instance, placement).makespan_s
+        moved = Chains(placement=placement, makespan_s=makespan_s)
+        accepted = _accepts(keys[3], temperature_s, chains.makespan_s, makespan_s)
+        best = _where(makespan_s < best.makespan_s, moved, best)
+        chains = _where(accepted, moved, chains)
+        places = _exchange(keys[4], temperature_s, chains.makespan_s, number % 2)
+        chains, critical = jax.tree.map(lambda array: array[places], (chains, critical))
+        return chains, critical, best
+
+    chains, _, best = jax.lax.fori_loop(0, rounds, round_of_moves, (chains, critical, chains))
+    return chains, best
+
+
+def _ladder(count: int) -> chex.Array:
+    """Returns the temperatures `[C]` of ladders of `RUNGS`, hottest first, falling evenly."""
+    rung = jnp.arange(count) % RUNGS
+    share = rung.astype(jnp.float32) / max(min(count, RUNGS) - 1, 1)
+    return HOTTEST * (COLDEST / HOTTEST) ** share
+
+
+def _accepts(
+    key: chex.PRNGKey, temperature_s: chex.Array, old_s: chex.Array, new_s: chex.Array
+) -> chex.Array:
+    """Metropolis's rule, `[C]`; whatever is finite beats what is infinite."""
+    worse_s = jnp.where(jnp.isfinite(old_s), new_s - old_s, -jnp.inf)
+    draw = jax.random.uniform(key, old_s.shape)
+    return (worse_s <= 0) | (draw < jnp.exp(-worse_s / temperature_s))
+
+
+def _exchange(
+    key: chex.PRNGKey, temperature_s: chex.Array, makespan_s: chex.Array, parity: chex.Array
+) -> chex.Array:
+    """Returns whose state each chain takes, `[C]`: its own, or that of a neighbouring rung.
+
+    Pairs begin at rungs of one parity; each exchanges with Metropolis's probability.
+    """
+    count = makespan_s.shape[0]
+    place = jnp.arange(count, dtype=jnp.int32)
+    rung = place % RUNGS
+    is_lower = rung % 2 == parity
+    other_rung = rung + jnp.where(is_lower, 1, -1)
+    other = place + jnp.where(is_lower, 1, -1)
+    paired = (other_rung >= 0) & (other_rung < RUNGS) & (other < count)
+    other = jnp.where(paired, other, place)
+    gain = (makespan_s - makespan_s[other]) * (1 / temperature_s - 1 / temperature_s[other])
+    # Both of a pair must decide by one draw.
+    draw = jax.random.uniform(key, (count,))[jnp.minimum(place, other)]
+    exchanged = draw < jnp.exp(jnp.minimum(gain, 0.0))
+    return jnp.where(exchanged, other, place)
+
+
+def _where(mask: chex.Array, chosen: Chains, otherwise: Chains) -> Chains:
+    return Chains(
+        placement=jnp.where(mask[:, None], chosen.placement, otherwise.placement),
+        makespan_s=jnp.where(mask, chosen.makespan_s, otherwise.makespan_s),
+    )

@@ -1,0 +1,123 @@
+"""Stages 1 and 2 for one problem, from fresh parameters, in memory and within bounds."""
+
+import dataclasses
+import math
+import time
+from functools import partial
+
+import chex
+import jax
+import numpy as np
+
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.training.imitation import ImitationConfig, imitation_update
+from doppler_jax.training.sim_rl import SimConfig, init_sim_state, sim_update
+from doppler_jax.training.state import TrainState, init_state, make_optimizer
+
+WARM_UP = 100
+"""Updates of stage 1 before stage 2."""
+
+LEAST_EVALUATIONS = 3
+"""Simulations of the smallest update: an episode, a chain, an elite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What training left."""
+
+    state: TrainState
+    policy: PolicyConfig
+    interrupted: bool  # by Ctrl-C
+
+
+def train_policy(
+    problem: Problem,
+    key: chex.PRNGKey,
+    *,
+    budget_s: float | None = None,
+    max_evaluations: int | None = None,
+    target_s: float | None = None,
+    policy: PolicyConfig | None = None,
+    imitate: ImitationConfig | None = None,
+    simulate: SimConfig | None = None,
+) -> Trained:
+    """Trains a policy by stages 1 and 2 until a bound is met; Ctrl-C ends it early.
+
+    Args:
+      problem: what to place.
+      key: of everything random; it is consumed.
+      budget_s: seconds, compilation included, after which no update starts.
+      max_evaluations: placements that may be simulated, local search included; an update
+        is made smaller where a single one would exceed it.
+      target_s: makespan, by the float32 simulator, that ends training.
+      policy: sizes of the networks, by default the usual ones.
+      imitate: settings of stage 1.
+      simulate: settings of stage 2.
+
+    Returns:
+      The state after at least one update of stage 2, whatever the bounds.
+
+    Raises:
+      ValueError: there is no bound.
+    """
+    if budget_s is None and max_evaluations is None and target_s is None:
+        raise ValueError("training has no bound; give budget_s, max_evaluations or target_s")
+    began = time.monotonic()
+    policy, imitate = policy or PolicyConfig(), imitate or ImitationConfig()
+    simulate = fit_updates(simulate or SimConfig(), max_evaluations)
+    params_key, first_key, second_key = jax.random.split(key, 3)
+
+    def in_time() -> bool:
+        return budget_s is None or time.monotonic() - began < budget_s
+
+    params = _init_params(params_key, policy, problem)
+    optimizer = make_optimizer(imitate.learning_rate)
+    state = init_state(first_key, params, optimizer, problem, 1)
+    while int(state.update) < WARM_UP and in_time():
+        state, _ = imitation_update(state, problem, policy, imitate)
+    state = init_sim_state(second_key, state.params, problem, simulate)
+    evaluations = np.inf if max_evaluations is None else max_evaluations
+    try:
+        while int(state.update) == 0 or (
+            in_time()
+            and int(state.evaluations) + simulate.evaluations <= evaluations
+            and (target_s is None or float(state.best_makespan_s) > target_s)
+        ):
+            state, _ = sim_update(state, problem, policy, simulate)
+    except KeyboardInterrupt:
+        if int(state.update) == 0:
+            raise
+        return Trained(state=state, policy=policy, interrupted=True)
+    return Trained(state=state, policy=policy, interrupted=False)
+
+
+def fit_updates(config: SimConfig, max_evaluations: int | None) -> SimConfig:
+    """Returns the settings, with smaller updates if a single one would exceed the bound.
+
+    Raises:
+      ValueError: the bound is below `LEAST_EVALUATIONS`.
+    """
+    if max_evaluations is None or config.evaluations <= max_evaluations:
+        return config
+    if max_evaluations < LEAST_EVALUATIONS:
+        raise ValueError(
+            f"max_evaluations is {max_evaluations}; training needs {LEAST_EVALUATIONS}"
+        )
+    batch = min(config.batch, max_evaluations // 3)
+    chains, elites = min(config.num_chains, batch), min(config.num_elites, batch)
+    return dataclasses.replace(
+        config,
+        batch=batch,
+        minibatches=math.gcd(config.minibatches, batch),
+        num_elites=elites,
+        num_chains=chains,
+        search_rounds=min(
+            config.search_rounds, (max_evaluations - batch - elites) // chains - 1
+        ),
+    )
+
+
+@partial(jax.jit, static_argnames="policy")
+def _init_params(key: chex.PRNGKey, policy: PolicyConfig, problem: Problem) -> chex.ArrayTree:
+    return init_params(key, policy, problem)

@@ -1,0 +1,31 @@
+"""Records of experiments, computed once and kept."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from doppler_jax.files import parse_json_object, read_text, write_json_atomic
+from experiments.provenance import provenance
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """Records in a folder, one file each; a record made with another budget does not count."""
+
+    folder: pathlib.Path
+
+    def get(
+        self, name: str, terms: dict[str, Any], make: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Returns the record of this name made on these terms, making it if there is none."""
+        path = self.folder / f"{name}.json"
+        if path.exists():
+            record = parse_json_object(path, read_text(path))
+            if record.get("terms") == terms:
+                return record
+        made = make()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = {"cell": name, "terms": terms, "commit": provenance()["commit"], **made}
+        write_json_atomic(path, record)
+        return record

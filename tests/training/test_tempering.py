@@ -1,0 +1,83 @@
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training import tempering
+from doppler_jax.training.tempering import RUNGS, Chains
+from tests.generators import random_problem
+from tests.policies.cases import DEVICES, padded_problem, quick_jit
+
+temper = quick_jit(tempering.temper, static_argnames="rounds")
+exchange = quick_jit(tempering._exchange)
+TASKS, BUCKET, CHAINS = 12, 24, 2 * RUNGS
+
+
+def start(seed=0, makespan_s=np.inf):
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, TASKS, DEVICES)
+    problem = padded_problem(graph, costs, BUCKET, 256)
+    placement = np.zeros((CHAINS, BUCKET), np.int32)
+    placement[:, :TASKS] = rng.integers(0, DEVICES, (CHAINS, TASKS))
+    proposals = Chains(placement=placement, makespan_s=seconds(problem, placement))
+    empty = np.full(CHAINS, makespan_s, np.float32)
+    return problem, Chains(placement=np.zeros_like(placement), makespan_s=empty), proposals
+
+
+def seconds(problem, placement):
+    return np.asarray(simulate_instance(problem.instance, placement).makespan_s)
+
+
+def test_chains_know_their_makespans_and_the_best_is_met():
+    problem, empty, proposals = start()
+    best_s = proposals.makespan_s.min()
+    chains, best = temper(
+        jax.random.key(0), problem.instance, empty, proposals, best_s, rounds=12
+    )
+    np.testing.assert_allclose(chains.makespan_s, seconds(problem, chains.placement), rtol=1e-6)
+    np.testing.assert_allclose(best.makespan_s, seconds(problem, best.placement), rtol=1e-6)
+    assert best.makespan_s.min() < 0.95 * best_s
+    assert (np.asarray(chains.placement)[:, TASKS:] == 0).all()
+    # Cold chains have settled where hot ones roam.
+    rung = np.arange(CHAINS) % RUNGS
+    made_s = np.asarray(chains.makespan_s)
+    assert made_s[rung >= RUNGS - 4].mean() < made_s[rung < 4].mean()
+
+
+def test_an_empty_chain_takes_any_proposal_and_a_settled_one_none_that_is_far_worse():
+    problem, empty, proposals = start()
+    best_s = np.float32(1e-3)
+    chains, best = temper(
+        jax.random.key(1), problem.instance, empty, proposals, best_s, rounds=0
+    )
+    np.testing.assert_array_equal(chains.placement, proposals.placement)
+    np.testing.assert_array_equal(best.makespan_s, proposals.makespan_s)
+    settled = empty.replace(makespan_s=np.full(CHAINS, best_s))
+    chains, _ = temper(
+        jax.random.key(1), problem.instance, settled, proposals, best_s, rounds=0
+    )
+    np.testing.assert_array_equal(chains.placement, settled.placement)
+
+
+def test_exchanges_are_permutations_within_a_ladder_that_sort_at_low_temperature():
+    temperature_s = np.asarray(tempering._ladder(CHAINS)) * 1e-6
+    made_s = np.random.default_rng(0).permutation(CHAINS).astype(np.float32)
+    ladder = np.arange(CHAINS) // RUNGS
+    for number in range(4 * RUNGS):
+        places = np.asarray(exchange(jax.random.key(number), temperature_s, made_s, number % 2))
+        assert sorted(places) == list(range(CHAINS))
+        assert (ladder[places] == ladder).all()
+        assert (places[places] == np.arange(CHAINS)).all()
+        made_s = made_s[places]
+    # The shortest sink to the coldest rung.
+    for half in (made_s[:RUNGS], made_s[RUNGS:]):
+        assert (np.diff(half) < 0).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, RUNGS, RUNGS + 5])
+def test_temperatures_fall_along_a_ladder(count):
+    found = np.asarray(tempering._ladder(count))
+    assert found[0] == np.float32(tempering.HOTTEST)
+    assert (np.diff(found[:RUNGS]) < 0).all()
+    if count >= RUNGS:
+        np.testing.assert_allclose(found[RUNGS - 1], tempering.COLDEST, rtol=1e-5)

@@ -1,0 +1,79 @@
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.training import train
+from doppler_jax.training.sim_rl import SimConfig, init_sim_state
+from doppler_jax.training.train import fit_updates, train_policy
+from tests.policies.cases import CONFIG, quick_jit
+from tests.training.cases import IMITATION, SIM, chains_case
+
+STATIC = ("policy", "config")
+imitation_update = quick_jit(train.imitation_update.__wrapped__, static_argnames=STATIC)
+sim_update = quick_jit(train.sim_update.__wrapped__, static_argnames=STATIC)
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """Updates that compile quickly, and few of stage 1."""
+    monkeypatch.setattr(
+        train, "imitation_update", lambda s, p, c, i: imitation_update(s, p, policy=c, config=i)
+    )
+    monkeypatch.setattr(
+        train, "sim_update", lambda s, p, c, i: sim_update(s, p, policy=c, config=i)
+    )
+    monkeypatch.setattr(train, "WARM_UP", 3)
+
+
+def trained(**bounds):
+    problem = chains_case()[2]
+    settings = {"policy": CONFIG, "imitate": IMITATION, "simulate": SIM}
+    return train_policy(problem, jax.random.key(0), **settings, **bounds)
+
+
+@pytest.mark.parametrize(("bound", "updates"), [(92, 1), (275, 2), (276, 3)])
+def test_evaluations_are_not_exceeded(bound, updates):
+    result = trained(max_evaluations=bound)
+    assert int(result.state.update) == updates
+    assert int(result.state.evaluations) == 92 * updates <= bound
+
+
+def test_the_target_ends_training_and_time_allows_one_update():
+    full = trained(max_evaluations=92 * 40)
+    target_s = float(full.state.best_makespan_s)
+    reached = trained(target_s=target_s)
+    assert float(reached.state.best_makespan_s) <= target_s
+    assert int(reached.state.update) <= 40
+    assert int(trained(budget_s=1e-9).state.update) == 1
+
+
+def test_ctrl_c_returns_what_there_is(monkeypatch):
+    proper = train.sim_update
+
+    def interrupted_later(state, *rest):
+        if int(state.update) == 2:
+            raise KeyboardInterrupt
+        return proper(state, *rest)
+
+    monkeypatch.setattr(train, "sim_update", interrupted_later)
+    result = trained(max_evaluations=10**6)
+    assert result.interrupted
+    assert int(result.state.update) == 2
+    assert np.isfinite(result.state.best_makespan_s)
+
+
+@pytest.mark.parametrize("bound", [3, 5, 100, 255, 256, 300, 5000])
+def test_updates_fit_into_few_evaluations(bound):
+    config = fit_updates(SimConfig(batch=128, num_chains=128, search_rounds=16), bound)
+    assert 1 <= config.num_chains <= config.batch
+    assert config.evaluations <= bound
+    assert config.evaluations > bound - 128 or bound == 5000
+
+
+def test_no_bound_and_too_many_chains_are_refused():
+    with pytest.raises(ValueError, match="max_evaluations is 2; training needs 3"):
+        fit_updates(SimConfig(), 2)
+    with pytest.raises(ValueError, match="no bound"):
+        trained()
+    with pytest.raises(ValueError, match="at most batch, 4"):
+        init_sim_state(jax.random.key(0), {}, chains_case()[2], SimConfig(batch=4))
