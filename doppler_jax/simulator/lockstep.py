@@ -17,8 +17,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 Run = Callable[..., tuple[chex.Array, ...]]
 """`run(shared, placement [L, N + 1], rank [L, N + 1] or None, *, native)` of L lanes."""
 
-LANES = (8, 64)
-"""Lanes of one CPU kernel: few for few placements, else what was measured to be fastest."""
+FEW_LANES = 8
+"""Lanes of one CPU kernel for up to 3 x as many placements."""
 
 MAX_LANES = 1 << 16
 """Lanes on other platforms, where a step is a series of kernels over all lanes."""
@@ -28,9 +28,16 @@ MAX_PARTS = 4
 
 
 def run_batch(
-    run: Run, shared: chex.ArrayTree, placements: chex.Array, rank: chex.Array | None
+    run: Run,
+    shared: chex.ArrayTree,
+    placements: chex.Array,
+    rank: chex.Array | None,
+    *,
+    lanes: int = 64,
 ) -> tuple[chex.Array, ...]:
     """Returns what `run` returns, for a batch `[B, N + 1]`, whatever its size.
+
+    `lanes` is how many of a large batch go into a CPU kernel, as was measured for `run`.
 
     On the CPU a chunk of lanes is one kernel, loops and all, told so by `native`. XLA
     otherwise dispatches every operation of a loop's body by itself, about 0.1 us each, which
@@ -43,15 +50,19 @@ def run_batch(
         shared,
         placements,
         rank,
-        cpu=sequential_vmap(partial(_on_cpu, run)),
+        cpu=sequential_vmap(partial(_on_cpu, run, lanes)),
         default=partial(_elsewhere, run),
     )
 
 
 def _on_cpu(
-    run: Run, shared: chex.ArrayTree, placements: chex.Array, rank: chex.Array | None
+    run: Run,
+    lanes: int,
+    shared: chex.ArrayTree,
+    placements: chex.Array,
+    rank: chex.Array | None,
 ) -> tuple[chex.Array, ...]:
-    lanes = LANES[len(placements) > 3 * LANES[0]]
+    lanes = FEW_LANES if len(placements) <= 3 * FEW_LANES else lanes
     chunks = -(-len(placements) // lanes)
     parts = max(min(num_cores(), MAX_PARTS, chunks // 2), 1)
     kernel = partial(_one_kernel, partial(run, native=True))

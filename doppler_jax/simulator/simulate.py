@@ -24,9 +24,17 @@ from doppler_jax.simulator.engine_links import run_engine_links
 from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.lockstep import Run, run_batch
 from doppler_jax.simulator.noise import Factors
+from doppler_jax.simulator.queue_trees import queue_order
+from doppler_jax.simulator.ready_queues import run_ready_queues
 from doppler_jax.types import Costs, TaskGraph, pytree
 
 QUEUES = ("fifo", "priority", "random")
+
+WIDE = (104, 224)
+"""Chains beyond which queues are faster than slots, under `fifo` and under `priority`."""
+
+NARROW_LANES, WIDE_LANES = 64, 32
+"""Placements of one CPU kernel that were fastest, with slots and with queues."""
 
 SHARD_AT = 64
 """Placements per device from which on several devices share a call."""
@@ -243,12 +251,16 @@ def simulate_instance(
     if priority is not None:
         spare = instance.padded_tasks + 1 - priority.shape[-1]
         priority = jnp.pad(priority, (*((0, 0),) * (priority.ndim - 1), (0, spare)))
-    run = partial(_formulation(instance, links), schedule=schedule)
+    run, lanes = _formulation(instance, links, priority is not None)
 
     def one_draw(noise: Factors | None, rank: chex.Array | None) -> SimulationResult:
         if rank is not None:
             rank = jnp.broadcast_to(rank, placements.shape)
-        makespan_s, *times = run_batch(run, _with_noise(instance, noise), placements, rank)
+            rank = queue_order(rank) if lanes == WIDE_LANES else rank
+        shared = _with_noise(instance, noise)
+        makespan_s, *times = run_batch(
+            partial(run, schedule=schedule), shared, placements, rank, lanes=lanes
+        )
         start_s, finish_s = (a[:, :-1] for a in times) if schedule else (None, None)
         return SimulationResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)
 
@@ -259,11 +271,14 @@ def simulate_instance(
     return jax.lax.map(lambda draw: one_draw(*draw), (factors, priority))
 
 
-def _formulation(instance: Instance, links: str) -> Run:
-    """Returns the formulation that was measured to be fastest, see `lockstep.Run`."""
+def _formulation(instance: Instance, links: str, has_rank: bool) -> tuple[Run, int]:
+    """Returns the formulation that was measured to be fastest, and the lanes it wants."""
     if links == "engine":
-        return run_engine_links
-    return partial(run_chain_slots, serial=links == "serial")
+        return run_engine_links, NARROW_LANES
+    serial = links == "serial"
+    if len(instance.chain_head) > WIDE[has_rank]:
+        return partial(run_ready_queues, serial=serial), WIDE_LANES
+    return partial(run_chain_slots, serial=serial), NARROW_LANES
 
 
 def _with_noise(instance: Instance, draw: Factors | None) -> tuple[Instance, chex.Array | None]:

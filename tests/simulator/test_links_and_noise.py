@@ -111,6 +111,20 @@ def test_engine_links_are_simulated_as_such():
     assert found["engine"].max() > found["serial"].max()
 
 
+@pytest.mark.parametrize("queue", ["fifo", "priority"])
+def test_wide_graphs_take_queues_and_give_the_same(queue, monkeypatch):
+    rng = np.random.default_rng(6)
+    graph, costs = random_problem(rng, 20, 3)
+    placements = rng.integers(0, 3, (3, 20))
+    options = {"queue": queue, "priority": rng.random((3, 20))} if queue == "priority" else {}
+    slots = simulate(graph, costs, placements, **options)
+    monkeypatch.setattr(simulate_module, "WIDE", (0, 0))
+    simulate_instance.clear_cache()
+    queues = simulate(graph, costs, placements, **options)
+    simulate_instance.clear_cache()
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), slots, queues)
+
+
 @pytest.fixture(scope="module")
 def noisy():
     """A problem with 5 placements and 6 draws."""

@@ -30,7 +30,7 @@ def test_other_platforms_run_the_same(case, serial):
     instance, placements, rank = case
     run = partial(run_chain_slots, serial=serial, schedule=True)
     arguments = (run, (instance, None), placements, rank)
-    on_cpu = jax.jit(partial(lockstep._on_cpu, run))(*arguments[1:])
+    on_cpu = jax.jit(partial(lockstep._on_cpu, run, 64))(*arguments[1:])
     elsewhere = jax.jit(partial(lockstep._elsewhere, run))(*arguments[1:])
     jax.tree.map(np.testing.assert_array_equal, on_cpu, elsewhere)
 

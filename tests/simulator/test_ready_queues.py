@@ -1,0 +1,219 @@
+import dataclasses
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.instance import make_instance
+from doppler_jax.simulator import lockstep
+from doppler_jax.simulator.lockstep import run_batch
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.queue_trees import make_queues, put, queue_order, take_first
+from doppler_jax.simulator.ready_queues import run_ready_queues
+from doppler_jax.types import Costs
+from tests.generators import random_problem
+
+
+@pytest.fixture(autouse=True)
+def one_bucket(monkeypatch):
+    """All problems get one shape, so that they share compilations."""
+    sizes = {2: 16, 4: 128, 8: 64, 16: 4096}
+    monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: sizes[smallest])
+
+
+@partial(jax.jit, static_argnames=("serial", "native"))
+def run(instance, placements, rank=None, factor=None, *, serial=False, native=True):
+    spare = ((0, 0), (0, instance.padded_tasks + 1 - placements.shape[1]))
+    placements = jnp.pad(jnp.asarray(placements, jnp.int32), spare)
+    order = None if rank is None else queue_order(jnp.pad(rank, spare))
+    kernel = partial(run_ready_queues, serial=serial, schedule=True)
+    if not native:
+        return kernel((instance, factor), placements, order, native=False)
+    return run_batch(kernel, (instance, factor), placements, order)
+
+
+def assert_equals_oracle(problem, placements, dtype, rtol, *, serial, ranks, noise=None):
+    """`noise` is the factors of tasks `[N]` and of transfers `[T, D]`."""
+    graph, costs = problem
+    options = {"links": "serial" if serial else "parallel"}
+    with jax.enable_x64(dtype == np.float64):
+        instance = make_instance(graph, costs, dtype)
+        no_chains = {name: 0 * getattr(instance, name) for name in ("chain", "chain_head")}
+        instance = dataclasses.replace(instance, **no_chains)
+        factor = None
+        if noise is not None:
+            options |= {"compute_factor": noise[0], "transfer_factor": noise[1]}
+            spare = (0, instance.padded_tasks + 1 - graph.num_tasks)
+            tasks = np.pad(noise[0], spare)[:, None].astype(dtype)
+            instance = dataclasses.replace(instance, compute_s=instance.compute_s * tasks)
+            most = 4096 - graph.num_tensors  # one shape
+            factor = np.pad(noise[1], ((0, most), (0, 0))).astype(dtype)
+        padded = np.pad(placements, ((0, 0), (0, 64 - graph.num_tasks)))
+        rank = None if ranks is None else np.pad(ranks, ((0, 0), (0, 64 - graph.num_tasks)))
+        makespans, starts, finishes = map(
+            np.asarray, run(instance, padded, rank, factor, serial=serial)
+        )
+    for b, placement in enumerate(placements):
+        if ranks is not None:
+            options |= {"queue": "priority", "priority": ranks[b]}
+        schedule = simulate_oracle(graph, costs, placement, **options)
+        n = graph.num_tasks
+        np.testing.assert_allclose(starts[b, :n], schedule.start_s, rtol=rtol)
+        np.testing.assert_allclose(finishes[b, :n], schedule.finish_s, rtol=rtol)
+        np.testing.assert_allclose(makespans[b], makespan_s(schedule), rtol=rtol)
+
+
+SIZES = [0, 1, 2, 3, 5, 8, 16, 30, *[64] * 6]
+
+
+@pytest.mark.parametrize("serial", [False, True])
+@pytest.mark.parametrize("queue", ["fifo", "priority"])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_equals_the_oracle_event_by_event(serial, queue, noisy):
+    rng = np.random.default_rng([serial, queue == "fifo", noisy])
+    for num_tasks in SIZES:
+        for dyadic in [True, False] if not noisy else [False]:
+            problem = random_problem(rng, num_tasks, 4, dyadic=dyadic)
+            ranks = rng.integers(0, 12, (3, num_tasks)).astype(float)  # ranks tie
+            noise = None
+            if noisy:
+                tensors = (problem[0].num_tensors, 4)
+                noise = rng.lognormal(0, 0.3, num_tasks), rng.lognormal(0, 0.3, tensors)
+            assert_equals_oracle(
+                problem,
+                rng.integers(0, 4, (3, num_tasks)),
+                np.float64,
+                0 if dyadic else 1e-12,
+                serial=serial,
+                ranks=ranks if queue == "priority" else None,
+                noise=noise,
+            )
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize(("serial", "queue"), [(False, "fifo"), (True, "priority")])
+def test_float32_is_exact_on_dyadic_costs(num_devices, serial, queue):
+    rng = np.random.default_rng([num_devices, serial])
+    for num_tasks in SIZES:
+        ranks = rng.integers(0, 12, (3, num_tasks)).astype(np.float32)
+        assert_equals_oracle(
+            random_problem(rng, num_tasks, num_devices, dyadic=True),
+            rng.integers(0, num_devices, (3, num_tasks)),
+            np.float32,
+            0,
+            serial=serial,
+            ranks=ranks if queue == "priority" else None,
+        )
+
+
+@pytest.mark.parametrize("queue", ["fifo", "priority"])
+def test_everything_at_one_instant(queue):
+    """Costs of 0 and 1 alone: the order among devices decides what happens."""
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        graph, costs = random_problem(rng, 40, 4, homes=False)
+        costs = costs.replace(
+            compute_s=rng.integers(0, 2, (40, 4)) * 1.0,
+            tensor_bytes=rng.integers(0, 2, graph.num_tensors) * 1.0,
+            latency_s=np.zeros((4, 4)),
+            seconds_per_byte=1.0 - np.eye(4),
+        )
+        ranks = rng.integers(0, 9, (3, 40)).astype(float) if queue == "priority" else None
+        placements = rng.integers(0, 4, (3, 40))
+        assert_equals_oracle(
+            (graph, costs), placements, np.float64, 0, serial=False, ranks=ranks
+        )
+
+
+@pytest.mark.parametrize("queue", ["fifo", "priority"])
+def test_tasks_that_cannot_run_never_finish(queue):
+    rng = np.random.default_rng(6)
+    for _ in range(10):
+        graph, costs = random_problem(rng, 40, 4, dyadic=True)
+        compute_s = np.where(rng.random((40, 4)) < 0.03, np.inf, costs.compute_s)
+        ranks = rng.integers(0, 9, (3, 40)).astype(float) if queue == "priority" else None
+        placements = rng.integers(0, 4, (3, 40))
+        problem = graph, costs.replace(compute_s=compute_s)
+        assert_equals_oracle(problem, placements, np.float64, 0, serial=False, ranks=ranks)
+
+
+def test_many_placements_of_a_wide_graph(monkeypatch):
+    monkeypatch.undo()  # true sizes
+    monkeypatch.setattr(lockstep, "LANES", (8, 16))  # fewer compile sooner
+    rng = np.random.default_rng(7)
+    width, depth, d = 150, 3, 3
+    n = width * depth
+    senders = np.concatenate([np.arange(n - width), rng.integers(0, width, n - width)])
+    readers = np.concatenate([np.arange(width, n), rng.permutation(np.arange(width, n))])
+    edges = np.unique(np.stack([senders, readers], axis=1), axis=0)
+    graph = make_graph(
+        flops=np.ones(n),
+        tensor_producer=np.arange(n),
+        tensor_bytes=np.ones(n),
+        edge_tensor=edges[:, 0],
+        edge_reader=edges[:, 1],
+    )
+    costs = Costs(
+        compute_s=rng.integers(0, 9, (n, d)) / 4.0,
+        tensor_bytes=rng.integers(0, 9, n) / 4.0,
+        input_bytes=graph.input_bytes,
+        latency_s=np.zeros((d, d)),
+        seconds_per_byte=1.0 - np.eye(d),
+        capacity_bytes=np.full(d, np.inf),
+    )
+    placements = rng.integers(0, d, (70, n))  # more than one chunk of lanes
+    instance = make_instance(graph, costs)
+    results = chex.assert_max_traces(run.__wrapped__, n=1)(instance, placements)
+    for b in [0, 1, 33, 69]:
+        oracle = simulate_oracle(graph, costs, placements[b])
+        np.testing.assert_array_equal(results[1][b, :n], oracle.start_s)
+
+
+def test_other_platforms_get_the_same_schedules():
+    rng = np.random.default_rng(8)
+    graph, costs = random_problem(rng, 64, 3, dyadic=True)
+    placements, ranks = rng.integers(0, 3, (5, 64)), rng.integers(0, 9, (5, 64))
+    instance = make_instance(graph, costs)
+    chex.assert_trees_all_equal(
+        run(instance, placements, ranks), run(instance, placements, ranks, native=False)
+    )
+
+
+def test_queue_order_sorts_by_rank_then_id():
+    rank = jnp.array([[3, 1, 3, 1, 0], [0, 0, 0, 0, 0]])  # the last task never runs
+    expected = [[1, 3, 0, 2, 4], [0, 1, 2, 3, 4]]
+    np.testing.assert_array_equal(queue_order(rank), expected)
+
+
+def test_queues_give_the_first_that_is_due():
+    same = partial(jnp.multiply, jnp.float32(1))
+    put_one = jax.jit(partial(put, hold=same))
+    take_one = jax.jit(partial(take_first, hold=same))
+    ready_s = np.array([5.0, 2.0, 9.0, 2.0, 4.0, 1.0, 3.0, 7.0, 6.0], np.float32)
+    device_at = np.array([0, 0, 0, 0, 0, 1, 0, 0, 0] + 7 * [0], np.float32)
+
+    def taken(free_s):
+        queues = make_queues(1, 2, 9, jnp.dtype("float32"))
+        for position, t in enumerate(ready_s):
+            one = jnp.array([position], jnp.float32)
+            device = jnp.asarray(device_at[position : position + 1])
+            queues = put_one(queues, device, one, jnp.array([t]))
+        found = []
+        for _ in range(9):
+            free = None if free_s is None else jnp.array([free_s], jnp.float32)
+            s, position, queues = take_one(
+                queues, jnp.array([0]), jnp.asarray(device_at), free_s=free
+            )
+            found.append((int(position[0]), float(s[0])))
+        return found[:-1], found[-1][1], float(queues[0][5])
+
+    by_time = sorted((t, p) for p, t in enumerate(ready_s.tolist()) if p != 5)
+    assert taken(None) == ([(p, t) for t, p in by_time], np.inf, 1.0)
+    # Free at 4, the device takes what is ready in the order of positions, then the next ready.
+    order = [1, 3, 4, 6, 0, 8, 7, 2]
+    assert taken(4.0) == ([(p, float(ready_s[p])) for p in order], np.inf, 1.0)
