@@ -126,7 +126,7 @@ def cluster_json(**changes):
     cluster = {
         "format": "doppler_jax.cluster", "version": 1,
         "flops_per_s": [1.0, 1.0], "memory_bytes_per_s": [1.0, None],
-        "memory_bytes": [1.0, 1.0], "launch_s": [0.0, 0.0],
+        "memory_bytes": [1e9, 1e9], "launch_s": [0.0, 0.0],
         "latency_s": [[0.0, 1.0], [1.0, 0.0]], "link_bytes_per_s": [[None, 1.0], [1.0, None]],
     }  # fmt: skip
     return json.dumps(cluster | changes)
@@ -179,7 +179,7 @@ def test_a_broken_checkpoint_is_refused(refuse):
 def test_a_policy_is_for_doppler_alone(refuse):
     save_tiny_checkpoint(pathlib.Path("run"))
     words = ["place", "g.txt", "--policy", "run", "--method", "single"]
-    refuse(words, "method 'single' takes no policy; only 'doppler' does")
+    refuse(words, "method 'single' takes no policy; only 'doppler' and 'doppler+search' do")
 
 
 def test_place_writes_what_it_found(command, capsys):

@@ -5,63 +5,77 @@ chain" do the work of loops over all tasks.
 """
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.types import TaskGraph
 
-MAX_CLOSURE_TASKS = 32768
-"""Above this many tasks the ancestors of all (N^2 / 8 bytes) cost too much; see below."""
+MAX_JOINED_TASKS = 32768
+"""Above this many tasks their ancestors (N^2 / 8 bytes) cost too much: paths stay apart."""
 
 
 def chain_cover(graph: TaskGraph) -> list[list[int]]:
     """Returns chains of tasks, every task in exactly one, earlier tasks first.
 
-    A chain's tasks are ancestors of each other, neighbours or not. Greedy: in topological
-    order, a task goes on the chain whose last task is its latest ancestor, or begins one.
-    The least number of chains is the width of the graph (Dilworth), at the cost of a
-    matching on the transitive closure, which takes minutes where this takes milliseconds; on
-    the published graphs both give the same. Above `MAX_CLOSURE_TASKS` only direct
-    predecessors count as ancestors, and chains are more.
+    The graph is covered by as few paths along edges as can be (matching; Fulkerson 1956), and
+    paths are joined greedily: in topological order of their heads, each goes on the chain
+    whose last task is its head's latest ancestor. The least number of chains is the width
+    of the graph (Dilworth); a matching on the transitive closure finds it, in minutes where
+    this takes milliseconds. On the published graphs both give the same.
     """
     n = graph.num_tasks
+    if n == 0:
+        return []
+    order = topological_order(graph)
     senders, receivers = task_edges(graph)
-    predecessors: list[list[int]] = [[] for _ in range(n)]
-    for u, v in zip(senders.tolist(), receivers.tolist(), strict=True):
-        predecessors[v].append(u)
-    order = topological_order(graph).tolist()
+    paths = _paths(order, senders, receivers)
+    if n > MAX_JOINED_TASKS:
+        return paths
+    ancestors = _ancestors(order, senders, receivers)
     position = np.empty(n, np.int64)
     position[order] = np.arange(n)
-    ancestors = _Ancestors(n, predecessors)
     chains: list[list[int]] = []
-    tails = np.zeros(n, np.int64)  # the last task of each chain, of those begun
-    for v in order:
+    tails = np.zeros(len(paths), np.int64)  # the last task of each chain begun
+    for path in paths:
         begun = tails[: len(chains)]
-        candidates = np.flatnonzero(ancestors.find(v, begun))
+        is_ancestor = (ancestors[path[0]][begun >> 3] >> (begun & 7).astype(np.uint8)) & 1
+        candidates = np.flatnonzero(is_ancestor)
         if candidates.size:
             chain = int(candidates[position[begun[candidates]].argmax()])
-            chains[chain].append(v)
+            chains[chain] += path
         else:
             chain = len(chains)
-            chains.append([v])
-        tails[chain] = v
+            chains.append(path)
+        tails[chain] = path[-1]
     return chains
 
 
-class _Ancestors:
-    """The ancestors of tasks that are asked for in topological order, as rows of bits."""
+def _paths(order: np.ndarray, senders: np.ndarray, receivers: np.ndarray) -> list[list[int]]:
+    """Returns as few paths along edges as cover all tasks, in topological order of heads."""
+    n = len(order)
+    edges = csr_array((np.ones(len(senders), np.int8), (senders, receivers)), shape=(n, n))
+    follower = maximum_bipartite_matching(edges, perm_type="column")
+    has_leader = np.zeros(n, dtype=bool)
+    has_leader[follower[follower >= 0]] = True
+    paths = []
+    for head in order[~has_leader[order]].tolist():
+        path = [head]
+        while follower[path[-1]] >= 0:
+            path.append(int(follower[path[-1]]))
+        paths.append(path)
+    return paths
 
-    def __init__(self, num_tasks: int, predecessors: list[list[int]]) -> None:
-        self.predecessors = predecessors
-        self.rows = None
-        if num_tasks <= MAX_CLOSURE_TASKS:
-            self.rows = np.zeros((num_tasks, -(-num_tasks // 8)), np.uint8)
 
-    def find(self, v: int, tasks: np.ndarray) -> np.ndarray:
-        """Returns which of `tasks` are ancestors of v."""
-        if self.rows is None:
-            return np.isin(tasks, self.predecessors[v])
-        row = self.rows[v]
-        for u in self.predecessors[v]:
-            row |= self.rows[u]
-            row[u >> 3] |= np.uint8(1 << (u & 7))
-        return (row[tasks >> 3] >> (tasks & 7).astype(np.uint8)) & 1 == 1
+def _ancestors(order: np.ndarray, senders: np.ndarray, receivers: np.ndarray) -> np.ndarray:
+    """Returns the ancestors of every task as rows of bits, `[N, N / 8]` uint8."""
+    n = len(order)
+    predecessors: list[list[int]] = [[] for _ in range(n)]
+    for u, v in zip(senders.tolist(), receivers.tolist(), strict=True):
+        predecessors[v].append(u)
+    rows = np.zeros((n, -(-n // 8)), np.uint8)
+    for v in order.tolist():
+        for u in predecessors[v]:
+            rows[v] |= rows[u]
+            rows[v, u >> 3] |= np.uint8(1 << (u & 7))
+    return rows

@@ -27,7 +27,7 @@ def padded_problem(graph, costs, tasks=64, edges=2048):
     """The problem in a bucket of given size; chains and readers are padded to `tasks` too."""
 
     def size(_, smallest):
-        return {16: edges, 2: 16}.get(smallest, tasks)  # of edges, and of reads of inputs
+        return {16: edges, 2: 32}.get(smallest, tasks)  # of edges, and of reads of inputs
 
     with (
         mock.patch.object(instance, "bucket_size", side_effect=size),

@@ -17,7 +17,9 @@ def topological_rank(graph):
 
 @pytest.fixture
 def one_bucket(monkeypatch):
-    monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: 32)
+    monkeypatch.setattr(
+        instance_module, "bucket_size", lambda size, smallest: 512 if smallest == 16 else 32
+    )
 
 
 @pytest.mark.parametrize("count", [1, NUM_FINALISTS, NUM_FINALISTS + 1, 120])

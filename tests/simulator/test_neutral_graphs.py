@@ -29,7 +29,9 @@ def test_nothing_is_simulated_below_the_published_optimum(
 ):
     # One bucket for the tasks of all graphs and one for their widths: a single compilation.
     monkeypatch.setattr(
-        instance_module, "bucket_size", lambda size, smallest: 28 if size <= 28 else 56
+        instance_module,
+        "bucket_size",
+        lambda size, smallest: 512 if smallest == 16 else 28 if size <= 28 else 56,
     )
     rng = np.random.default_rng(num_devices)
     folder = neutral_graphs / "stg50"
