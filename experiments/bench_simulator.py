@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numba
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import doppler_jax as dj
 from doppler_jax import cli
@@ -26,7 +26,7 @@ from doppler_jax.baselines.simple import random_placements
 from doppler_jax.files import write_json_atomic
 from doppler_jax.graphs.instance import make_instance
 from doppler_jax.reports.tables import format_seconds, format_table
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import SHARD_AT, sharded
 from experiments.config import StageSettings, check_settings
 from experiments.problems import choose, use_host_devices
 from experiments.provenance import provenance
@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "simulate_instance, with schedule": {"schedule": True},
     "simulate_instance, serial links": {"links": "serial"},
 }
-"""Options of `simulate_instance` that are rows of the comparison."""
+"""Options of the core that are rows of the comparison."""
 
 NUM_SLOW = 20
 """Placements that stand for a batch where a placement takes milliseconds."""
@@ -134,7 +134,7 @@ def bench(
 def compare(
     graph: dj.TaskGraph, costs: dj.Costs, settings: SimulatorSettings
 ) -> dict[str, Timing]:
-    """Returns the timing of every way to simulate a batch of random placements."""
+    """Returns the timing of every way to simulate random placements."""
     placements = random_placements(costs, np.random.default_rng(0), settings.batch)
     few, batch = placements[:NUM_SLOW], len(placements)
     most = numba.get_num_threads()
@@ -175,14 +175,17 @@ def against_numba(
 def jitted(
     graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, **options: Any
 ) -> Call:
-    """Returns a call of `simulate_instance`, float32, everything already on the device."""
-    instance = jax.device_put(make_instance(graph, costs))
+    """Returns a call of the float32 core on all local devices, everything already on them."""
+    batch, devices = len(placements), jax.local_device_count()
+    shards = devices if batch % devices == 0 and batch >= devices * SHARD_AT else 1
+    run = sharded(shards, **options)
+    instance = make_instance(graph, costs)
     spare = instance.padded_tasks - graph.num_tasks
-    padded = jnp.asarray(np.pad(placements, ((0, 0), (0, spare))), jnp.int32)
-    return Call(
-        len(placements),
-        lambda: jax.block_until_ready(simulate_instance(instance, padded, **options)),
-    )
+    padded = np.pad(placements, ((0, 0), (0, spare))).astype(np.int32)
+    mesh = Mesh(np.array(jax.local_devices()[:shards]), ("batch",))
+    instance = jax.device_put(instance, NamedSharding(mesh, PartitionSpec()))
+    padded = jax.device_put(padded, NamedSharding(mesh, PartitionSpec("batch")))
+    return Call(batch, lambda: jax.block_until_ready(run(instance, padded, None, None)))
 
 
 def slopes(by_size: dict[int, dict[str, Timing]]) -> dict[str, float]:
@@ -270,16 +273,9 @@ def _pairs_table(what: str, pairs: dict[int, dict[str, Timing]]) -> str:
     rows = []
     for size, timings in pairs.items():
         ours, native = timings["simulate_instance"], timings["numba"]
-        rows.append(
-            (
-                f"{size:,}",
-                format_seconds(ours.compile_s, 3),
-                format_seconds(ours.placement_s, 3),
-                f"{1 / ours.placement_s:,.0f}",
-                f"{1 / native.placement_s:,.0f}",
-                f"{ours.times_as_fast_as(native):.3g}",
-            )
-        )
+        rates = [f"{1 / timing.placement_s:,.0f}" for timing in (ours, native)]
+        times = [format_seconds(s, 3) for s in (ours.compile_s, ours.placement_s)]
+        rows.append((f"{size:,}", *times, *rates, f"{ours.times_as_fast_as(native):.3g}"))
     return format_table(columns, rows)
 
 

@@ -1,7 +1,6 @@
-"""Runs of many placements: in chunks, on all cores, compiled as suits the platform."""
+"""Runs of many placements: in chunks, compiled as suits the platform."""
 
 import itertools
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,9 +21,6 @@ FEW_LANES = 8
 
 MAX_LANES = 1 << 16
 """Lanes on other platforms, where a step is a series of kernels over all lanes."""
-
-MAX_PARTS = 4
-"""Kernels that a CPU runs side by side, at most: each is compiled."""
 
 
 def run_batch(
@@ -63,10 +59,8 @@ def _on_cpu(
     rank: chex.Array | None,
 ) -> tuple[chex.Array, ...]:
     lanes = FEW_LANES if len(placements) <= 3 * FEW_LANES else lanes
-    chunks = -(-len(placements) // lanes)
-    parts = max(min(num_cores(), MAX_PARTS, chunks // 2), 1)
     kernel = partial(_one_kernel, partial(run, native=True))
-    return _in_chunks(kernel, shared, placements, rank, lanes=lanes, parts=parts)
+    return _in_chunks(kernel, shared, placements, rank, lanes)
 
 
 def _one_kernel(fn: Run, *arguments: Any) -> tuple[chex.Array, ...]:
@@ -87,14 +81,7 @@ def _elsewhere(
     most = min(MAX_LANES, (1 << 30) // placements.shape[1])
     lanes = max(min(most, len(placements)), 1)
     run = partial(run, native=False)
-    return _in_chunks(run, shared, placements, rank, lanes=lanes, parts=1)
-
-
-def num_cores() -> int:
-    """Returns the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return _in_chunks(run, shared, placements, rank, lanes)
 
 
 def _in_chunks(
@@ -102,22 +89,15 @@ def _in_chunks(
     shared: chex.ArrayTree,
     placements: chex.Array,
     rank: chex.Array | None,
-    *,
     lanes: int,
-    parts: int,
 ) -> tuple[chex.Array, ...]:
-    """Runs chunks of lanes one after another, in `parts` series that may run side by side."""
+    """Runs chunks of lanes one after another."""
     batch = len(placements)
-    spare = -batch % (lanes * parts)
 
     def cut(array: chex.Array) -> chex.Array:
-        padded = jnp.pad(array, ((0, spare), (0, 0)))
-        return padded.reshape(parts, -1, lanes, array.shape[1])
+        padded = jnp.pad(array, ((0, -batch % lanes), (0, 0)))
+        return padded.reshape(-1, lanes, array.shape[1])
 
     columns = jax.tree.map(cut, (placements, rank))
-    series = [
-        jax.lax.map(lambda c: run(shared, *c), jax.tree.map(lambda a, p=part: a[p], columns))
-        for part in range(parts)
-    ]
-    joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *series)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:batch], joined)
+    out = jax.lax.map(lambda chunk: run(shared, *chunk), columns)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:batch], out)

@@ -1,8 +1,7 @@
 """The vectorised simulator: many placements of one graph at once, jit-compiled.
 
-The formulations are modules of their own (`chain_slots.py` and its neighbours). Here are
-the doors: `simulate` for users, in float64 and on all devices, and `simulate_instance`, the
-pure core for use inside other jits.
+`simulate` is for users, in float64 and on all devices; `simulate_instance` is the pure core
+for use inside other jits. The formulations are modules of their own (docs/simulator.md).
 """
 
 import dataclasses
@@ -201,7 +200,7 @@ def _on_all_devices(
             transfer=np.pad(factors.transfer, ((0, 0), tensors, (0, 0))),
         )
     per_draw = ranks is not None and ranks.ndim == 3
-    run = _sharded(shards, links, schedule, per_draw, factors is not None)
+    run = sharded(shards, links, schedule, per_draw, factors is not None)
     result = run(instance, placements, ranks, factors)
     if factors is None:
         return jax.tree.map(lambda a: np.asarray(a)[:batch], result)
@@ -209,10 +208,18 @@ def _on_all_devices(
 
 
 @cache
-def _sharded(
-    shards: int, links: str, schedule: bool, ranks_per_draw: bool, has_draws: bool
+def sharded(
+    shards: int,
+    links: str = "parallel",
+    schedule: bool = False,
+    ranks_per_draw: bool = False,
+    has_draws: bool = False,
 ) -> Callable[..., SimulationResult]:
-    """Returns the jitted simulator of batches cut into shards, one per local device."""
+    """Returns `simulate_instance`, jitted for batches cut over so many local devices.
+
+    It takes instance, placements, priority or None, and factors or None; the batch must be a
+    multiple of `shards`. On CPUs give every core a device (`jax_num_cpu_devices`).
+    """
     run = partial(simulate_instance, links=links, schedule=schedule)
     if shards == 1:
         return run

@@ -178,10 +178,8 @@ def test_one_two_and_four_devices_give_the_same(noisy, schedule, monkeypatch):
     priority = np.random.default_rng(3).random((67, 24))
     monkeypatch.setattr(simulate_module, "SHARD_AT", 16)
     used = []
-    sharded = simulate_module._sharded
-    monkeypatch.setattr(
-        simulate_module, "_sharded", lambda *a: used.append(a[0]) or sharded(*a)
-    )
+    sharded = simulate_module.sharded
+    monkeypatch.setattr(simulate_module, "sharded", lambda *a: used.append(a[0]) or sharded(*a))
     run = partial(
         simulate,
         graph,

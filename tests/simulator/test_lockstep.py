@@ -35,13 +35,9 @@ def test_other_platforms_run_the_same(case, serial):
     jax.tree.map(np.testing.assert_array_equal, on_cpu, elsewhere)
 
 
-@pytest.mark.parametrize(
-    ("batch", "cores", "lanes", "parts"),
-    [(1, 1, 8, 1), (24, 8, 8, 1), (25, 1, 64, 1), (70, 8, 64, 1), (300, 2, 64, 2)],
-)
-def test_batches_are_cut_as_suits_their_size(case, monkeypatch, batch, cores, lanes, parts):
+@pytest.mark.parametrize(("batch", "lanes"), [(1, 8), (24, 8), (25, 64), (70, 64), (300, 64)])
+def test_batches_are_cut_as_suits_their_size(case, batch, lanes):
     _, placements, _ = case
-    monkeypatch.setattr(lockstep, "num_cores", lambda: cores)
     seen = []
 
     def run(shared, placement, rank, *, native):
@@ -51,12 +47,10 @@ def test_batches_are_cut_as_suits_their_size(case, monkeypatch, batch, cores, la
 
     batch_placements = np.resize(placements, (batch, placements.shape[1]))
     arguments = (jnp.int32(3), batch_placements, None)
-    lowered = jax.jit(partial(lockstep.run_batch, run)).lower(*arguments)
-    total, shifted = lowered.compile()(*arguments)
+    total, shifted = jax.jit(partial(lockstep.run_batch, run))(*arguments)
     np.testing.assert_array_equal(total, batch_placements.sum(1))
     np.testing.assert_array_equal(shifted, batch_placements[:, 1:] + 3)
     assert set(seen) == {lanes}
-    assert lowered.as_text().count("xla_cpu_small_call") == parts
 
 
 def test_the_whole_run_is_one_kernel_on_the_cpu(case):
