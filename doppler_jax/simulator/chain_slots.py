@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.graphs.instance import Instance
+from doppler_jax.simulator.arrivals import arrive
 from doppler_jax.simulator.lanes import at, column, larger, largest, least, pick, write
-from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs, send
+from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs
 from doppler_jax.types import pytree
 
 
@@ -210,7 +211,17 @@ def _release_reader(
     where = tables.base + reader.astype(jnp.int32)
     there = hold(at(tables.placement, where))
 
-    arrival_s, state = _arrival(tables, state, started, edge, there, native)
+    arrival_s, links = arrive(
+        instance,
+        tables.transfer_factor,
+        state.links,
+        edge=edge,
+        source=started.device,
+        destination=there.astype(jnp.int32),
+        request_s=started.finish_s,
+        native=native,
+    )
+    arrival_s = arrival_s if links is None else hold(arrival_s)
     pair = 2 * where
     ready_s = hold(larger(at(state.inputs, pair), arrival_s))
     missing = hold(at(state.inputs, pair + 1) - 1)
@@ -228,40 +239,8 @@ def _release_reader(
         slot_key=jnp.where(entered, key[None], state.slot_key),
         slot_code=jnp.where(entered, code[None], state.slot_code),
         inputs=inputs,
+        links=links,
     )
-
-
-def _arrival(
-    tables: _Tables,
-    state: _State,
-    started: _Started,
-    edge: chex.Array,
-    there: chex.Array,
-    native: bool,
-) -> tuple[chex.Array, _State]:
-    """Returns when `[L]` the edges' tensors reach the readers' devices `[L]`."""
-    instance, hold = tables.instance, tables.hold
-    device = there.astype(jnp.int32)
-    link = started.device * instance.num_devices + device
-    move_s = at(instance.latency_s.reshape(-1), link) + at(instance.edge_bytes, edge) * at(
-        instance.seconds_per_byte.reshape(-1), link
-    )
-    if tables.transfer_factor is not None:
-        tensor = at(instance.edge_tensor, edge)
-        move_s *= at(tables.transfer_factor, tensor * instance.num_devices + device)
-    if state.links is None:
-        return started.finish_s + move_s, state
-    arrival_s, links = send(
-        state.links,
-        source=started.device,
-        destination=device,
-        request_s=started.finish_s,
-        move_s=move_s,
-        opens=at(instance.edge_opens, edge),
-        real=edge < instance.edge_reader.shape[0] - 1,
-        native=native,
-    )
-    return hold(arrival_s), dataclasses.replace(state, links=links)
 
 
 def _device_slots(num_devices: int) -> int:

@@ -296,4 +296,5 @@ def _with_noise(instance: Instance, draw: Factors | None) -> tuple[Instance, che
     spare = instance.padded_tasks + 1 - draw.compute.shape[0]
     factor = jnp.pad(draw.compute.astype(dtype), (0, spare))
     noisy = dataclasses.replace(instance, compute_s=instance.compute_s * factor[:, None])
-    return noisy, draw.transfer.astype(dtype)
+    # One row more: a graph may have no tensors, and tables must not be empty.
+    return noisy, jnp.pad(draw.transfer.astype(dtype), ((0, 1), (0, 0)))

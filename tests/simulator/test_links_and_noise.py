@@ -157,6 +157,14 @@ def test_draws_equal_the_oracle_and_do_not_depend_on_the_batch(noisy):
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), result.makespan_s)
 
 
+def test_noise_without_any_tensor():
+    graph, costs = from_edge_delays([1.0, 2.0], [], num_devices=2)
+    factors = draw_factors(jax.random.key(0), graph, 2, 3, 0.5, 0.5)
+    result = simulate(graph, costs, [0, 0], factors=factors)
+    expected = np.asarray(factors.compute, np.float64) @ [1.0, 2.0]
+    np.testing.assert_allclose(result.makespan_s[:, 0], expected, rtol=1e-12)
+
+
 def test_random_queue_takes_a_permutation_per_draw(noisy):
     graph, costs, placements, factors = noisy
     ranks = np.asarray(random_ranks(jax.random.key(1), 6, 24))
