@@ -72,6 +72,8 @@ def solve(
     solver.parameters.max_time_in_seconds = budget_s
     solver.parameters.num_workers = search.workers
     solver.parameters.random_seed = search.seed
+    # CP-SAT would take Ctrl-C from Python, and leave the process without a handler.
+    solver.parameters.catch_sigint_signal = False
     status = solver.solve(model.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         bound = np.inf if status == cp_model.INFEASIBLE else solver.best_objective_bound

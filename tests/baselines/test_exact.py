@@ -1,6 +1,7 @@
 """`exact`: its schedules are legal, its optima are right, and its bounds are bounds."""
 
 import itertools
+import subprocess
 import sys
 
 import numpy as np
@@ -274,3 +275,19 @@ def test_a_network_with_memory_limits(neutral_graphs):
     assert result.proven
     assert result.makespan_s == pytest.approx(0.1002185)
     assert result.bound_s == pytest.approx(result.makespan_s, rel=1e-5)
+
+
+def test_ctrl_c_is_left_to_python():
+    pytest.importorskip("ortools")
+    code = """
+import signal
+from doppler_jax.baselines.exact import exact
+from doppler_jax.costs.build import from_edge_delays
+exact(*from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2), budget_s=5.0)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("python's")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "python's\n", (done.returncode, done.stderr)
