@@ -10,7 +10,6 @@ import pytest
 from doppler_jax.graphs import instance as instance_module
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.instance import make_instance
-from doppler_jax.simulator import lockstep
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.queue_trees import make_queues, put, queue_order, take_first
@@ -144,7 +143,6 @@ def test_tasks_that_cannot_run_never_finish(queue):
 
 def test_many_placements_of_a_wide_graph(monkeypatch):
     monkeypatch.undo()  # true sizes
-    monkeypatch.setattr(lockstep, "LANES", (8, 16))  # fewer compile sooner
     rng = np.random.default_rng(7)
     width, depth, d = 150, 3, 3
     n = width * depth
