@@ -10,7 +10,6 @@ import dataclasses
 import multiprocessing
 import os
 import pathlib
-import resource
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.simulator.simulate import SHARD_AT, sharded
 from experiments.config import StageSettings, check_settings
 from experiments.problems import choose, use_host_devices
+from experiments.process_memory import peak_bytes
 from experiments.provenance import provenance
 from experiments.yardsticks import numba_model, simpy_model
 from experiments.yardsticks.layered import WIDTH, layered_problem
@@ -208,20 +208,11 @@ def _measure_memory(graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> dict[st
     use_host_devices(os.cpu_count() or 1)
     shape = (batch, graph.num_tasks)
     placements = np.random.default_rng(0).integers(0, costs.num_devices, shape, np.int32)
-    peaks = {"before": _peak_bytes()}
+    peaks = {"before": peak_bytes()}
     for what, schedule in (("makespans", False), ("schedules", True)):
         dj.simulate(graph, costs, placements, schedule=schedule)
-        peaks[what] = _peak_bytes()
+        peaks[what] = peak_bytes()
     return peaks
-
-
-def _peak_bytes() -> float:
-    status = pathlib.Path("/proc/self/status")
-    if not status.exists():  # macOS, where it is in bytes
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    # On Linux the ru_maxrss of a new process starts at what its parent held.
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return 1024.0 * int(fields["VmHWM"].split()[0])
 
 
 def _numba(threads: int) -> str:

@@ -6,14 +6,13 @@ runs/tracing.md. Shapes alone are looked at: no array of that size is allocated.
 
 import dataclasses
 import pathlib
-import resource
-import sys
 import time
 
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.reports.tables import format_table, print_table
+from experiments.process_memory import peak_bytes
 from experiments.provenance import provenance
 
 
@@ -89,12 +88,6 @@ def measure(name: str, settings: TracingSettings) -> Figure:
         partition_s=done - traced,
         peak_bytes=peak_bytes(),
     )
-
-
-def peak_bytes() -> float:
-    """Returns the largest resident memory that this process has had."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":
