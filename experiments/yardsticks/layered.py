@@ -5,20 +5,22 @@ import numpy as np
 import doppler_jax as dj
 
 WIDTH = 16
-"""Tasks of a layer, and of any set of tasks none of which waits for another."""
+"""Tasks of a layer unless said otherwise."""
 
 
-def layered_problem(num_tasks: int, num_devices: int) -> tuple[dj.TaskGraph, dj.Costs]:
-    """Returns a graph of layers of `WIDTH` tasks, on equal devices.
+def layered_problem(
+    num_tasks: int, num_devices: int, width: int = WIDTH
+) -> tuple[dj.TaskGraph, dj.Costs]:
+    """Returns a graph of layers of `width` tasks, on equal devices.
 
     A task reads its counterpart in the layer above and up to two others there, so that
-    `WIDTH` chains hold all tasks. Run times and delays are lognormal, of equal means.
+    `width` chains hold all tasks. Run times and delays are lognormal, of equal means.
     """
     rng = np.random.default_rng(num_tasks)
     edges = []
-    for v in range(WIDTH, num_tasks):
-        above = v - v % WIDTH - WIDTH
-        others = above + rng.choice(WIDTH, int(rng.integers(0, 3)), replace=False)
-        for u in sorted({v - WIDTH, *others.tolist()}):
+    for v in range(width, num_tasks):
+        above = v - v % width - width
+        others = above + rng.choice(width, int(rng.integers(0, 3)), replace=False)
+        for u in sorted({v - width, *others.tolist()}):
             edges.append((u, v, float(rng.lognormal())))
     return dj.from_edge_delays(rng.lognormal(size=num_tasks), edges, num_devices)
