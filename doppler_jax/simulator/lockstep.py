@@ -59,6 +59,8 @@ def _on_cpu(
     rank: chex.Array | None,
 ) -> tuple[chex.Array, ...]:
     lanes = FEW_LANES if len(placements) <= 3 * FEW_LANES else lanes
+    # Constants that a caller's jit closes over would be sunk into the kernel: XLA aborts.
+    shared, placements, rank = jax.lax.optimization_barrier((shared, placements, rank))
     kernel = partial(_one_kernel, partial(run, native=True))
     return _in_chunks(kernel, shared, placements, rank, lanes)
 

@@ -73,3 +73,16 @@ def test_loops_of_unknown_length_compile(case):
 
     once = simulate_instance(instance, placements[:, :-1]).makespan_s
     np.testing.assert_array_equal(repeatedly(instance, placements[:, :-1], 2), once + once)
+
+
+@pytest.mark.parametrize("num_tasks", [20, 300])  # for slots, for queues
+def test_a_jit_may_close_over_everything(num_tasks):
+    # XLA aborted the process when a kernel of queues got constants beside other operands.
+    graph, costs = random_problem(np.random.default_rng(0), num_tasks, 2)
+    instance = make_instance(graph, costs)
+    placements = jnp.zeros((70, num_tasks), jnp.int32)
+    expected = simulate_instance(instance, placements).makespan_s
+    closed = jax.jit(lambda: simulate_instance(instance, placements).makespan_s)
+    half = jax.jit(lambda p: simulate_instance(instance, p).makespan_s)
+    np.testing.assert_array_equal(closed(), expected)
+    np.testing.assert_array_equal(half(placements), expected)
