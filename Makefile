@@ -6,6 +6,8 @@ CLUSTER = p100x4
 GRAPH =
 ARGS =
 PYTEST_ARGS =
+# By file, since the tests of a file share what they compiled. -n 0 in PYTEST_ARGS undoes it.
+PYTEST := pytest -n auto --maxprocesses 4 --dist loadfile
 # An environment set up with CUDA once stays so when it is refreshed.
 CUDA = $(if $(wildcard .venv/.installed-cuda),1)
 
@@ -64,10 +66,10 @@ bench: $(INSTALLED)
 	$(RUN) experiments.bench $(ARGS)
 
 test: $(INSTALLED)
-	$(RUN) pytest $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED)
-	$(RUN) pytest -m slow $(PYTEST_ARGS)
+	$(RUN) $(PYTEST) -m slow $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(RUN) ruff check .
