@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from doppler_jax.baselines.listing import ListSchedule, priority_order
+from doppler_jax.baselines.listing import ListSchedule
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.levels import b_level, b_path, t_level
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
@@ -32,7 +33,7 @@ def cpop_schedule(graph: TaskGraph, costs: Costs) -> Schedule:
     path_device = _path_device(plan.compute_s[path])
     is_critical = np.zeros(graph.num_tasks, bool)
     is_critical[path] = True
-    for v in priority_order(graph, levels_s + t_level(graph, costs)).tolist():
+    for v in topological_order(graph, -(levels_s + t_level(graph, costs))).tolist():
         start_s = plan.earliest_start_s(v)
         if is_critical[v] and np.isfinite(start_s[path_device]):
             device = path_device

@@ -5,11 +5,9 @@ earliest, after the tasks already there. Ties go to the smaller task and device 
 teacher (`policies.rollout.teach`) breaks them at random.
 """
 
-from heapq import heapify, heappop, heappush
-
 import numpy as np
 
-from doppler_jax.graphs.build import task_edges
+from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.graphs.instance import input_ready_s
 from doppler_jax.graphs.levels import b_level
 from doppler_jax.types import Costs, TaskGraph
@@ -23,18 +21,11 @@ def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
     n, d = graph.num_tasks, costs.num_devices
     senders, receivers = task_edges(graph)
     incoming: list[list[int]] = [[] for _ in range(n)]
-    outgoing: list[list[int]] = [[] for _ in range(n)]
-    for edge, (u, v) in enumerate(zip(senders.tolist(), receivers.tolist(), strict=True)):
+    for edge, v in enumerate(receivers.tolist()):
         incoming[v].append(edge)
-        outgoing[u].append(edge)
-    level_s = b_level(graph, costs)
     arrival_s = input_ready_s(graph, costs)
-    missing = np.bincount(receivers, minlength=n)
-    frontier = [(-level_s[v], v) for v in np.flatnonzero(missing == 0).tolist()]
-    heapify(frontier)
     placement, free_s, finish_s = np.zeros(n, np.int64), np.zeros(d), np.zeros(n)
-    while frontier:
-        _, v = heappop(frontier)
+    for v in topological_order(graph, -b_level(graph, costs)).tolist():
         for edge in incoming[v]:
             source = placement[senders[edge]]
             num_bytes = costs.tensor_bytes[graph.edge_tensor[edge]]
@@ -44,9 +35,4 @@ def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
         est_s[np.isinf(costs.compute_s[v])] = np.inf
         placement[v] = here = int(np.argmin(est_s))
         free_s[here] = finish_s[v] = est_s[here] + costs.compute_s[v, here]
-        for edge in outgoing[v]:
-            reader = int(receivers[edge])
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heappush(frontier, (-level_s[reader], reader))
     return placement

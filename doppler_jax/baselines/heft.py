@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from doppler_jax.baselines.listing import ListSchedule, priority_order
+from doppler_jax.baselines.listing import ListSchedule
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.levels import b_level
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
@@ -25,7 +26,7 @@ def heft_schedule(graph: TaskGraph, costs: Costs) -> Schedule:
     random; here they go to the smaller task id, of equal finishes to the smaller device.
     """
     plan = ListSchedule(graph, costs)
-    for v in priority_order(graph, b_level(graph, costs)).tolist():
+    for v in topological_order(graph, -b_level(graph, costs)).tolist():
         start_s = plan.earliest_start_s(v)
         device = int(np.argmin(start_s + plan.compute_s[v]))
         plan.put(v, device, float(start_s[device]))

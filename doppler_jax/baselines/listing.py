@@ -1,38 +1,16 @@
-"""What list schedulers share: an order of the tasks, and a schedule that grows task by task.
+"""What list schedulers share: a schedule that grows task by task.
 
 Links are `parallel`, as in the simulator: a tensor leaves for every device that reads it
 when its producer finishes, once per device, and arrives after its transfer time.
 """
 
 from bisect import bisect_right, insort
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.instance import input_ready_s
 from doppler_jax.types import Costs, Schedule, TaskGraph
-
-
-def priority_order(graph: TaskGraph, priority: np.ndarray) -> np.ndarray:
-    """Returns the tasks `[N]`, always the one of largest `priority` `[N]` in the frontier.
-
-    Ties go to the smaller id.
-    """
-    readers = list_readers(graph)
-    missing = np.bincount(graph.edge_reader, minlength=graph.num_tasks).tolist()
-    key = (-priority).tolist()
-    frontier = [(key[v], v) for v in range(graph.num_tasks) if missing[v] == 0]
-    heapify(frontier)
-    order = []
-    while frontier:
-        _, u = heappop(frontier)
-        order.append(u)
-        for v in readers[u]:
-            missing[v] -= 1
-            if missing[v] == 0:
-                heappush(frontier, (key[v], v))
-    return np.array(order, dtype=np.int64)
 
 
 def list_readers(graph: TaskGraph) -> list[list[int]]:

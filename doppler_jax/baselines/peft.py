@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from doppler_jax.baselines.listing import ListSchedule, priority_order
+from doppler_jax.baselines.listing import ListSchedule
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.graphs.levels import mean_transfer_s
 from doppler_jax.types import Costs, Schedule, TaskGraph
@@ -27,7 +27,7 @@ def peft_schedule(graph: TaskGraph, costs: Costs) -> Schedule:
     table_s = optimistic_costs(graph, costs)
     can_run = np.isfinite(plan.compute_s)
     rank_s = np.where(can_run, table_s, 0.0).sum(axis=1) / np.maximum(can_run.sum(axis=1), 1)
-    for v in priority_order(graph, rank_s).tolist():
+    for v in topological_order(graph, -rank_s).tolist():
         start_s = plan.earliest_start_s(v)
         device = int(np.argmin(start_s + plan.compute_s[v] + table_s[v]))
         plan.put(v, device, float(start_s[device]))

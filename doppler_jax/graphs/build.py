@@ -66,27 +66,35 @@ def check_graph(graph: TaskGraph) -> None:
     topological_order(graph)
 
 
-def topological_order(graph: TaskGraph) -> np.ndarray:
-    """Returns the tasks `[N]` in a topological order, smallest id first among the free ones.
+def topological_order(graph: TaskGraph, rank: ArrayLike | None = None) -> np.ndarray:
+    """Returns the tasks `[N]` in a topological order.
+
+    Of the tasks whose predecessors are all listed, the one of smallest rank comes next, and
+    of those the one of smallest id.
+
+    Args:
+      graph: the task graph, N tasks.
+      rank: `[N]`; by default all are equal.
 
     Raises:
       ValueError: the tasks form a cycle; the message shows one.
     """
+    ranks = [0] * graph.num_tasks if rank is None else np.asarray(rank).tolist()
     senders, receivers = task_edges(graph)
     successors: list[list[int]] = [[] for _ in range(graph.num_tasks)]
     missing = np.bincount(receivers, minlength=graph.num_tasks)
     for u, v in zip(senders.tolist(), receivers.tolist(), strict=True):
         successors[u].append(v)
-    free = np.flatnonzero(missing == 0).tolist()
+    free = [(ranks[v], v) for v in np.flatnonzero(missing == 0).tolist()]
     heapify(free)
     order = []
     while free:
-        u = heappop(free)
+        _, u = heappop(free)
         order.append(u)
         for v in successors[u]:
             missing[v] -= 1
             if missing[v] == 0:
-                heappush(free, v)
+                heappush(free, (ranks[v], v))
     if len(order) < graph.num_tasks:
         raise ValueError(f"tasks form a cycle: {_find_cycle(successors, missing)}")
     return np.array(order, dtype=np.int64)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.baselines.heft import heft_schedule
-from doppler_jax.baselines.listing import ListSchedule, priority_order
+from doppler_jax.baselines.listing import ListSchedule
 from doppler_jax.graphs.levels import b_level
 from tests.baselines.listing_cases import (
     ARABNEJAD,
@@ -63,14 +63,3 @@ def test_gaps():
     assert plan.earliest_start_s(3).tolist() == [0.0]
     plan.put(3, 0, 4.5)  # splits the gap from 4 to 5
     assert plan.earliest_start_s(1).tolist() == [6.0]
-
-
-def test_order_by_priority_keeps_producers_first():
-    graph, _ = with_compute([(3, 0, 0.0), (2, 1, 0.0)], np.ones((5, 1)))
-    assert priority_order(graph, np.array([9.0, 1.0, 1.0, 1.0, 1.0])).tolist() == [
-        2,
-        1,
-        3,
-        0,
-        4,
-    ]

@@ -66,6 +66,25 @@ def test_order_takes_the_smallest_free_id_first():
 
 
 @pytest.mark.parametrize(
+    ("rank", "order"),
+    [
+        ([-9.0, -1.0, -1.0, -1.0, -1.0], [2, 3, 1, 4, 0]),  # 0 is first, but waits for 4
+        ([0, 0, 0, 0, -1], [4, 0, 2, 3, 1]),
+        ([0, -np.inf, 1, 5, np.inf], [2, 3, 1, 4, 0]),
+    ],
+)
+def test_order_takes_the_smallest_rank_of_the_free_tasks(rank, order):
+    graph = make_graph(
+        flops=np.ones(5),
+        tensor_producer=[4, 3],
+        tensor_bytes=[1, 1],
+        edge_tensor=[0, 1],
+        edge_reader=[0, 1],
+    )
+    assert topological_order(graph, rank).tolist() == order
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"flops": [1, 2, -3, 4]}, r"flops\[2\] is -3.0"),
