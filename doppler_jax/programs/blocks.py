@@ -71,6 +71,12 @@ def num_bytes(aval: jax.ShapeDtypeStruct) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
+def block_bytes(block: InputBlock, aval: jax.ShapeDtypeStruct) -> int:
+    """Returns the size of a block of an array."""
+    shape = tuple(b - a for a, b in zip(block.start, block.limit, strict=True))
+    return num_bytes(jax.ShapeDtypeStruct(shape, aval.dtype))
+
+
 def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
     """Returns block `[start, limit)` of `value`; `value` itself if that is all of it."""
     if block.limit == value.shape and not any(block.start):

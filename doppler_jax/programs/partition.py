@@ -30,8 +30,9 @@ def partition(
 ) -> ShardedProgram:
     """Returns the program cut into tasks, its tensors into up to `num_shards` blocks.
 
-    Arguments and constants are resident graph inputs: each reader gets the block that it
-    needs, without a task.
+    Blocks of arguments and constants are graph inputs: each reader gets the one that it
+    needs, without a task. Those of arguments that are not resident are at home on device 0;
+    the planner counts their transfers only where it compares whole graphs.
 
     Args:
       program: what `trace` made.

@@ -56,6 +56,7 @@ class Program:
 
     equations: tuple[Equation, ...]  # in an order in which they can run
     args: tuple[Value, ...]  # per flat argument
+    is_resident: tuple[bool, ...]  # per flat argument, whether it lies where it is read
     consts: tuple[Value, ...]
     const_arrays: tuple[chex.Array, ...]  # per constant
     outputs: tuple[Value, ...]  # per flat output; may be an argument or a constant

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.blocks import num_bytes
+from doppler_jax.programs.blocks import block_bytes, num_bytes
 from doppler_jax.programs.grids import Counts, Grid, Index, block_shape, grid_of, indices
 from doppler_jax.programs.kernels import GroupBlocks, KernelCache
 from doppler_jax.programs.labelling import Labels, Shape
 from doppler_jax.programs.program import Group, Literal, Program, Step, Value
 from doppler_jax.types import (
+    RESIDENT,
     InputBlock,
     InputRef,
     Kernel,
@@ -119,10 +120,11 @@ class TaskMaker:
     def __init__(self, program: Program, kernels: KernelCache) -> None:
         self.tasks: list[Task] = []
         self.inputs: list[InputBlock] = []
-        self._input_bytes: list[int] = []
         self._num_tensors = 0
         self._kernels = kernels
-        self._source = {v: i for i, v in enumerate((*program.args, *program.consts))}
+        self._arrays = (*program.args, *program.consts)
+        self._source = {value: i for i, value in enumerate(self._arrays)}
+        self._is_resident = program.is_resident + (True,) * len(program.consts)
         self._stored: dict[Value, _Stored] = {}
         self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
 
@@ -202,7 +204,8 @@ class TaskMaker:
             ],
             edge_tensor=[x for x, _ in edges],
             edge_reader=[v for _, v in edges],
-            input_bytes=self._input_bytes,
+            input_bytes=[block_bytes(b, self._arrays[b.source].aval) for b in self.inputs],
+            input_home=[RESIDENT if self._is_resident[b.source] else 0 for b in self.inputs],
             input_edge_input=[i for i, _ in input_edges],
             input_edge_reader=[v for _, v in input_edges],
         )
@@ -228,9 +231,6 @@ class TaskMaker:
             if value in self._source:
                 self._blocks[key] = InputRef(len(self.inputs))
                 self.inputs.append(InputBlock(self._source[value], start, limit))
-                shape = tuple(b - a for a, b in zip(start, limit, strict=True))
-                aval = jax.ShapeDtypeStruct(shape, value.aval.dtype)
-                self._input_bytes.append(num_bytes(aval))
             else:
                 self._blocks[key] = self._form(value, start, limit)
         return self._blocks[key]

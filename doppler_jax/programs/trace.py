@@ -13,6 +13,7 @@ from jax.extend.core import Literal as JaxprLiteral
 
 from doppler_jax.programs.blocks import leaf_aval
 from doppler_jax.programs.program import Atom, Equation, Literal, Program, Value
+from doppler_jax.programs.resident import Resident, resident_leaves
 from doppler_jax.programs.rules import ELEMENTWISE
 from doppler_jax.programs.sources import (
     Place,
@@ -52,7 +53,11 @@ _IDENTITIES = frozenset(
 
 
 def trace(
-    fn: Callable[..., Any], *args: Any, unroll_scans: bool = False, **kwargs: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    unroll_scans: bool = False,
+    resident: Resident = None,
+    **kwargs: Any,
 ) -> Program:
     """Returns the tensor program of `fn` at the shapes and dtypes of the arguments.
 
@@ -63,16 +68,23 @@ def trace(
       *args: pytrees of arrays or of `jax.ShapeDtypeStruct`s; only shapes and dtypes
         are looked at.
       unroll_scans: whether each iteration of a `lax.scan` becomes equations of its own;
-        otherwise the loop is one equation, as `while` and `cond` always are. It is not
-        handed to `fn`.
-      **kwargs: likewise arrays.
+        otherwise the loop is one equation, as `while` and `cond` always are.
+      resident: which arguments, such as weights, lie on the devices that read them before
+        a call. The others arrive on the first device with each call and are moved from
+        there, which costs time. An entry is a position (`0`), the name of a parameter or
+        keyword argument (`"params"`), or a path within one as errors write it
+        (`"args[0]['w']"`, which stands for all below it); several come as a sequence, of
+        which none is `()`. None: all arguments are resident. Constants always are.
+      **kwargs: likewise arrays. `unroll_scans` and `resident` are not handed to `fn`.
 
     Raises:
-      ValueError: an argument is not an array, a shape depends on values, or there is a
-        side effect; the message names the argument, or the user's source line.
+      ValueError: an argument is not an array, `resident` names none, a shape depends on
+        values, or there is a side effect; the message names the argument, or the user's
+        source line.
     """
     leaves, in_tree = jax.tree.flatten_with_path((args, kwargs))
     avals = [leaf_aval(path, leaf) for path, leaf in leaves]
+    is_resident = resident_leaves(fn, [path for path, _ in leaves], resident)
     shape_args, shape_kwargs = jax.tree.unflatten(in_tree, avals)
     closed, out_shapes = make_jaxpr(fn, *shape_args, **shape_kwargs)
 
@@ -85,6 +97,7 @@ def trace(
     return Program(
         equations=equations,
         args=tuple(arg_values),
+        is_resident=is_resident,
         consts=tuple(value for value, _ in consts),
         const_arrays=tuple(array for _, array in consts),
         outputs=output_values,

@@ -57,7 +57,7 @@ def test_arguments_are_as_declared_and_results_of_order_one(name):
 
 
 @pytest.mark.parametrize("name", list_workloads())
-@pytest.mark.parametrize(("preset", "num_shards"), [("small", 4), ("paper", 8)])
+@pytest.mark.parametrize(("preset", "num_shards"), [("small", 4), ("medium", 2), ("paper", 8)])
 def test_presets_are_cut_from_shapes_alone(name, preset, num_shards):
     # A few layers show as much as all of them.
     fewer = {"llama": {"num_layers": 2}, "random_layered": {"num_tasks": 40}}
@@ -171,7 +171,11 @@ def test_random_layered_repeats_by_seed():
     ("args", "sizes", "message"),
     [
         (("chainm",), {}, r"unknown workload 'chainm'; known: \['chainmm', 'ffnn'"),
-        (("ffnn", "huge"), {}, r"unknown preset 'huge' of ffnn; known: \['paper', 'small'\]"),
+        (
+            ("ffnn", "huge"),
+            {},
+            r"unknown preset 'huge' of ffnn; known: \['medium', 'paper', 'small'\]",
+        ),
         (("chainmm",), {"m": 4}, r"unknown size 'm' of chainmm; known: \['n'\]"),
         (("chainmm",), {"n": 0}, r"size n of chainmm is 0; expected an integer >= 1"),
         (("chainmm",), {"n": 2.5}, r"size n of chainmm is 2.5"),

@@ -4,7 +4,7 @@ import jax
 
 from doppler_jax.programs.workloads.workload import Definition, normal, weight
 
-PRESETS = {"small": {"n": 512}, "paper": {"n": 10_000}}
+PRESETS = {"small": {"n": 512}, "medium": {"n": 1024}, "paper": {"n": 10_000}}
 
 
 def chainmm(n: int) -> Definition:

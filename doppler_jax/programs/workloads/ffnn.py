@@ -13,6 +13,7 @@ from doppler_jax.programs.workloads.workload import Definition, integers, normal
 
 PRESETS = {
     "small": {"batch": 256, "features": 512, "hidden": 1024, "classes": 128},
+    "medium": {"batch": 512, "features": 1024, "hidden": 4096, "classes": 512},
     "paper": {"batch": 2**15, "features": 2**5, "hidden": 2**16, "classes": 2**5},
 }
 

@@ -17,15 +17,18 @@ Rotary = tuple[jax.Array, jax.Array]
 """Cosines and sines `[1, sequence, 1, head / 2]` of the rotary embedding."""
 
 _SMALL = {"batch": 1, "sequence": 128, "width": 256, "hidden": 512, "heads": 4}
+_MEDIUM = {"batch": 1, "sequence": 512, "width": 1024, "hidden": 2816, "heads": 8}
 _PAPER = {"batch": 1, "sequence": 4096, "width": 4096, "hidden": 11_008, "heads": 32}
 
-BLOCK_PRESETS = {"small": _SMALL, "paper": _PAPER}
+BLOCK_PRESETS = {"small": _SMALL, "medium": _MEDIUM, "paper": _PAPER}
 LAYER_PRESETS = {
     "small": {**_SMALL, "vocabulary": 512},
+    "medium": {**_MEDIUM, "vocabulary": 4096},
     "paper": {**_PAPER, "vocabulary": 32_000},
 }
 MODEL_PRESETS = {
     "small": {**LAYER_PRESETS["small"], "num_layers": 2},
+    "medium": {**LAYER_PRESETS["medium"], "num_layers": 2},
     "paper": {**LAYER_PRESETS["paper"], "num_layers": 32},
 }
 """The sizes of LLaMA-7B at the sequence length of the published task graphs."""

@@ -10,6 +10,7 @@ from doppler_jax.programs.workloads.workload import Definition, normal, weight
 
 PRESETS = {
     "small": {"tokens": 128, "width": 64, "hidden": 256, "experts": 4, "capacity": 80},
+    "medium": {"tokens": 512, "width": 512, "hidden": 2048, "experts": 4, "capacity": 320},
     "paper": {
         "tokens": 4096,
         "width": 4096,

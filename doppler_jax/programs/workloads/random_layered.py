@@ -10,6 +10,7 @@ from doppler_jax.programs.workloads.workload import Argument, Definition, normal
 
 PRESETS = {
     "small": {"num_tasks": 32, "seed": 0, "n": 64},
+    "medium": {"num_tasks": 32, "seed": 0, "n": 512},
     "paper": {"num_tasks": 200, "seed": 0, "n": 4096},
 }
 

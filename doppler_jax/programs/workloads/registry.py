@@ -26,8 +26,9 @@ _WORKLOADS: dict[str, tuple[Factory, Presets]] = {
     "random_layered": (random_layered.random_layered, random_layered.PRESETS),
     "resnet_block": (resnet.resnet_block, resnet.PRESETS),
 }
-"""Factory and presets by name: `small` runs in milliseconds on a laptop, `paper` is for
-simulation, of the published experiments' sizes where there are any."""
+"""Factory and presets by name: `small` runs in milliseconds on a laptop; the larger tasks of
+`medium` keep a core busy for milliseconds each; `paper` is for simulation, of the published
+experiments' sizes where there are any."""
 
 
 def list_workloads() -> list[str]:

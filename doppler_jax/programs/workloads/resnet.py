@@ -9,6 +9,7 @@ from doppler_jax.programs.workloads.workload import Definition, normal, weight
 
 PRESETS = {
     "small": {"batch": 8, "side": 14, "channels": 32, "bottleneck": 16},
+    "medium": {"batch": 16, "side": 28, "channels": 128, "bottleneck": 64},
     "paper": {"batch": 256, "side": 56, "channels": 256, "bottleneck": 64},
 }
 """At paper size, a block of ResNet-50's first stage."""

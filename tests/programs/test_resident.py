@@ -1,0 +1,151 @@
+"""Which arguments are moved with every call, from their names to the simulated schedule."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.programs.evaluate import evaluate
+from doppler_jax.programs.partition import partition
+from doppler_jax.programs.trace import trace
+from doppler_jax.simulator.oracle import simulate_oracle
+
+W = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+PARAMS = {"b": jax.ShapeDtypeStruct((8,), jnp.float32), "layers": [W, W]}
+ARGS = (PARAMS, W)
+
+
+def layer(params, x, *, scale):
+    for w in params["layers"]:
+        x = jax.nn.relu(x @ w)
+    return x * scale + params["b"][None]
+
+
+def names_of(resident):
+    """The leaves that are resident, by short names."""
+    names = ["b", "w0", "w1", "x", "scale"]
+    flags = trace(layer, *ARGS, scale=W, resident=resident).is_resident
+    return [name for name, flag in zip(names, flags, strict=True) if flag]
+
+
+@pytest.mark.parametrize(
+    ("resident", "expected"),
+    [
+        (None, "b w0 w1 x scale"),
+        ((), ""),
+        (0, "b w0 w1"),
+        (1, "x"),
+        ([0, 1], "b w0 w1 x"),
+        ("params", "b w0 w1"),
+        ("params['layers']", "w0 w1"),
+        ("params['layers'][1]", "w1"),
+        ("args[0]['b']", "b"),
+        ("args", "b w0 w1 x"),
+        ("scale", "scale"),
+        (["x", "args[0]['layers'][0]", 1], "w0 x"),
+    ],
+)
+def test_names_positions_and_paths(resident, expected):
+    assert names_of(resident) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("resident", "message"),
+    [
+        (2, r"resident holds 2, but no array .* there are: args\[0\]\['b'\], .*, scale$"),
+        (-1, "resident holds -1, but no array"),
+        ("weights", "resident holds 'weights', but no array"),
+        ("para", "resident holds 'para', but no array"),
+        ("args[0]['layer", "but no array"),
+        ("", "resident holds '', but no array"),
+        (["params", "y"], "resident holds 'y', but no array"),
+        (True, "resident holds True; expected positions, names or paths"),
+        (0.0, "resident holds 0.0; expected positions"),
+        ([None], "resident holds None; expected positions"),
+    ],
+)
+def test_what_names_no_argument_is_refused(resident, message):
+    with pytest.raises(ValueError, match=message):
+        names_of(resident)
+
+
+def test_a_long_list_of_arguments_is_cut_short():
+    with pytest.raises(ValueError, match=r"args\[11\], and 8 more$"):
+        trace(lambda *args: args[0], *[W] * 20, resident="x")
+
+
+def test_functions_without_names_and_with_bound_arguments():
+    assert trace(jnp.add, W, W, resident="args[1]").is_resident == (False, True)
+    bound = functools.partial(layer, scale=2.0)
+    program = trace(bound, *ARGS, resident="x")
+    assert program.is_resident == (False, False, False, True)
+    # A parameter called `args` is not the tuple of all arguments.
+    assert trace(lambda args, x: x + args, W, W, resident="args[1]").is_resident == (
+        False,
+        True,
+    )
+
+
+def traced(**options):
+    rng = np.random.default_rng(0)
+    args = (
+        {
+            "b": rng.normal(size=8).astype(np.float32),
+            "layers": [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2)],
+        },
+        rng.normal(size=(8, 8)).astype(np.float32),
+    )
+    const = jnp.arange(8, dtype=jnp.float32)
+    fn = lambda params, x: layer(params, x, scale=const[:, None])  # noqa: E731
+    return fn, args, partition(trace(fn, *args, **options), 4, strategy="uniform")
+
+
+def test_only_blocks_of_other_arguments_have_a_home():
+    fn, args, sharded = traced(resident="params")
+    moved = [block.source == 3 for block in sharded.inputs]  # b, w0, w1, x, const
+    assert 0 < sum(moved) < len(moved)
+    homes = np.where(moved, 0, dj.RESIDENT)
+    np.testing.assert_array_equal(sharded.graph.input_home, homes)
+    np.testing.assert_allclose(evaluate(sharded, *args), fn(*args), rtol=1e-4, atol=1e-5)
+    assert (traced()[2].graph.input_home == dj.RESIDENT).all()
+
+
+def test_all_that_takes_graphs_takes_these():
+    _, _, sharded = traced(resident="params")
+    graph, cluster = sharded.graph, dj.make_cluster("p100x4")
+    costs = dj.make_costs(graph, cluster)
+    placed = dj.place(graph, costs, method="critical_path")
+    schedule = placed.schedule
+    dj.validate(graph, schedule, costs)
+    inputs = schedule.transfer_tensor < 0
+    read = {
+        (~i, int(placed.placement[v]))
+        for i, v in zip(
+            graph.input_edge_input.tolist(), graph.input_edge_reader.tolist(), strict=True
+        )
+        if graph.input_home[i] == 0 and placed.placement[v] != 0
+    }
+    pairs = np.stack([schedule.transfer_tensor, schedule.transfer_destination], 1)[inputs]
+    assert set(map(tuple, pairs.tolist())) == read != set()
+    assert (schedule.transfer_start_s[inputs] == 0).all()
+
+
+def test_the_makespan_counts_the_transfers_of_inputs():
+    _, _, resident = traced()
+    _, _, moved = traced(resident="params")
+    costs = dj.make_costs(moved.graph, dj.make_cluster("p100x4"))
+    far = np.full(moved.graph.num_tasks, 1)
+    slow = costs.replace(latency_s=1.0 - np.eye(4))
+    assert simulate_oracle(resident.graph, slow, far).finish_s.max() < 1.0
+    assert simulate_oracle(moved.graph, slow, far).finish_s.max() > 1.0
+    np.testing.assert_allclose(
+        dj.simulate(moved.graph, slow, far[None]).makespan_s,
+        simulate_oracle(moved.graph, slow, far).finish_s.max(),
+        rtol=1e-6,
+    )
+    # At home nothing moves.
+    near = np.zeros_like(far)
+    assert simulate_oracle(moved.graph, slow, near).finish_s.max() < 1.0
