@@ -5,119 +5,195 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from numpy.typing import ArrayLike
 
-from doppler_jax.programs.blocks import assemble_output, flatten_args
+from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.reports.perfetto import write_chrome_trace
-from doppler_jax.types import Schedule, ShardedProgram
+from doppler_jax.types import Schedule, ShardedProgram, TaskGraph
 
-from . import local
-from .job import Job, check_devices, make_job
-from .ops import Executables, ResidentBlocks
+from .backend import Backend, Loaded, Options
+from .checks import check_options, check_placement, check_priority
+from .local import LocalBackend
+from .ops import Executables
+from .plan import make_plan
+from .profile import Profile, measured_lower_bound_s, profile
+from .segments import fuse_segments as fuse
 
-_BACKENDS = {"local": local.MODES}
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "local": LocalBackend.modes,
+    "ray": ("bulk_synchronous", "work_conserving"),
+}
+"""The backends and their modes."""
 
 
 def compile(
     sharded: ShardedProgram,
     placement: ArrayLike,
     *,
-    devices: Sequence[jax.Device],
+    devices: Sequence[Any],
     mode: str = "work_conserving",
     backend: str = "local",
     priority: ArrayLike | None = None,
     executables: Executables | None = None,
+    fuse_segments: bool = False,
+    check_nan: bool = False,
+    timeout_s: float | None = None,
+    out_device: int | None = None,
 ) -> "PlacedFunction":
     """Returns the program as a function that runs each task where it is placed.
 
     Args:
       sharded: the program, N tasks.
       placement: `[N]` int, position in `devices` of each task.
-      devices: where to run.
-      mode: "work_conserving" (a device takes its next ready task) or "stream" (the host
-        enqueues everything in one order and waits at the end).
-      backend: "local", threads of this process.
-      priority: `[N]` order of tasks, smallest first: among the ready ones in
-        work_conserving (default: ready time, then id), and of enqueuing among those
-        whose producers are enqueued in stream (default: id).
-      executables: compiled kernels to share with other placements.
+      devices: where to run: JAX devices for "local", `kernels.ray_devices(...)` for "ray".
+      mode: "work_conserving" (a device takes its next ready task), "bulk_synchronous"
+        (level by level, with barriers before and after each level's transfers) or, local
+        only, "stream" (the host enqueues everything in one order and waits at the end).
+      backend: "local", threads of this process, or "ray", a process per device.
+      priority: `[N]` order of tasks, smallest first: among the ready ones (default: ready
+        time, then id), and in stream of enqueuing among those whose producers are
+        enqueued (default: id).
+      executables: compiled kernels to share with other placements; local only.
+      fuse_segments: whether tasks of one device that nothing separates become one task;
+        the trace is then of the tasks of `PlacedFunction.graph`.
+      check_nan: whether a NaN in what a task made ends the call with a `TaskError`.
+      timeout_s: after which a call ends with a `TaskError`.
+      out_device: position in `devices` where outputs land; by default each lands where its
+        first block was made.
 
     Raises:
-      ValueError: an unknown mode or backend, no devices or one twice, or a placement or
-        priority of another shape or out of range. Nothing is compiled then.
+      ValueError: an unknown mode or backend, no devices or one twice, an option out of
+        range, or a placement or priority of another shape or out of range. Nothing is
+        compiled then.
+      TaskError: a kernel does not compile.
     """
-    runner = get_runner(backend, mode)
-    devices = check_devices(devices)
-    executables = Executables() if executables is None else executables
-    spent_s = executables.compile_s
-    job = make_job(sharded, placement, devices, priority, executables)
-    return PlacedFunction(sharded, job, mode, runner, executables.compile_s - spent_s)
+    check_mode(backend, mode)
+    options = Options(mode, check_nan, timeout_s, out_device)
+    placed_on = get_backend(backend, devices, executables)
+    return load(sharded, placement, priority, placed_on, options, fuse_segments=fuse_segments)
 
 
-def get_runner(backend: str, mode: str) -> local.Runner:
-    """Returns what runs a job in this mode.
+def load(
+    sharded: ShardedProgram,
+    placement: ArrayLike,
+    priority: ArrayLike | None,
+    backend: Backend,
+    options: Options,
+    *,
+    fuse_segments: bool = False,
+) -> "PlacedFunction":
+    """Returns the placed program on a backend, which many placements may share.
 
     Raises:
-      ValueError: unknown backend or mode.
+      ValueError: a placement or priority of another shape or out of range, or an option.
+      TaskError: a kernel does not compile.
     """
-    if backend not in _BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; known: {sorted(_BACKENDS)}")
-    modes = _BACKENDS[backend]
-    if mode not in modes:
-        raise ValueError(f"unknown mode {mode!r}; {backend} has: {sorted(modes)}")
-    return modes[mode]
+    check_options(options, backend)
+    num_tasks = sharded.graph.num_tasks
+    places = check_placement(placement, num_tasks, len(backend.device_names))
+    ranks = check_priority(priority, num_tasks)
+    if fuse_segments:
+        sharded, places, ranks = fuse(sharded, places, ranks)
+    loaded = backend.load(sharded, make_plan(sharded, places, ranks), options)
+    return PlacedFunction(sharded, loaded, options.mode, backend.device_names)
+
+
+def check_mode(backend: str, mode: str) -> None:
+    """Raises `ValueError` unless the named backend has this mode; starts nothing."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; known: {sorted(BACKENDS)}")
+    if mode not in BACKENDS[backend]:
+        known = sorted(BACKENDS[backend])
+        raise ValueError(f"unknown mode {mode!r}; {backend} has: {known}")
+
+
+def get_backend(
+    name: str, devices: Sequence[Any], executables: Executables | None = None
+) -> Backend:
+    """Returns a backend on these devices.
+
+    Raises:
+      ValueError: unknown backend, or devices that are not its own.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; known: {sorted(BACKENDS)}")
+    if name == "local":
+        return LocalBackend(devices, executables)
+    if executables is not None:
+        raise ValueError("executables are shared by local devices only; ray's keep their own")
+    from .ray_backend import RayBackend  # the extra that not everyone installs
+
+    return RayBackend(devices)
 
 
 class PlacedFunction:
     """A function whose tasks run on several devices; call it like the plain function.
 
     Attributes:
+      graph: the tasks that run, N of them; not the program's if segments were fused.
       names: `[N]` of the tasks.
+      device_names: `[D]` of the devices.
       mode: how tasks are dispatched.
       compile_s: seconds spent compiling, shared executables not counted.
-      trace: `Schedule` of the latest call, in seconds from the dispatch of its first task,
-        with transfers; None before. Arguments are cut and laid on the devices that read
-        them before that, outputs are assembled after it.
+      trace: `Schedule` of the latest call, in seconds from the dispatch of its first task
+        or input transfer, with transfers; None before. Arguments are laid on the devices
+        that hold them before that, outputs are assembled after it.
+      peak_bytes: `[D]` most memory that the latest call held at once; None before.
       starts_are_inferred: whether the trace's starts (and, in part, finishes) follow from
-        dispatch times and finishes that threads watched. So in `stream`.
+        dispatch times and finishes that the host saw. So in `stream`.
     """
 
     def __init__(
         self,
         sharded: ShardedProgram,
-        job: Job,
+        loaded: Loaded,
         mode: str,
-        runner: local.Runner,
-        compile_s: float,
+        device_names: tuple[str, ...],
     ) -> None:
+        self.graph: TaskGraph = sharded.graph
         self.names = sharded.names
+        self.device_names = device_names
         self.mode = mode
-        self.compile_s = compile_s
+        self.compile_s = loaded.compile_s
         self.trace: Schedule | None = None
+        self.peak_bytes: np.ndarray | None = None
         self._sharded = sharded
-        self._job = job
-        self._runner = runner
+        self._loaded = loaded
 
     @property
     def starts_are_inferred(self) -> bool:
         return self.mode == "stream"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program and returns the function's own pytree, on the first device.
+        """Runs the program and returns the function's own pytree.
 
         Raises:
           ValueError: the arguments are not what the program was traced with.
-          TaskError: a task or a transfer failed.
+          TaskError: a task or a transfer failed, a device was lost or time ran out.
         """
-        sharded, job = self._sharded, self._job
-        values = flatten_args(sharded, args, kwargs)
-        slots = ResidentBlocks(sharded, values, job.devices).lay(job.plan)
-        self.trace = self._runner(job, slots)
-        outputs = []
-        for output, blocks in zip(sharded.outputs, job.plan.outputs, strict=True):
-            arrays = jax.device_put([slots[s] for s in blocks], job.devices[0])
-            outputs.append(assemble_output(output, arrays))
-        return jax.tree.unflatten(sharded.out_tree, outputs)
+        values = flatten_args(self._sharded, args, kwargs)
+        execution = self._loaded.run(self._loaded.lay(values))
+        self.trace, self.peak_bytes = execution.trace, execution.peak_bytes
+        return jax.tree.unflatten(self._sharded.out_tree, execution.outputs)
+
+    @property
+    def lower_bound_s(self) -> float:
+        """Seconds that no placement can beat with tasks as fast as in the latest call.
+
+        Raises:
+          ValueError: there was no call yet.
+        """
+        return measured_lower_bound_s(self.graph, self._called()[0], len(self.device_names))
+
+    def profile(self) -> Profile:
+        """Returns what the time of the latest call went on, to print.
+
+        Raises:
+          ValueError: there was no call yet.
+        """
+        trace, peak_bytes = self._called()
+        return profile(self.graph, trace, self.names, self.device_names, peak_bytes)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest call's trace as Chrome trace JSON, which Perfetto opens.
@@ -125,12 +201,15 @@ class PlacedFunction:
         Raises:
           ValueError: there was no call yet, or the path cannot be written.
         """
-        if self.trace is None:
-            raise ValueError("there is no trace to save: call the function first")
         write_chrome_trace(
             path,
-            self.trace,
+            self._called()[0],
             self.names,
-            device_names=[str(device) for device in self._job.devices],
+            device_names=self.device_names,
             inferred_starts=self.starts_are_inferred,
         )
+
+    def _called(self) -> tuple[Schedule, np.ndarray]:
+        if self.trace is None or self.peak_bytes is None:
+            raise ValueError("there is no trace: call the function first")
+        return self.trace, self.peak_bytes

@@ -8,6 +8,6 @@ class TaskError(RuntimeError):
         lines = str(cause).strip().splitlines() or [""]
         reason = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
         super().__init__(f"{what}: {type(cause).__name__}: {reason}")
-        self.task = task  # the one that failed, or whose tensor could not be moved
+        self.task = task  # that failed, or whose tensor could not be moved; -1 if none
         self.device = device  # position in `devices` of where it should have been
         self.__cause__ = cause

@@ -1,20 +1,18 @@
-"""A placed program made ready to run: its plan and its compiled kernels."""
+"""A placed program made ready to run in this process: its plan and its compiled kernels."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
-import numpy as np
-from numpy.typing import ArrayLike
 
+from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.types import ShardedProgram
 
+from .backend import Options
+from .buffers import Footprint
+from .donation import donated_operands
 from .errors import TaskError
-from .ops import Executable, Executables
-from .plan import Plan, make_plan
-
-Slots = list[jax.Array | None]
-"""The arrays of one call, by slot of its plan; None before they are made and after use."""
+from .ops import CompileError, Executable, ExecutableKey, Executables
+from .plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +23,16 @@ class Job:
     names: tuple[str, ...]  # [N]
     devices: tuple[jax.Device, ...]  # [D]
     executables: tuple[Executable, ...]  # [N]
+    levels: tuple[int, ...]  # [N] hops from an entry
+    footprint: Footprint
+    options: Options
+
+    def event_error(self, event: int, cause: BaseException) -> TaskError:
+        """Returns the error for an event of a `Record`."""
+        num_tasks = len(self.names)
+        if event < num_tasks:
+            return self.task_error(event, cause)
+        return self.transfer_error(event - num_tasks, cause)
 
     def task_error(self, v: int, cause: BaseException) -> TaskError:
         """Returns the error that says that task `v` failed."""
@@ -35,9 +43,12 @@ class Job:
     def transfer_error(self, k: int, cause: BaseException) -> TaskError:
         """Returns the error that says that transfer `k` of the plan failed."""
         t = self.plan.transfers[k]
+        if t.producer < 0:
+            moved = f"graph input {~t.tensor}, at home"
+        else:
+            moved = f"tensor {t.tensor}, made by task {t.producer} ({self.names[t.producer]})"
         what = (
-            f"transfer of tensor {t.tensor}, made by task {t.producer} "
-            f"({self.names[t.producer]}) on device {t.source}, failed on its way to device "
+            f"transfer of {moved} on device {t.source}, failed on its way to device "
             f"{t.destination} ({self.devices[t.destination]})"
         )
         return TaskError(what, t.producer, t.destination, cause)
@@ -45,59 +56,42 @@ class Job:
 
 def make_job(
     sharded: ShardedProgram,
-    placement: ArrayLike,
-    devices: Sequence[jax.Device],
-    priority: ArrayLike | None,
+    plan: Plan,
+    devices: tuple[jax.Device, ...],
     executables: Executables,
+    options: Options,
 ) -> Job:
-    """Checks a placement and compiles the kernels it needs.
+    """Compiles the kernels that a plan needs.
 
     Raises:
-      ValueError: `placement` or `priority` is not `[N]`, or an entry names no device.
+      TaskError: one does not compile.
     """
-    num_tasks = sharded.graph.num_tasks
-    places = _check_placement(placement, num_tasks, len(devices))
-    ranks = None if priority is None else _check_priority(priority, num_tasks)
-    wanted = [(kernel, devices[d]) for kernel, d in zip(sharded.kernels, places, strict=True)]
-    executables.prepare(wanted)
+    wanted = []
+    for v, (kernel, d) in enumerate(zip(sharded.kernels, plan.placement, strict=True)):
+        waits = options.mode != "stream" and not run_ahead(devices[d])
+        donated = donated_operands(plan, v, kernel) if waits else ()
+        wanted.append(ExecutableKey(kernel, devices[d], donated))
+    try:
+        executables.prepare(wanted)
+    except CompileError as error:
+        v = wanted.index(error.key)
+        what = f"task {v} ({sharded.names[v]}): {error}"
+        raise TaskError(what, v, plan.placement[v], error.cause) from error.cause
     return Job(
-        plan=make_plan(sharded, places, ranks),
+        plan=plan,
         names=sharded.names,
-        devices=tuple(devices),
+        devices=devices,
         executables=tuple(executables[key] for key in wanted),
+        levels=tuple(hop_levels(sharded.graph).tolist()),
+        footprint=Footprint(sharded.graph, plan, len(devices)),
+        options=options,
     )
 
 
-def check_devices(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
-    """Returns the devices as a tuple.
+def run_ahead(device: jax.Device) -> int:
+    """Returns how many tasks a device may be given beyond the one that it is at.
 
-    Raises:
-      ValueError: there is none, or one occurs twice.
+    None on a CPU device, which has no queue worth keeping full: its workers wait for their
+    tasks. Accelerators are given one, so that they need not wait for the host.
     """
-    devices = tuple(devices)
-    if not devices:
-        raise ValueError("devices is empty; expected one device or more")
-    for i, device in enumerate(devices):
-        if device in devices[:i]:
-            raise ValueError(f"devices[{i}] is {device}, which occurs before")
-    return devices
-
-
-def _check_placement(placement: ArrayLike, num_tasks: int, num_devices: int) -> np.ndarray:
-    places = np.asarray(placement)
-    if places.shape != (num_tasks,):
-        raise ValueError(f"placement has shape {places.shape}, expected ({num_tasks},)")
-    if places.size and not np.issubdtype(places.dtype, np.integer):
-        raise ValueError(f"placement must hold integers, holds {places.dtype}")
-    for v in np.flatnonzero((places < 0) | (places >= num_devices)):
-        raise ValueError(f"placement[{v}] is {places[v]}, but there are {num_devices} devices")
-    return places.astype(np.int64)
-
-
-def _check_priority(priority: ArrayLike, num_tasks: int) -> np.ndarray:
-    ranks = np.asarray(priority, dtype=np.float64)
-    if ranks.shape != (num_tasks,):
-        raise ValueError(f"priority has shape {ranks.shape}, expected ({num_tasks},)")
-    for v in np.flatnonzero(~np.isfinite(ranks)):
-        raise ValueError(f"priority[{v}] is {ranks[v]}; expected a finite number")
-    return ranks
+    return 0 if device.platform == "cpu" else 1

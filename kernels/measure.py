@@ -1,73 +1,234 @@
 """Measured makespans: what stage 3 learns from and what reports compare."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.programs.blocks import flatten_args
+from doppler_jax.training.paired import Measure as PairedMeasure
+from doppler_jax.training.paired import Paired
 from doppler_jax.types import Schedule, ShardedProgram
 
-from .compile import PlacedFunction, get_runner
-from .job import check_devices, make_job
-from .ops import Executables, ResidentBlocks
+from .backend import Backend, Options
+from .checks import check_options
+from .compile import PlacedFunction, check_mode, get_backend, load
+from .errors import TaskError
+from .ops import Executables
 
 Measure = Callable[[ArrayLike, ArrayLike | None], float]
 """Seconds of a placement `[N]`, run in the order of a priority `[N]` or the default one."""
+
+_PATIENCE = 4.0
+"""How far beyond the guard's limit a candidate's first run may go before it is cut short."""
+
+_GRACE_S = 1.0
+"""Added to that, for what a first run has to set up."""
 
 
 def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 1) -> float:
     """Returns the median makespan, in seconds, of `repeats` calls after `warmup` others.
 
-    Timed is the execution, on the host's clock: from the dispatch of the first task until
-    the host has seen the last one finish, every transfer between tasks included. Not timed
-    are compilation, laying the arguments on their devices, and assembling the outputs.
+    Timed is the execution, on the host's clock: from the dispatch of the first task, or
+    transfer of a per-call argument, until the last task was seen to finish. Not timed are
+    compilation, laying the arguments on their devices, and assembling the outputs.
 
     Raises:
       ValueError: `repeats` is not positive, or `warmup` is negative.
     """
     _check_counts(repeats, warmup)
-
-    def run() -> Schedule:
+    for _ in range(warmup):
         step(*args)
-        assert step.trace is not None
-        return step.trace
-
-    return _median_s(run, repeats, warmup)
+    return float(np.median([_run(step, args)[0] for _ in range(repeats)]))
 
 
 def make_measure(
     sharded: ShardedProgram,
     args: Sequence[Any],
-    devices: Sequence[jax.Device],
+    devices: Sequence[Any],
     mode: str = "work_conserving",
+    backend: str = "local",
     repeats: int = 5,
     warmup: int = 1,
     executables: Executables | None = None,
 ) -> Measure:
     """Returns `measure(placement, priority) -> seconds`, timed as by `measure_s`.
 
-    Compiled kernels and argument blocks are kept from one placement to the next, so a new
+    Compiled kernels and resident blocks are kept from one placement to the next, so a new
     placement costs its runs and only what no other put on that device before.
 
     Raises:
-      ValueError: an unknown mode, bad devices or counts, or arguments that are not what
-        the program was traced with; `measure` raises it for a bad placement or priority,
-        and `TaskError` when a run fails.
+      ValueError: an unknown backend or mode, bad devices or counts, or arguments that are
+        not what the program was traced with; `measure` raises it for a bad placement or
+        priority, and `TaskError` when a run fails.
     """
     _check_counts(repeats, warmup)
-    runner = get_runner("local", mode)
-    devices = check_devices(devices)
-    blocks = ResidentBlocks(sharded, flatten_args(sharded, tuple(args), {}), devices)
-    shared = Executables() if executables is None else executables
+    bench = _make_bench(sharded, args, devices, mode, backend, executables)
 
     def measure(placement: ArrayLike, priority: ArrayLike | None = None) -> float:
-        job = make_job(sharded, placement, devices, priority, shared)
-        return _median_s(lambda: runner(job, blocks.lay(job.plan)), repeats, warmup)
+        step = bench.load(placement, priority)
+        return measure_s(step, *bench.args, repeats=repeats, warmup=warmup)
 
     return measure
+
+
+def make_paired_measure(
+    sharded: ShardedProgram,
+    args: Sequence[Any],
+    devices: Sequence[Any],
+    mode: str = "work_conserving",
+    backend: str = "local",
+    max_slowdown: float = 2.0,
+    warmup: int = 1,
+    executables: Executables | None = None,
+) -> PairedMeasure:
+    """Returns `measure(candidate, incumbent, rounds)`, which runs the two in alternation.
+
+    Each round is a run of either, the order changing from round to round, so that drift of
+    the machine and what one run leaves to the next hit both alike. A candidate whose first
+    timed run takes more than `max_slowdown` times the incumbent's is not run again, and a
+    first run beyond several times that is cut short.
+
+    Args:
+      sharded: the program.
+      args: arguments to run it on.
+      devices: where, as `kernels.compile` takes them.
+      mode: how tasks are dispatched; traces are kept of `work_conserving` only.
+      backend: of `kernels.compile`.
+      max_slowdown: the guard's limit.
+      warmup: runs of a placement that are not timed, when it comes up.
+      executables: compiled kernels to share; local only.
+
+    Raises:
+      ValueError: as by `make_measure`, or `max_slowdown` is not above 1; `measure` raises
+        it for a bad placement, and `TaskError` when a run fails.
+    """
+    _check_counts(1, warmup)
+    if not max_slowdown > 1:
+        raise ValueError(f"max_slowdown is {max_slowdown}; expected a number above 1")
+    bench = _make_bench(sharded, args, devices, mode, backend, executables)
+    return _Pairing(bench, max_slowdown, warmup).measure
+
+
+def pair_placements(
+    sharded: ShardedProgram,
+    args: Sequence[Any],
+    backend: Backend,
+    options: Options,
+    candidate: np.ndarray,
+    incumbent: np.ndarray,
+    rounds: int,
+) -> Paired:
+    """Returns what `make_paired_measure` measures of two placements `[N]`, once."""
+    bench = _Bench(sharded, jax.tree.map(jnp.asarray, tuple(args)), backend, options)
+    return _Pairing(bench, max_slowdown=2.0, warmup=1).measure(candidate, incumbent, rounds)
+
+
+class _Pairing:
+    """Alternates candidates with the incumbent, which it keeps loaded."""
+
+    def __init__(self, bench: "_Bench", max_slowdown: float, warmup: int) -> None:
+        self._bench = bench
+        self._max_slowdown = max_slowdown
+        self._warmup = warmup
+        self._incumbent = np.zeros(0, np.int64)
+        self._step: PlacedFunction | None = None
+
+    def measure(self, candidate: np.ndarray, incumbent: np.ndarray, rounds: int) -> Paired:
+        """Measures; see `make_paired_measure`."""
+        if self._step is None or not np.array_equal(incumbent, self._incumbent):
+            self._step = self._bench.load(incumbent)
+            self._incumbent = np.array(incumbent)
+            self._warm(self._step)
+        step = other = self._step
+        if not np.array_equal(candidate, incumbent):
+            usual_s = self._run(step)[0]
+            limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
+            other = self._bench.load(candidate, timeout_s=limit_s)
+            try:
+                self._warm(other)
+            except TaskError as error:
+                if not isinstance(error.__cause__, TimeoutError):
+                    raise
+                return Paired((limit_s,), (usual_s,), is_aborted=True)
+        runs: list[tuple[float, Schedule]] = []
+        usual: list[float] = []
+        for k in range(rounds):
+            for is_candidate in (False, True) if k % 2 == 0 else (True, False):
+                if is_candidate:
+                    runs.append(self._run(other))
+                else:
+                    usual.append(self._run(step)[0])
+            if k == 0 and runs[0][0] > self._max_slowdown * usual[0]:
+                break
+        return self._paired(runs, usual, is_aborted=len(runs) < rounds)
+
+    def _paired(
+        self, runs: list[tuple[float, Schedule]], usual: list[float], is_aborted: bool
+    ) -> Paired:
+        median = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
+        is_exact = self._bench.options.mode == "work_conserving"
+        return Paired(
+            candidate_s=tuple(seconds for seconds, _ in runs),
+            incumbent_s=tuple(usual),
+            is_aborted=is_aborted,
+            trace=median[1] if is_exact else None,
+        )
+
+    def _warm(self, step: PlacedFunction) -> None:
+        for _ in range(self._warmup):
+            self._run(step)
+
+    def _run(self, step: PlacedFunction) -> tuple[float, Schedule]:
+        return _run(step, self._bench.args)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bench:
+    """A program, its arguments, and where placements of it are run."""
+
+    sharded: ShardedProgram
+    args: tuple[Any, ...]
+    backend: Backend
+    options: Options
+
+    def load(
+        self,
+        placement: ArrayLike,
+        priority: ArrayLike | None = None,
+        timeout_s: float | None = None,
+    ) -> PlacedFunction:
+        """Returns the program, placed."""
+        options = dataclasses.replace(self.options, timeout_s=timeout_s)
+        return load(self.sharded, placement, priority, self.backend, options)
+
+
+def _make_bench(
+    sharded: ShardedProgram,
+    args: Sequence[Any],
+    devices: Sequence[Any],
+    mode: str,
+    backend: str,
+    executables: Executables | None,
+) -> _Bench:
+    check_mode(backend, mode)
+    flatten_args(sharded, tuple(args), {})
+    options = Options(mode=mode)
+    placed_on = get_backend(backend, devices, executables)
+    check_options(options, placed_on)
+    # Resident blocks are found again by the identity of the arrays.
+    arrays = jax.tree.map(jnp.asarray, tuple(args))
+    return _Bench(sharded, arrays, placed_on, options)
+
+
+def _run(step: PlacedFunction, args: tuple[Any, ...]) -> tuple[float, Schedule]:
+    step(*args)
+    assert step.trace is not None
+    return float(step.trace.finish_s.max(initial=0.0)), step.trace
 
 
 def _check_counts(repeats: int, warmup: int) -> None:
@@ -75,9 +236,3 @@ def _check_counts(repeats: int, warmup: int) -> None:
         raise ValueError(f"repeats is {repeats}; expected a positive integer")
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}; expected an integer >= 0")
-
-
-def _median_s(run: Callable[[], Schedule], repeats: int, warmup: int) -> float:
-    for _ in range(warmup):
-        run()
-    return float(np.median([run().finish_s.max(initial=0.0) for _ in range(repeats)]))

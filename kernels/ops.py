@@ -1,20 +1,35 @@
-"""Device operations: kernels compiled ahead of time, transfers, resident arguments."""
+"""Device operations: kernels compiled ahead of time, transfers, a look for NaN."""
 
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from doppler_jax.programs.blocks import slice_block
-from doppler_jax.types import Kernel, ShardedProgram
-
-from .plan import Plan
+from doppler_jax.types import Kernel
 
 Executable = Callable[..., Sequence[jax.Array]]
+
+
+class ExecutableKey(NamedTuple):
+    """What is compiled once."""
+
+    kernel: Kernel
+    device: jax.Device
+    donated: tuple[int, ...] = ()  # operands whose memory the results may take
+
+
+class CompileError(Exception):
+    """A kernel does not compile."""
+
+    def __init__(self, key: ExecutableKey, cause: Exception) -> None:
+        super().__init__(f"kernel {key.kernel.name} does not compile for {key.device}")
+        self.key = key
+        self.cause = cause
 
 
 class Executables:
@@ -24,32 +39,48 @@ class Executables:
     """
 
     def __init__(self) -> None:
-        self._compiled: dict[tuple[Kernel, jax.Device], Executable] = {}
+        self._compiled: dict[ExecutableKey, Executable] = {}
         self.compile_s = 0.0  # seconds spent so far
 
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def prepare(self, wanted: Iterable[tuple[Kernel, jax.Device]]) -> None:
-        """Compiles what is wanted and not there yet, on several cores."""
+    def prepare(self, wanted: Iterable[ExecutableKey]) -> None:
+        """Compiles what is wanted and not there yet, on several cores.
+
+        Raises:
+          CompileError: a kernel does not compile; those before it are kept.
+        """
         started = time.perf_counter()
         missing = [key for key in dict.fromkeys(wanted) if key not in self._compiled]
         # Traced here, since JAX's settings may differ by thread; XLA compiles outside the GIL.
-        lowered = [_lower(kernel, device) for kernel, device in missing]
+        lowered = [_lower_named(key) for key in missing]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compiled = pool.map(lambda stage: stage.compile(), lowered)
-            self._compiled.update(zip(missing, compiled, strict=True))
+            stages = [pool.submit(stage.compile) for stage in lowered]
+            for key, stage in zip(missing, stages, strict=True):
+                try:
+                    self._compiled[key] = stage.result()
+                except Exception as error:
+                    pool.shutdown(cancel_futures=True)
+                    raise CompileError(key, error) from error
         self.compile_s += time.perf_counter() - started
 
-    def __getitem__(self, key: tuple[Kernel, jax.Device]) -> Executable:
+    def __getitem__(self, key: ExecutableKey) -> Executable:
         return self._compiled[key]
 
 
-def _lower(kernel: Kernel, device: jax.Device) -> jax.stages.Lowered:
+def _lower_named(key: ExecutableKey) -> jax.stages.Lowered:
+    try:
+        return _lower(*key)
+    except Exception as error:
+        raise CompileError(key, error) from error
+
+
+def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.stages.Lowered:
     here = SingleDeviceSharding(device)
     operands = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in kernel.operands]
     # Naming the output's device places kernels without operands too.
-    return jax.jit(kernel.fn, out_shardings=here).lower(*operands)
+    return jax.jit(kernel.fn, out_shardings=here, donate_argnums=donated).lower(*operands)
 
 
 def transfer(array: jax.Array, device: jax.Device) -> jax.Array:
@@ -57,30 +88,23 @@ def transfer(array: jax.Array, device: jax.Device) -> jax.Array:
     return jax.device_put(array, device)
 
 
-class ResidentBlocks:
-    """The blocks of a call's arguments, on the devices that read them."""
+def are_ready(arrays: Sequence[Any]) -> bool:
+    """Returns whether all arrays have been computed; waits for nothing."""
+    for array in arrays:
+        # Typed random keys cannot be asked, their data can.
+        data: Any = array if hasattr(array, "is_ready") else jax.random.key_data(array)
+        if not data.is_ready():
+            return False
+    return True
 
-    def __init__(
-        self, sharded: ShardedProgram, values: list[Any], devices: Sequence[jax.Device]
-    ) -> None:
-        self._inputs = sharded.inputs
-        self._values = values
-        self._devices = devices
-        self._blocks: dict[int, jax.Array] = {}
-        self._placed: dict[tuple[int, int], jax.Array] = {}
 
-    def lay(self, plan: Plan) -> list[jax.Array | None]:
-        """Returns a call's slots `[S]`, those of graph inputs filled with arrived blocks."""
-        slots: list[jax.Array | None] = [None] * len(plan.num_reads)
-        for i, device, slot in plan.inputs:
-            slots[slot] = self._place(i, device)
-        jax.block_until_ready(slots)
-        return slots
+def refuse_nan(results: Sequence[jax.Array]) -> None:
+    """Waits for a task's results, and raises `FloatingPointError` if one holds a NaN."""
+    for i, result in enumerate(results):
+        if jnp.issubdtype(result.dtype, jnp.inexact) and _has_nan(result):
+            raise FloatingPointError(f"result {i} of {len(results)} holds a NaN")
 
-    def _place(self, i: int, device: int) -> jax.Array:
-        if i not in self._blocks:
-            block = self._inputs[i]
-            self._blocks[i] = slice_block(self._values[block.source], block)
-        if (i, device) not in self._placed:
-            self._placed[i, device] = jax.device_put(self._blocks[i], self._devices[device])
-        return self._placed[i, device]
+
+@jax.jit
+def _has_nan(array: jax.Array) -> jax.Array:
+    return jnp.isnan(array).any()

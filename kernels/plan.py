@@ -2,22 +2,22 @@
 
 import dataclasses
 from collections import Counter, defaultdict
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from doppler_jax.graphs.build import task_edges
-from doppler_jax.types import InputRef, Ref, ShardedProgram, TaskGraph
+from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.types import RESIDENT, InputRef, Ref, ShardedProgram, TaskGraph
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One tensor on its way to one other device that hosts readers of it."""
+    """One tensor, or graph input, on its way to one other device that hosts readers of it."""
 
-    tensor: int
-    producer: int
+    tensor: int  # ~i for graph input i, as in `Schedule.transfer_tensor`
+    producer: int  # task; -1 for a graph input
     source: int
     destination: int
+    source_slot: int
     slot: int  # of the copy
     readers: tuple[int, ...]  # tasks on `destination`
 
@@ -28,6 +28,9 @@ class Plan:
 
     A slot is a tensor or graph input on one device: where its array is during a call.
     Slot x below T is tensor x on its producer's device; the copies follow, then the inputs.
+
+    Before the clock starts, resident graph inputs lie on each device that reads them and
+    the others on their homes; from there they go as transfers that are requested at 0.
     """
 
     placement: tuple[int, ...]  # [N]
@@ -35,12 +38,13 @@ class Plan:
     order: tuple[int, ...]  # [N] topological, by rank and id among available tasks
     operands: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel takes them
     results: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel gives them
-    num_inputs: tuple[int, ...]  # [N] tensors to wait for
+    num_inputs: tuple[int, ...]  # [N] tensors and moved graph inputs to wait for
     local_readers: tuple[tuple[int, ...], ...]  # [N] once per tensor that is read
-    transfers: tuple[Transfer, ...]  # [X] by tensor, then destination
+    transfers: tuple[Transfer, ...]  # [X] graph inputs, then tensors; by id and destination
+    initial_transfers: tuple[int, ...]  # those of graph inputs
     task_transfers: tuple[tuple[int, ...], ...]  # [N] transfers of its tensors
     num_reads: tuple[int, ...]  # [S] tasks, transfers and outputs that read the slot
-    inputs: tuple[tuple[int, int, int], ...]  # (graph input, device, slot)
+    inputs: tuple[tuple[int, int, int], ...]  # (graph input, device, slot) laid before
     outputs: tuple[tuple[int, ...], ...]  # slots of the blocks, per flat output
 
 
@@ -49,81 +53,119 @@ def make_plan(
 ) -> Plan:
     """Returns the plan of a placement `[N]`; `priority` `[N]` orders tasks, smallest first."""
     graph, places = sharded.graph, placement.tolist()
+    slots = _Slots(graph, placement)
+    operands = [
+        tuple(slots.of(ref, device) for ref in refs)
+        for refs, device in zip(sharded.operands, places, strict=True)
+    ]
+    outputs = [tuple(map(slots.of_output, output.blocks)) for output in sharded.outputs]
+    transfers = slots.transfers()
     results: list[list[int]] = [[] for _ in places]
     for x, v in enumerate(graph.tensor_producer.tolist()):
         results[v].append(x)
-    local_readers, transfers = _split_readers(graph, places)
+    waits = np.bincount(graph.edge_reader, minlength=len(places))
     task_transfers: list[list[int]] = [[] for _ in places]
     for k, transfer in enumerate(transfers):
-        task_transfers[transfer.producer].append(k)
-    copies = {(t.tensor, t.destination): t.slot for t in transfers}
-    first_input = graph.num_tensors + len(transfers)
-    inputs: dict[tuple[int, int], int] = {}
-
-    def slot(ref: Ref, device: int) -> int:
-        if isinstance(ref, InputRef):
-            return inputs.setdefault((ref.input, device), first_input + len(inputs))
-        return copies.get((ref.tensor, device), ref.tensor)
-
-    operands = [
-        tuple(slot(ref, device) for ref in refs)
-        for refs, device in zip(sharded.operands, places, strict=True)
-    ]
-    outputs = [tuple(slot(ref, 0) for ref in output.blocks) for output in sharded.outputs]
-    reads = Counter(s for slots in operands for s in set(slots))
-    reads.update(t.tensor for t in transfers)
-    reads.update(s for slots in outputs for s in slots)
-    rank = None if priority is None else tuple(priority.tolist())
+        if transfer.producer >= 0:
+            task_transfers[transfer.producer].append(k)
+        else:
+            waits[list(transfer.readers)] += 1
+    reads = Counter(s for of_task in operands for s in set(of_task))
+    reads.update(t.source_slot for t in transfers)
+    reads.update(s for blocks in outputs for s in blocks)
     return Plan(
         placement=tuple(places),
-        rank=rank,
-        order=_order(graph, rank),
+        rank=None if priority is None else tuple(priority.tolist()),
+        order=tuple(topological_order(graph, priority).tolist()),
         operands=tuple(operands),
         results=tuple(map(tuple, results)),
-        num_inputs=tuple(np.bincount(graph.edge_reader, minlength=len(places)).tolist()),
-        local_readers=tuple(map(tuple, local_readers)),
-        transfers=tuple(transfers),
+        num_inputs=tuple(waits.tolist()),
+        local_readers=_local_readers(graph, placement),
+        transfers=transfers,
+        initial_transfers=tuple(k for k, t in enumerate(transfers) if t.producer < 0),
         task_transfers=tuple(map(tuple, task_transfers)),
-        num_reads=tuple(reads[s] for s in range(first_input + len(inputs))),
-        inputs=tuple((i, device, s) for (i, device), s in inputs.items()),
+        num_reads=tuple(reads[s] for s in range(slots.num_slots)),
+        inputs=slots.inputs(),
         outputs=tuple(outputs),
     )
 
 
-def _split_readers(
-    graph: TaskGraph, places: list[int]
-) -> tuple[list[list[int]], list[Transfer]]:
-    """Returns each task's readers on its own device, and the transfers to all others."""
-    local: list[list[int]] = [[] for _ in places]
-    remote = defaultdict(list)
-    edges = zip(*map(np.ndarray.tolist, (graph.edge_tensor, *task_edges(graph))), strict=True)
-    for x, u, v in edges:
-        if places[u] == places[v]:
-            local[u].append(v)
-        else:
-            remote[x, places[v], u].append(v)
-    return local, [
-        Transfer(x, u, places[u], there, graph.num_tensors + k, tuple(remote[x, there, u]))
-        for k, (x, there, u) in enumerate(sorted(remote))
-    ]
+class _Slots:
+    """Where the values of a placed program lie."""
+
+    def __init__(self, graph: TaskGraph, placement: np.ndarray) -> None:
+        self._source = placement[graph.tensor_producer].tolist()
+        self._producer = graph.tensor_producer.tolist()
+        self._home = graph.input_home.tolist()
+        self._readers = _remote_readers(graph, placement)
+        first = graph.num_tensors
+        self._copies = {key: first + k for k, key in enumerate(self._readers)}
+        self._inputs: dict[tuple[int, int], int] = {}  # of (graph input, device)
+        self.num_slots = first + len(self._copies)
+
+    def of(self, ref: Ref, device: int) -> int:
+        """Returns the slot from which a task on `device` reads."""
+        if isinstance(ref, InputRef):
+            copy = self._copies.get((~ref.input, device))
+            return self._input(ref.input, device) if copy is None else copy
+        return self._copies.get((ref.tensor, device), ref.tensor)
+
+    def of_output(self, ref: Ref) -> int:
+        """Returns the slot of an output's block: where it was made, or its home."""
+        if isinstance(ref, InputRef):
+            return self._input(ref.input, max(self._home[ref.input], 0))
+        return ref.tensor
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Returns the transfers; a graph input that is moved gets a slot on its home."""
+        return tuple(self._transfer(x, there) for x, there in self._readers)
+
+    def inputs(self) -> tuple[tuple[int, int, int], ...]:
+        """Returns (graph input, device, slot) of all that is laid before the clock starts."""
+        return tuple((i, device, slot) for (i, device), slot in self._inputs.items())
+
+    def _transfer(self, x: int, there: int) -> Transfer:
+        source = self._source[x] if x >= 0 else self._home[~x]
+        return Transfer(
+            tensor=x,
+            producer=self._producer[x] if x >= 0 else -1,
+            source=source,
+            destination=there,
+            source_slot=x if x >= 0 else self._input(~x, source),
+            slot=self._copies[x, there],
+            readers=self._readers[x, there],
+        )
+
+    def _input(self, i: int, device: int) -> int:
+        if (i, device) not in self._inputs:
+            self._inputs[i, device] = self.num_slots
+            self.num_slots += 1
+        return self._inputs[i, device]
 
 
-def _order(graph: TaskGraph, rank: tuple[float, ...] | None) -> tuple[int, ...]:
-    """Returns a topological order `[N]`: always the least (rank, id) of the available tasks."""
-    ranks = rank or (0.0,) * graph.num_tasks
+def _remote_readers(
+    graph: TaskGraph, placement: np.ndarray
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Returns the readers of each (tensor or ~input, device) that gets it by a transfer."""
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     senders, readers = task_edges(graph)
-    successors: list[list[int]] = [[] for _ in ranks]
-    for u, v in zip(senders.tolist(), readers.tolist(), strict=True):
-        successors[u].append(v)
-    missing = np.bincount(readers, minlength=len(ranks)).tolist()
-    available = [(ranks[v], v) for v, count in enumerate(missing) if count == 0]
-    heapify(available)
-    order = []
-    while available:
-        _, u = heappop(available)
-        order.append(u)
-        for v in successors[u]:
-            missing[v] -= 1
-            if missing[v] == 0:
-                heappush(available, (ranks[v], v))
-    return tuple(order)
+    homes, input_readers = graph.input_home[graph.input_edge_input], graph.input_edge_reader
+    for items, source, reader in (
+        (~graph.input_edge_input, homes, input_readers),
+        (graph.edge_tensor, placement[senders], readers),
+    ):
+        moves = (source != placement[reader]) & (source != RESIDENT)
+        ends = (items[moves], placement[reader][moves], reader[moves])
+        for x, there, v in zip(*map(np.ndarray.tolist, ends), strict=True):
+            groups[x, there].append(v)
+    order = sorted(groups, key=lambda key: (key[0] >= 0, max(key[0], ~key[0]), key[1]))
+    return {key: tuple(groups[key]) for key in order}
+
+
+def _local_readers(graph: TaskGraph, placement: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Returns the readers of each task's tensors on its own device, once per tensor."""
+    local: list[list[int]] = [[] for _ in placement]
+    for u, v in zip(*map(np.ndarray.tolist, task_edges(graph)), strict=True):
+        if placement[u] == placement[v]:
+            local[u].append(v)
+    return tuple(map(tuple, local))

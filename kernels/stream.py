@@ -1,143 +1,181 @@
 """Stream dispatch: the host enqueues everything in one order and waits only at the end.
 
 JAX runs what one thread gives to a device in the order in which it was given, so each
-device's queue holds its tasks in the plan's order. JAX tells no device times: threads
-watch the results, and `infer_times` derives the starts.
+device's queue holds its tasks in the plan's order. JAX tells no device times: the host
+looks now and then, while it enqueues, at what has finished; what is left at the end is
+awaited by a thread per queue, and `infer_times` derives the starts.
 """
 
 import threading
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from doppler_jax.types import Schedule
-
 from . import ops
+from .blocks import Slots
+from .buffers import Buffers
 from .errors import TaskError
-from .job import Job, Slots
+from .job import Job
 from .trace import Clock, Record, infer_times
+from .workers import GRACE_S
+
+LOOK_S = 2e-4
+"""While the host enqueues, it looks this often at what has finished."""
+
+Watched = tuple[int, int, Sequence[Any]]
+"""Place in the order of dispatch, event, and arrays that are there when it has finished."""
 
 
-def run_stream(job: Job, slots: Slots) -> Schedule:
+def run_stream(job: Job, slots: Slots) -> Record:
     """Runs a job; leaves the outputs in `slots`, from which all else is dropped after use.
 
     Returns:
       When each task and transfer ran, with inferred starts.
 
     Raises:
-      TaskError: a task or transfer failed; the earliest in the order of dispatch, which
-        is no victim of another.
+      TaskError: time ran out, or a task or transfer failed; the earliest in the order of
+        dispatch, which is no victim of another.
     """
     run = _StreamRun(job, slots)
+    # In a thread of its own, for a device that computes at once may keep it for long.
+    host = threading.Thread(target=run.work, name="stream", daemon=True)
+    grace_s = None
     try:
-        for thread in run.watchers:
-            thread.start()
-        run.dispatch()
-        run.finish_watching()
+        host.start()
+        if not run.ended.wait(job.options.timeout_s):
+            run.time_out()
+            grace_s = GRACE_S
     finally:
         run.abandoned = True  # after a normal end there is nothing left to skip
-        run.finish_watching()
+        host.join(grace_s)
     if run.failures:
         raise min(run.failures, key=lambda failure: failure[0])[1]
     infer_times(run.record, job.plan)
-    return run.record.schedule()
+    return run.record
 
 
 class _StreamRun:
     """State of one execution."""
 
     def __init__(self, job: Job, slots: Slots) -> None:
-        self.job = job
-        self.slots = slots
         self.record = Record(job.plan)
-        self.clock = Clock()
+        self.ended = threading.Event()
         self.abandoned = False
         self.failures: list[tuple[int, TaskError]] = []  # (place in the dispatch order, error)
-        self.reads_left = list(job.plan.num_reads)
-        self.num_dispatched = 0
+        self._job = job
+        self._buffers = Buffers(job.plan, slots)
+        self._clock = Clock()
+        self._look_s = LOOK_S  # when to look next
+        self._num_dispatched = 0
         # Tasks and incoming transfers of a device finish in no common order: a queue each.
-        self.queues: list[SimpleQueue[tuple[int, int, Any] | None]] = [
-            SimpleQueue() for _ in range(2 * len(job.devices))
-        ]
-        self.watchers = [
-            threading.Thread(target=self._watch, args=(queue,), daemon=True)
-            for queue in self.queues
-        ]
+        self._queues: list[deque[Watched]] = [deque() for _ in range(2 * len(job.devices))]
 
-    def dispatch(self) -> None:
+    def work(self) -> None:
+        """Enqueues everything and waits for it."""
+        try:
+            self._dispatch()
+            self._look()
+            watchers = [
+                threading.Thread(target=self._watch, args=(queue,), daemon=True)
+                for queue in filter(None, self._queues)
+            ]
+            for thread in watchers:
+                thread.start()
+            for thread in watchers:
+                thread.join()
+        except BaseException as error:
+            self._fail(self.record.first_unfinished(), self._num_dispatched, error)
+        finally:
+            self.ended.set()
+
+    def time_out(self) -> None:
+        """Records that time ran out, and at what."""
+        self.abandoned = True
+        for _, event, arrays in (item for queue in self._queues for item in queue.copy()):
+            if ops.are_ready(arrays):
+                self.record.finish_s[event] = self._clock.now_s()
+        cause = TimeoutError(f"the call has taken more than {self._job.options.timeout_s} s")
+        error = self._job.event_error(self.record.first_unfinished(), cause)
+        self.failures.append((-1, error))
+
+    def _dispatch(self) -> None:
         """Enqueues every task, and right after it its transfers; stops at a failure."""
-        plan = self.job.plan
-        self.clock = Clock()
+        plan = self._job.plan
+        self._clock = Clock()
+        for k in plan.initial_transfers:
+            if not self._dispatch_transfer(k):
+                return
         for v in plan.order:
-            if self.failures or not self._dispatch_task(v):
+            if not self._dispatch_task(v):
                 return
             for k in plan.task_transfers[v]:
                 if not self._dispatch_transfer(k):
                     return
 
     def _dispatch_task(self, v: int) -> bool:
-        plan = self.job.plan
-        self.record.start_s[v] = self.clock.now_s()
+        plan, now_s = self._job.plan, self._clock.now_s()
+        self.record.start_s[v] = now_s
         try:
-            results = self.job.executables[v](*[self.slots[s] for s in plan.operands[v]])
+            results = self._job.executables[v](*self._buffers.operands(v))
         except Exception as error:
-            self._fail(v, self.num_dispatched, error)
+            self._fail(v, self._num_dispatched, error)
             return False
         self._watch_later(plan.placement[v], v, results)
         for slot, result in zip(plan.results[v], results, strict=True):
-            if self.reads_left[slot]:
-                self.slots[slot] = result
-        for slot in set(plan.operands[v]):
-            self._drop_read(slot)
-        return True
+            self._buffers.keep(slot, result)
+        self._buffers.drop_reads(set(plan.operands[v]))
+        return self._goes_on(now_s)
 
     def _dispatch_transfer(self, k: int) -> bool:
-        transfer, event = self.job.plan.transfers[k], len(self.job.names) + k
-        source, device = self.slots[transfer.tensor], self.job.devices[transfer.destination]
-        assert source is not None
-        self.record.start_s[event] = self.clock.now_s()
+        transfer, event = self._job.plan.transfers[k], self.record.num_tasks + k
+        device, now_s = self._job.devices[transfer.destination], self._clock.now_s()
+        self.record.start_s[event] = now_s
         try:
-            self.slots[transfer.slot] = ops.transfer(source, device)
+            copy = ops.transfer(self._buffers.get(transfer.source_slot), device)
         except Exception as error:
-            self._fail(event, self.num_dispatched, error)
+            self._fail(event, self._num_dispatched, error)
             return False
-        queue = len(self.job.devices) + transfer.destination
-        self._watch_later(queue, event, self.slots[transfer.slot])
-        self._drop_read(transfer.tensor)
-        return True
+        self._watch_later(len(self._job.devices) + transfer.destination, event, (copy,))
+        self._buffers.keep(transfer.slot, copy)
+        self._buffers.drop_reads([transfer.source_slot])
+        return self._goes_on(now_s)
 
-    def finish_watching(self) -> None:
-        """Ends the watchers: after all that was enqueued, or soon if abandoned."""
-        for queue in self.queues:
-            queue.put(None)
-        for thread in self.watchers:
-            if thread.ident is not None:
-                thread.join()
+    def _goes_on(self, now_s: float) -> bool:
+        if now_s < self._look_s and not self.abandoned:
+            return True
+        self._look()
+        self._look_s = self._clock.now_s() + LOOK_S
+        return not (self.abandoned or self.failures)
 
-    def _watch_later(self, queue: int, event: int, arrays: Any) -> None:
-        self.queues[queue].put((self.num_dispatched, event, arrays))
-        self.num_dispatched += 1
+    def _watch_later(self, queue: int, event: int, arrays: Sequence[Any]) -> None:
+        """Sees an event at once if it has finished, as tiny tasks on CPU devices have."""
+        place, waiting = self._num_dispatched, self._queues[queue]
+        self._num_dispatched += 1
+        if not waiting and ops.are_ready(arrays):
+            self._see(place, event, arrays)
+        else:
+            waiting.append((place, event, arrays))
 
-    def _watch(self, queue: "SimpleQueue[tuple[int, int, Any] | None]") -> None:
-        while (item := queue.get()) is not None and not self.abandoned:
-            place, event, arrays = item
-            try:
-                jax.block_until_ready(arrays)
-            except BaseException as error:
-                self._fail(event, place, error)
-            self.record.finish_s[event] = self.clock.now_s()
-            del item, arrays  # else a waiting watcher would keep the buffers
+    def _look(self) -> None:
+        """Notes what has finished since the last look."""
+        for queue in self._queues:
+            while queue and ops.are_ready(queue[0][2]):
+                self._see(*queue.popleft())
+
+    def _watch(self, queue: deque[Watched]) -> None:
+        while queue and not self.abandoned:
+            self._see(*queue[0])
+            queue.popleft()
+
+    def _see(self, place: int, event: int, arrays: Sequence[Any]) -> None:
+        try:
+            for array in arrays:
+                array.block_until_ready()
+            if self._job.options.check_nan and event < self.record.num_tasks:
+                ops.refuse_nan(arrays)
+        except BaseException as error:
+            self._fail(event, place, error)
+        self.record.finish_s[event] = self._clock.now_s()
 
     def _fail(self, event: int, place: int, cause: BaseException) -> None:
-        num_tasks = len(self.job.names)
-        if event < num_tasks:
-            error = self.job.task_error(event, cause)
-        else:
-            error = self.job.transfer_error(event - num_tasks, cause)
-        self.failures.append((place, error))
-
-    def _drop_read(self, slot: int) -> None:
-        self.reads_left[slot] -= 1
-        if self.reads_left[slot] == 0:
-            self.slots[slot] = None
+        self.failures.append((place, self._job.event_error(event, cause)))

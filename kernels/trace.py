@@ -1,5 +1,6 @@
 """Event records of an execution, and the `Schedule` that they make."""
 
+import math
 import time
 
 import numpy as np
@@ -27,13 +28,22 @@ class Record:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        num_events = len(plan.placement) + len(plan.transfers)
+        self.num_tasks = len(plan.placement)
+        num_events = self.num_tasks + len(plan.transfers)
         self.start_s = [float("nan")] * num_events
         self.finish_s = [float("nan")] * num_events
 
+    def first_unfinished(self) -> int:
+        """Returns what has run for longest, or else the first task that has yet to run."""
+        waiting = {e for e, finish_s in enumerate(self.finish_s) if math.isnan(finish_s)}
+        running = [e for e in waiting if not math.isnan(self.start_s[e])]
+        if running:
+            return min(running, key=self.start_s.__getitem__)
+        return next((v for v in self._plan.order if v in waiting), self._plan.order[-1])
+
     def schedule(self) -> Schedule:
         """Returns the record as a schedule."""
-        n, transfers = len(self._plan.placement), self._plan.transfers
+        n, transfers = self.num_tasks, self._plan.transfers
         return Schedule(
             placement=np.array(self._plan.placement, dtype=np.int64),
             start_s=np.array(self.start_s[:n], dtype=np.float64),
@@ -73,6 +83,14 @@ def _dependences(plan: Plan) -> tuple[list[int], list[list[int]]]:
     waits: list[list[int]] = [[] for _ in range(num_tasks + len(plan.transfers))]
     events: list[int] = []
     last: dict[int, int] = {}
+
+    def send(transfers: tuple[int, ...]) -> None:
+        for k in transfers:
+            events.append(num_tasks + k)
+            for reader in plan.transfers[k].readers:
+                waits[reader].append(num_tasks + k)
+
+    send(plan.initial_transfers)
     for v in plan.order:
         events.append(v)
         if (device := plan.placement[v]) in last:
@@ -81,8 +99,6 @@ def _dependences(plan: Plan) -> tuple[list[int], list[list[int]]]:
         for reader in plan.local_readers[v]:
             waits[reader].append(v)
         for k in plan.task_transfers[v]:
-            events.append(num_tasks + k)
             waits[num_tasks + k].append(v)
-            for reader in plan.transfers[k].readers:
-                waits[reader].append(num_tasks + k)
+        send(plan.task_transfers[v])
     return events, waits

@@ -46,23 +46,9 @@ class ScheduleExplanation:
         return self.link_busy_s / (self.makespan_s or 1.0)
 
     def __str__(self) -> str:
-        spent, moved = self.chain_seconds, self.moved_bytes.sum()
-        parts = {
-            "compute": spent.compute_s,
-            "transfer": spent.transfer_s,
-            "queueing": spent.queueing_s,
-            "idle": spent.idle_s,
-        }
-        went = ", ".join(
-            f"{name} {format_seconds(seconds)} ({seconds / (self.makespan_s or 1.0):.0%})"
-            for name, seconds in parts.items()
-        )
-        tasks = sum(link.kind == "task" for link in self.chain)
         return (
-            f"makespan {format_seconds(self.makespan_s)}; {moved:.4g} bytes moved\n\n"
-            f"{self._devices()}\n{self._links()}"
-            f"critical chain: {tasks} tasks, {len(self.chain) - tasks} transfers: {went}\n\n"
-            f"{self._chain()}"
+            f"makespan {format_seconds(self.makespan_s)}; {self.moved_bytes.sum():.4g} bytes "
+            f"moved\n\n{self._devices()}\n{self.links_text()}{self.chain_text()}"
         )
 
     def _devices(self) -> str:
@@ -84,7 +70,8 @@ class ScheduleExplanation:
         over = ", exceeded" if self.peak_bytes[d] > self.capacity_bytes[d] else ""
         return f"{self.capacity_bytes[d]:.4g}{over}"
 
-    def _links(self) -> str:
+    def links_text(self) -> str:
+        """Returns a table of the links that carried something, "" if none did."""
         rows = [
             (
                 f"{s} to {d}",
@@ -95,6 +82,25 @@ class ScheduleExplanation:
             for s, d in np.argwhere((self.moved_bytes > 0) | (self.link_busy_s > 0)).tolist()
         ]
         return format_table(("link", "busy", "share", "bytes"), rows) + "\n" if rows else ""
+
+    def chain_text(self) -> str:
+        """Returns what the makespan went on along the critical chain, and its longest links."""
+        spent = self.chain_seconds
+        parts = {
+            "compute": spent.compute_s,
+            "transfer": spent.transfer_s,
+            "queueing": spent.queueing_s,
+            "idle": spent.idle_s,
+        }
+        went = ", ".join(
+            f"{name} {format_seconds(seconds)} ({seconds / (self.makespan_s or 1.0):.0%})"
+            for name, seconds in parts.items()
+        )
+        tasks = sum(link.kind == "task" for link in self.chain)
+        return (
+            f"critical chain: {tasks} tasks, {len(self.chain) - tasks} transfers: {went}\n\n"
+            f"{self._chain()}"
+        )
 
     def _chain(self) -> str:
         length_s = np.array([link.finish_s - link.start_s for link in self.chain])

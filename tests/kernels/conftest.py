@@ -1,5 +1,9 @@
 """Hand-made programs for the engine's tests: no tracing, no partitioning."""
 
+import dataclasses
+import threading
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,14 +19,19 @@ from doppler_jax.types import (
     ShardedProgram,
     TensorRef,
 )
+from kernels.local import MODES
+from kernels.ray_processes import end_ray
 
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
-FAILING = {"now": False}  # whether BOOM raises
+FAILING = {"now": False, "sleep_s": 0.0, "wait": None}  # what "boom" does when it runs
 
 
 def boom(a):
     if FAILING["now"]:
         raise FloatingPointError("boom")
+    time.sleep(FAILING["sleep_s"])
+    if FAILING["wait"] is not None:
+        FAILING["wait"].wait()
     return np.asarray(a)
 
 
@@ -44,6 +53,18 @@ KERNELS = {
 def executables():
     """Compiled once for all tests that place the kernels above."""
     return kernels.Executables()
+
+
+@pytest.fixture(scope="session")
+def ray_pair():
+    """Two device processes, in a Ray that has room for two more."""
+    ray = pytest.importorskip("ray")
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        with kernels.ray_devices(2) as devices:
+            yield devices
+    finally:
+        end_ray()
 
 
 def build(tasks, outputs):
@@ -143,3 +164,31 @@ def random_program(seed, num_tasks):
 
 def live_slots(slots):
     return {s for s, array in enumerate(slots) if array is not None}
+
+
+all_modes = pytest.mark.parametrize("mode", sorted(MODES))
+
+
+def compile_on(sharded, placement, executables, num_devices=2, **options):
+    devices = jax.devices()[:num_devices]
+    return kernels.compile(
+        sharded, placement, devices=devices, executables=executables, **options
+    )
+
+
+def num_threads():
+    # XLA's own threads count as dummies, for ever, once they have run a callback that logs.
+    return sum(not isinstance(t, threading._DummyThread) for t in threading.enumerate())
+
+
+def delay(step, v, seconds):
+    """Lets task v sleep before it runs, on no core."""
+    run = step._loaded._job.executables[v]
+
+    def run_late(*operands):
+        time.sleep(seconds)
+        return run(*operands)
+
+    calls = list(step._loaded._job.executables)
+    calls[v] = run_late
+    step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))

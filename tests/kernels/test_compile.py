@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 import kernels
+from doppler_jax.simulator.validate import validate
 from kernels import ops
-from tests.kernels.conftest import random_program
+from tests.kernels.conftest import random_program, run_plainly
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
@@ -14,9 +15,9 @@ def count_compiles(monkeypatch):
     compiled = []
     lower = ops._lower
 
-    def record(kernel, device):
+    def record(kernel, device, donated):
         compiled.append((kernel, device))
-        return lower(kernel, device)
+        return lower(kernel, device, donated)
 
     monkeypatch.setattr(ops, "_lower", record)
     return compiled
@@ -51,15 +52,18 @@ def test_shares_executables(count_compiles):
     [
         (
             {"mode": "eager"},
-            r"unknown mode 'eager'; local has: \['stream', 'work_conserving'\]",
+            r"unknown mode 'eager'; local has: \['bulk.*', 'stream', 'work_conserving'\]",
         ),
-        ({"backend": "mpi"}, r"unknown backend 'mpi'; known: \['local'\]"),
+        ({"backend": "mpi"}, r"unknown backend 'mpi'; known: \['local', 'ray'\]"),
         ({"devices": []}, "devices is empty"),
         ({"devices": [0, 0]}, r"devices\[1\] is .*, which occurs before"),
         ({"placement": [0, 1]}, r"placement has shape \(2,\), expected \(3,\)"),
         ({"placement": [0, 2, 0]}, r"placement\[1\] is 2, but there are 2 devices"),
         ({"placement": [0, 1, -1]}, r"placement\[2\] is -1"),
         ({"placement": [0.0, 1.0, 0.0]}, "placement must hold integers"),
+        ({"timeout_s": 0}, "timeout_s is 0; expected a number above 0"),
+        ({"out_device": 2}, "out_device is 2, but there are 2 devices"),
+        ({"backend": "ray", "mode": "stream"}, r"unknown mode 'stream'; ray has: \['bulk"),
         ({"priority": [1]}, r"priority has shape \(1,\), expected \(3,\)"),
         ({"priority": [1, np.nan, 2]}, r"priority\[1\] is nan"),
     ],
@@ -70,3 +74,29 @@ def test_refuses_bad_arguments_before_work(count_compiles, changes, message):
     with pytest.raises(ValueError, match=message):
         kernels.compile(random_program(0, 3), **arguments)
     assert count_compiles == []
+
+
+def test_fuses_segments(executables):
+    sharded = random_program(4, 30)
+    placement = np.arange(30) % 2
+    step = kernels.compile(
+        sharded, placement, devices=jax.devices()[:2], fuse_segments=True, priority=range(30)
+    )
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    assert step.graph.num_tasks == len(step.names) == len(step.trace.start_s) < 30
+    validate(step.graph, step.trace, tolerance=0)
+
+
+def test_tells_what_the_latest_call_went_on(executables):
+    sharded = random_program(0, 8)
+    step = kernels.compile(
+        sharded, np.arange(8) % 2, devices=jax.devices()[:2], executables=executables
+    )
+    for tell in (step.profile, lambda: step.lower_bound_s):
+        with pytest.raises(ValueError, match="call the function first"):
+            tell()
+    step(X)
+    assert 0 < step.lower_bound_s <= step.trace.finish_s.max()
+    assert "critical chain" in str(step.profile())
+    assert step.profile().peak_bytes.tolist() == step.peak_bytes.tolist()
+    assert step.device_names == tuple(map(str, jax.devices()[:2]))

@@ -1,0 +1,218 @@
+"""What the time of one call went on: devices, waits, transfers, tasks, memory."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from doppler_jax.graphs.levels import lower_bound_s
+from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
+from doppler_jax.reports.tables import format_seconds, format_table
+from doppler_jax.simulator.transfer_rules import (
+    check_transfers,
+    edge_arrivals,
+    input_arrivals,
+)
+from doppler_jax.types import Costs, Schedule, TaskGraph
+
+SHOWN = 10
+"""Tasks that `str` of a profile shows: the slowest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What one call kept busy and what it waited for; print it to read it."""
+
+    explanation: ScheduleExplanation  # of its trace: busy times, links, critical chain
+    lower_bound_s: float  # see `measured_lower_bound_s`
+    task_s: np.ndarray  # [N] of each task
+    dispatch_gap_s: np.ndarray  # [N] before each task, see `dispatch_gaps_s`
+    idle_ready_s: np.ndarray  # [D] for which each device idled though a task was ready
+    num_transfers: int
+    transfer_s: float  # of all transfers together
+    overlapped_s: float  # of that, while the receiving device computed
+    peak_bytes: np.ndarray  # [D] most memory held at once, by the engine's own count
+    device_names: tuple[str, ...]  # [D]
+
+    @property
+    def makespan_s(self) -> float:
+        return self.explanation.makespan_s
+
+    @property
+    def utilisation(self) -> np.ndarray:
+        """`[D]` share of the makespan for which each device computes."""
+        return self.explanation.utilisation
+
+    @property
+    def idle_ready_share(self) -> float:
+        """Share of the devices' time that they idled though a task was ready for them."""
+        total_s = self.makespan_s * len(self.device_names)
+        return float(self.idle_ready_s.sum()) / (total_s or 1.0)
+
+    def gap_s(self, quantile: float) -> float:
+        """Returns a quantile of the dispatch gaps; 0.5 is the median."""
+        return float(np.quantile(self.dispatch_gap_s, quantile)) if self.task_s.size else 0.0
+
+    def __str__(self) -> str:
+        explained = self.explanation
+        overlap = self.overlapped_s / (self.transfer_s or 1.0)
+        return (
+            f"makespan {format_seconds(self.makespan_s)}, "
+            f"{self.task_s.size} tasks on {len(self.device_names)} devices; with tasks as fast "
+            f"as here none below {format_seconds(self.lower_bound_s)}\n"
+            f"idle with a ready task: {format_seconds(float(self.idle_ready_s.sum()))} "
+            f"({self.idle_ready_share:.1%} of the devices' time); before a task "
+            f"{format_seconds(self.gap_s(0.5), 3)} (median), "
+            f"{format_seconds(self.gap_s(0.99), 3)} (99th percentile)\n"
+            f"transfers: {self.num_transfers}, {explained.moved_bytes.sum():.4g} bytes, "
+            f"{format_seconds(self.transfer_s)} together, {overlap:.0%} of it while the "
+            f"receiver computed\n\n{self._devices()}\n{explained.links_text()}"
+            f"{self._slowest()}\n{explained.chain_text()}"
+        )
+
+    def _devices(self) -> str:
+        rows = [
+            (
+                f"{d} ({name})",
+                format_seconds(self.explanation.busy_s[d]),
+                f"{self.utilisation[d]:.0%}",
+                format_seconds(self.idle_ready_s[d]),
+                f"{self.peak_bytes[d]:.4g}",
+            )
+            for d, name in enumerate(self.device_names)
+        ]
+        columns = ("device", "busy", "share", "idle with a ready task", "peak memory (bytes)")
+        return format_table(columns, rows)
+
+    def _slowest(self) -> str:
+        slowest = np.argsort(-self.task_s, kind="stable")[:SHOWN].tolist()
+        names = self.explanation.names
+        rows = [
+            (
+                names[v],
+                format_seconds(self.task_s[v]),
+                f"{self.task_s[v] / (self.task_s.sum() or 1.0):.1%}",
+            )
+            for v in slowest
+        ]
+        return format_table(("slowest tasks", "takes", "share of all compute"), rows)
+
+
+def profile(
+    graph: TaskGraph,
+    trace: Schedule,
+    names: Sequence[str],
+    device_names: Sequence[str],
+    peak_bytes: ArrayLike,
+) -> Profile:
+    """Returns what the time of one call went on; print it to read it.
+
+    Args:
+      graph: the task graph that ran, N tasks.
+      trace: when each task and transfer ran, in seconds.
+      names: `[N]` of the tasks.
+      device_names: `[D]` of the devices.
+      peak_bytes: `[D]` most memory held at once.
+
+    Raises:
+      ValueError: the trace is no legal execution of the graph, or names or `peak_bytes`
+        are of another length.
+    """
+    num_devices = len(device_names)
+    peaks = np.asarray(peak_bytes, np.float64)
+    if peaks.shape != (num_devices,):
+        raise ValueError(f"peak_bytes has shape {peaks.shape}, expected ({num_devices},)")
+    costs = _measured_costs(graph, trace, num_devices)
+    explanation = explain_schedule(graph, costs, trace, names=names)
+    gap_s = dispatch_gaps_s(graph, trace)
+    transfer_s = trace.transfer_finish_s - trace.transfer_start_s
+    return Profile(
+        explanation=explanation,
+        lower_bound_s=lower_bound_s(graph, costs),
+        task_s=trace.finish_s - trace.start_s,
+        dispatch_gap_s=gap_s,
+        idle_ready_s=np.bincount(trace.placement, gap_s, num_devices),
+        num_transfers=transfer_s.size,
+        transfer_s=float(transfer_s.sum()),
+        overlapped_s=float(_receiver_busy_s(trace).sum()),
+        peak_bytes=peaks,
+        device_names=tuple(device_names),
+    )
+
+
+def measured_lower_bound_s(graph: TaskGraph, trace: Schedule, num_devices: int) -> float:
+    """Returns seconds that no placement beats while each task takes what it took in a trace.
+
+    The larger of the critical path without transfers and all work over the number of
+    devices (`doppler_jax.lower_bound_s`). Where devices are unequal, a placement that moves
+    tasks to a faster one can beat it.
+
+    Args:
+      graph: the task graph that ran.
+      trace: when its tasks ran.
+      num_devices: D.
+    """
+    return lower_bound_s(graph, _measured_costs(graph, trace, num_devices))
+
+
+def dispatch_gaps_s(graph: TaskGraph, trace: Schedule) -> np.ndarray:
+    """Returns for how long `[N]` each task's device idled with a ready task before it.
+
+    A task is ready when its inputs are on its device: as their producers there finish, or
+    their transfers. The gap before a task lasts from when the device was free and any task
+    that it had yet to run was ready until the task starts. So the gaps of a device add up
+    to the time for which it was not work-conserving, what dispatch takes included.
+
+    Raises:
+      ValueError: a transfer is missing or impossible.
+    """
+    transfers = check_transfers(graph, trace, slack=np.inf)
+    ready_s = np.zeros(graph.num_tasks)
+    arrived_s = edge_arrivals(graph, trace, transfers, None, None)
+    np.maximum.at(ready_s, graph.edge_reader, arrived_s)
+    arrived_s = input_arrivals(graph, trace, transfers, None, derive=True)
+    np.maximum.at(ready_s, graph.input_edge_reader, arrived_s)
+    gap_s = np.zeros(graph.num_tasks)
+    for tasks in _tasks_in_order(trace):
+        free_s = np.append(0.0, np.maximum.accumulate(trace.finish_s[tasks])[:-1])
+        first_ready_s = np.minimum.accumulate(ready_s[tasks][::-1])[::-1]
+        waited_s = trace.start_s[tasks] - np.maximum(free_s, first_ready_s)
+        gap_s[tasks] = np.maximum(waited_s, 0.0)
+    return gap_s
+
+
+def _measured_costs(graph: TaskGraph, trace: Schedule, num_devices: int) -> Costs:
+    """Returns costs by which every task takes what it took, on any device."""
+    task_s = np.asarray(trace.finish_s - trace.start_s, np.float64)
+    return Costs(
+        compute_s=np.repeat(task_s[:, None], num_devices, axis=1),
+        tensor_bytes=graph.tensor_bytes,
+        input_bytes=graph.input_bytes,
+        latency_s=np.zeros((num_devices, num_devices)),
+        seconds_per_byte=np.zeros((num_devices, num_devices)),
+        capacity_bytes=np.full(num_devices, np.inf),
+    )
+
+
+def _tasks_in_order(trace: Schedule) -> list[np.ndarray]:
+    """Returns the tasks of each device that has any, by start."""
+    order = np.lexsort((trace.finish_s, trace.start_s, trace.placement))
+    places = trace.placement[order]
+    return np.split(order, np.flatnonzero(np.diff(places)) + 1) if order.size else []
+
+
+def _receiver_busy_s(trace: Schedule) -> np.ndarray:
+    """Returns for how long `[X]` the receiving device computed during each transfer."""
+    overlap_s = np.zeros(trace.transfer_tensor.size)
+    for tasks in _tasks_in_order(trace):
+        here = trace.transfer_destination == trace.placement[tasks[0]]
+        times = np.stack([trace.start_s[tasks], trace.finish_s[tasks]], axis=1).ravel()
+        busy_s = np.repeat(np.cumsum(trace.finish_s[tasks] - trace.start_s[tasks]), 2)
+        busy_s[::2] = np.append(0.0, busy_s[1:-1:2])
+        until_s, since_s = (
+            np.interp(at, times, busy_s)
+            for at in (trace.transfer_finish_s[here], trace.transfer_start_s[here])
+        )
+        overlap_s[here] = until_s - since_s
+    return overlap_s

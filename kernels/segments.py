@@ -1,0 +1,227 @@
+"""Coarsening: tasks of one device that wait for the same transfers become one task.
+
+Two tasks of a device are in one segment if the same transfers are before them and the same
+ones after them, however far away. So a segment starts no later than its first task could:
+none of its tasks waits for a transfer that another does not wait for. And it holds up no
+transfer: what leaves the device after one of its tasks needs all of them. No coarser
+grouping has both properties. A path that leaves a segment and returns to it would be a
+transfer after one task and before another, hence not the same ones: segments form no cycle.
+
+What it costs: a segment is not interrupted, so another segment that becomes ready meanwhile
+waits for its end, where it would have waited for the end of one task.
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from doppler_jax.graphs.build import make_graph, task_edges, topological_order
+from doppler_jax.types import (
+    RESIDENT,
+    InputRef,
+    Kernel,
+    Ref,
+    ShardedProgram,
+    TaskGraph,
+    TaskOrigin,
+    TensorRef,
+)
+
+Wire = tuple[int, int]
+"""An operand of a part: (part, result), or (-1, operand of the segment)."""
+
+Parts = tuple[tuple[Kernel, tuple[Wire, ...]], ...]
+
+_composed: "weakref.WeakValueDictionary[tuple[Parts, tuple[Wire, ...]], Kernel]" = (
+    weakref.WeakValueDictionary()
+)
+"""The kernels of segments that are in use, so that placements share executables."""
+
+
+def fuse_segments(
+    sharded: ShardedProgram, placement: np.ndarray, priority: np.ndarray | None
+) -> tuple[ShardedProgram, np.ndarray, np.ndarray | None]:
+    """Returns the program with a task per segment, and its placement and priority.
+
+    A segment's results are what is read outside it; they appear at its end. Segments that
+    call the same kernels, wired alike, share one kernel, also between calls of this
+    function. A segment of one task stays as it is; others are called "NAME+K", after the
+    first of their K + 1 tasks, and rank as their first-ranked one.
+
+    Args:
+      sharded: the program, N tasks.
+      placement: `[N]` int device of each task.
+      priority: `[N]` order of tasks, smallest first, or None.
+    """
+    graph = sharded.graph
+    segments = _segments(graph, placement)
+    of_task = np.empty(graph.num_tasks, np.int64)
+    for s, members in enumerate(segments):
+        of_task[members] = s
+    fuser = _Fuser(sharded, of_task)
+    tasks = [fuser.task(segment) for segment in segments]
+    kept = sorted(x for task in tasks for x in task.results)
+    new_id = {x: new for new, x in enumerate(kept)}
+
+    def renumbered(ref: Ref) -> Ref:
+        return ref if isinstance(ref, InputRef) else TensorRef(new_id[ref.tensor])
+
+    operands = tuple(tuple(map(renumbered, task.operands)) for task in tasks)
+    fused = dataclasses.replace(
+        sharded,
+        graph=_graph(graph, operands, of_task, kept),
+        names=tuple(task.name for task in tasks),
+        kernels=tuple(task.kernel for task in tasks),
+        operands=operands,
+        outputs=tuple(
+            dataclasses.replace(output, blocks=tuple(map(renumbered, output.blocks)))
+            for output in sharded.outputs
+        ),
+        origins=tuple(_origin(sharded.origins, s) for s in segments if sharded.origins),
+    )
+    rank = None if priority is None else np.array([priority[s].min() for s in segments])
+    return fused, placement[[s[0] for s in segments]], rank
+
+
+def _segments(graph: TaskGraph, placement: np.ndarray) -> list[list[int]]:
+    """Returns the tasks of every segment in topological order, by their smallest task."""
+    before, after = _transfers_around(graph, placement)
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for v in topological_order(graph).tolist():
+        groups.setdefault((int(placement[v]), before[v], after[v]), []).append(v)
+    return sorted(groups.values(), key=min)
+
+
+def _transfers_around(graph: TaskGraph, placement: np.ndarray) -> tuple[list[int], list[int]]:
+    """Returns, per task, the sets of transfers on paths to it and from it, as bits."""
+    places = placement.tolist()
+    edges = list(zip(graph.edge_tensor.tolist(), *_lists(task_edges(graph)), strict=True))
+    bits: dict[tuple[int, int], int] = {}
+
+    def transfer(item: int, source: int, reader: int) -> int:
+        if source in (RESIDENT, places[reader]):
+            return 0
+        return bits.setdefault((item, places[reader]), 1 << len(bits))
+
+    before, after = [0] * graph.num_tasks, [0] * graph.num_tasks
+    for i, v in zip(*_lists((graph.input_edge_input, graph.input_edge_reader)), strict=True):
+        before[v] |= transfer(~i, int(graph.input_home[i]), v)
+    position = np.argsort(topological_order(graph)).tolist()
+    for x, u, v in sorted(edges, key=lambda edge: position[edge[1]]):
+        before[v] |= before[u] | transfer(x, places[u], v)
+    for x, u, v in sorted(edges, key=lambda edge: -position[edge[2]]):
+        after[u] |= after[v] | transfer(x, places[u], v)
+    return before, after
+
+
+def _lists(arrays: Sequence[np.ndarray]) -> list[list[int]]:
+    return [array.tolist() for array in arrays]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fused:
+    """The task that a segment becomes; tensors by their ids in the program given."""
+
+    name: str
+    kernel: Kernel
+    operands: tuple[Ref, ...]
+    results: tuple[int, ...]  # tensors, increasing
+
+
+class _Fuser:
+    """Makes tasks of segments."""
+
+    def __init__(self, sharded: ShardedProgram, of_task: np.ndarray) -> None:
+        graph = sharded.graph
+        self._sharded = sharded
+        self._made: list[list[int]] = [[] for _ in sharded.names]
+        for x, v in enumerate(graph.tensor_producer.tolist()):
+            self._made[v].append(x)
+        leaves = of_task[graph.tensor_producer[graph.edge_tensor]] != of_task[graph.edge_reader]
+        read = {ref for output in sharded.outputs for ref in output.blocks}
+        self._read_outside = read.union(map(TensorRef, graph.edge_tensor[leaves].tolist()))
+
+    def task(self, segment: list[int]) -> _Fused:
+        """Returns the task that calls the kernels of `segment`, which is topological."""
+        sharded, first = self._sharded, segment[0]
+        if len(segment) == 1:
+            results = tuple(self._made[first])
+            return _Fused(
+                sharded.names[first], sharded.kernels[first], sharded.operands[first], results
+            )
+        wire_of: dict[Ref, Wire] = {}
+        operands: list[Ref] = []
+        parts = []
+        for part, v in enumerate(segment):
+            for ref in sharded.operands[v]:
+                if ref not in wire_of:
+                    wire_of[ref] = (-1, len(operands))
+                    operands.append(ref)
+            wires = tuple(wire_of[ref] for ref in sharded.operands[v])
+            parts.append((sharded.kernels[v], wires))
+            wire_of.update({TensorRef(x): (part, k) for k, x in enumerate(self._made[v])})
+        made = sorted(x for v in segment for x in self._made[v])
+        results = tuple(x for x in made if TensorRef(x) in self._read_outside)
+        exported = tuple(wire_of[TensorRef(x)] for x in results)
+        name = f"{sharded.names[first]}+{len(segment) - 1}"
+        return _Fused(name, _compose(tuple(parts), exported), tuple(operands), results)
+
+
+def _compose(parts: Parts, exported: tuple[Wire, ...]) -> Kernel:
+    """Returns the kernel that calls the parts in turn and returns what is exported."""
+    if (known := _composed.get((parts, exported))) is not None:
+        return known
+
+    def fn(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        made: list[tuple[jax.Array, ...]] = []
+        for kernel, wires in parts:
+            made.append(kernel.fn(*(operands[k] if j < 0 else made[j][k] for j, k in wires)))
+        return tuple(made[j][k] for j, k in exported)
+
+    avals = {
+        k: aval
+        for kernel, wires in parts
+        for (j, k), aval in zip(wires, kernel.operands, strict=True)
+        if j < 0
+    }
+    kernel = Kernel(
+        name=f"{parts[0][0].name}+{len(parts) - 1}",
+        fn=fn,
+        operands=tuple(avals[k] for k in range(len(avals))),
+        results=tuple(parts[j][0].results[k] for j, k in exported),
+    )
+    _composed[parts, exported] = kernel
+    return kernel
+
+
+def _graph(
+    graph: TaskGraph,
+    operands: Sequence[tuple[Ref, ...]],
+    of_task: np.ndarray,
+    kept: Sequence[int],
+) -> TaskGraph:
+    """Returns the graph of the segments, with the tensors `kept`."""
+    reads = [(ref, s) for s, refs in enumerate(operands) for ref in refs]
+    edges = [(ref.tensor, s) for ref, s in reads if isinstance(ref, TensorRef)]
+    input_edges = [(ref.input, s) for ref, s in reads if isinstance(ref, InputRef)]
+    kept_ids = np.array(kept, np.int64)
+    return make_graph(
+        flops=np.bincount(of_task, graph.flops, len(operands)),
+        tensor_producer=of_task[graph.tensor_producer[kept_ids]],
+        tensor_bytes=graph.tensor_bytes[kept_ids],
+        edge_tensor=[x for x, _ in edges],
+        edge_reader=[s for _, s in edges],
+        input_bytes=graph.input_bytes,
+        input_home=graph.input_home,
+        input_edge_input=[i for i, _ in input_edges],
+        input_edge_reader=[s for _, s in input_edges],
+    )
+
+
+def _origin(origins: Sequence[TaskOrigin], segment: list[int]) -> TaskOrigin:
+    first = origins[segment[0]]
+    primitives = tuple(name for v in segment for name in origins[v].primitives)
+    return dataclasses.replace(first, primitives=primitives)

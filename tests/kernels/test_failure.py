@@ -1,0 +1,262 @@
+"""One error that names task and device; the others stop, and the next call works."""
+
+import dataclasses
+import os
+import re
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels
+from doppler_jax.types import Kernel
+from kernels import ops
+from kernels.buffers import Buffers
+from tests.kernels.conftest import (
+    BLOCK,
+    FAILING,
+    KERNELS,
+    all_modes,
+    build,
+    compile_on,
+    num_threads,
+    random_program,
+    run_plainly,
+)
+
+X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
+
+FAILING_PROGRAM = build(
+    [
+        ("mean", ["i0", "i1"]),
+        ("mean", ["t0", "t0"]),
+        ("boom", ["t1"]),
+        ("mean", ["t2", "t0"]),  # victims of task 2, on the other device too
+        ("mean", ["t3", "t2"]),
+        ("spin", ["i0"]),
+    ],
+    ["t4", "t5"],
+)
+
+
+@all_modes
+def test_a_failing_kernel_ends_the_call_and_the_next_works(executables, mode, monkeypatch):
+    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 0, 1, 0], executables, mode=mode)
+    threads = num_threads()
+    for fails in (True, False, True, False):
+        monkeypatch.setitem(FAILING, "now", fails)
+        if fails:
+            with pytest.raises(
+                kernels.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"
+            ):
+                step(X)
+        else:
+            out = step(X)["out"]
+            np.testing.assert_allclose(out, run_plainly(FAILING_PROGRAM, X)["out"], rtol=1e-4)
+        assert num_threads() == threads
+
+
+@all_modes
+def test_the_error_names_task_and_device(executables, mode, monkeypatch):
+    monkeypatch.setitem(FAILING, "now", True)
+    step = compile_on(FAILING_PROGRAM, [0, 0, 3, 0, 0, 1], executables, 4, mode=mode)
+    with pytest.raises(kernels.TaskError) as caught:
+        step(X)
+    assert (caught.value.task, caught.value.device) == (2, 3)
+    assert isinstance(caught.value, RuntimeError)
+    assert "boom" in str(caught.value.__cause__)
+    assert len(str(caught.value).splitlines()) == 1
+    monkeypatch.setitem(FAILING, "now", False)
+    step(X)
+
+
+class Poisoned:
+    """A result that turns out to have failed when waited for, as on an asynchronous device."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def is_ready(self):
+        return False
+
+    def block_until_ready(self):
+        time.sleep(self.seconds)
+        raise ConnectionError("device lost")
+
+
+@all_modes
+def test_names_the_first_to_fail_and_not_its_victims(executables, mode, monkeypatch):
+    sharded = build(
+        [("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "i0"]), ("make", [])],
+        ["t2", "t3"],
+    )
+    step = compile_on(sharded, [0, 1, 2, 2], executables, 3, mode=mode)
+    # Task 0 fails late; transfers and readers of what it made are seen to fail before.
+    calls = [lambda *_, s=s: (Poisoned(s),) for s in (0.2, 0.0, 0.0)]
+    calls.append(step._loaded._job.executables[3])
+    step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))
+    monkeypatch.setattr(ops, "transfer", lambda *_: Poisoned(0.0))
+    with pytest.raises(kernels.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
+        step(X)
+
+
+@all_modes
+def test_a_failing_transfer_ends_the_call_and_the_next_works(executables, mode, monkeypatch):
+    sharded = random_program(1, 40)
+    step = compile_on(sharded, np.arange(40) % 4, executables, 4, mode=mode)
+    threads = num_threads()
+
+    def lose(array, device):
+        raise ConnectionError("link down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "transfer", lose)
+        with pytest.raises(
+            kernels.TaskError, match=r"tensor \d+, made by .*link down"
+        ) as caught:
+            step(X)
+    x = int(re.search(r"tensor (\d+)", str(caught.value))[1])
+    assert sharded.graph.tensor_producer[x] == caught.value.task
+    assert caught.value.device != caught.value.task % 4
+    assert num_threads() == threads
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+
+
+@all_modes
+def test_ctrl_c_ends_the_call_and_the_next_works(executables, mode):
+    spins = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(9)]]
+    sharded = build(spins, ["t9"])
+    step = compile_on(sharded, np.arange(10) % 2, executables, mode=mode)
+    step(X)
+    threads = num_threads()
+    shares = []
+    while not shares or (len(shares) < 5 and min(shares) > 0.7):  # the machine may be busy
+        whole_s = step.trace.finish_s.max()
+        timer = threading.Timer(whole_s / 4, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            step(X)
+        stopped_s = time.perf_counter() - started
+        timer.join()
+        assert num_threads() == threads
+        np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
+        shares.append(stopped_s / max(whole_s, step.trace.finish_s.max()))
+    assert min(shares) <= 0.7  # a quarter and a task, against all ten tasks
+
+
+@all_modes
+def test_check_nan_names_the_first_task_that_makes_one(executables, mode, monkeypatch):
+    root = Kernel("root", lambda a: (jnp.sqrt(a),), (BLOCK,), (BLOCK,))
+    monkeypatch.setitem(KERNELS, "root", root)
+    sharded = build([("root", ["i0"]), ("mean", ["t0", "i0"]), ("root", ["i1"])], ["t1", "t2"])
+    step = compile_on(sharded, [1, 0, 0], executables, mode=mode, check_nan=True)
+    with pytest.raises(kernels.TaskError, match=r"^task 0 \(root0\) .*device 1.* NaN") as e:
+        step(X)  # its first block is negative
+    assert (e.value.task, e.value.device) == (0, 1)
+    assert np.isfinite(step(np.abs(X))["out"]).all()
+    unchecked = compile_on(sharded, [1, 0, 0], executables, mode=mode)
+    assert np.isnan(unchecked(X)["out"]).any()
+
+
+@all_modes
+def test_a_device_out_of_memory_names_the_task(mode, monkeypatch):
+    huge = jax.ShapeDtypeStruct((1 << 45,), jnp.float32)
+    kernel = Kernel("huge", lambda a: (jnp.broadcast_to(a[0], huge.shape),), (BLOCK,), (huge,))
+    monkeypatch.setitem(KERNELS, "huge", kernel)
+    shrink = Kernel("shrink", lambda a: (a[:4],), (huge,), (BLOCK,))
+    monkeypatch.setitem(KERNELS, "shrink", shrink)
+    sharded = build([("mean", ["i0", "i1"]), ("huge", ["t0"]), ("shrink", ["t1"])], ["t2"])
+    step = compile_on(sharded, [0, 1, 1], None, mode=mode)
+    threads = num_threads()
+    for _ in range(2):
+        with pytest.raises(kernels.TaskError, match=r"^task 1 \(huge1\) .*RESOURCE_EXHAUSTED"):
+            step(X)
+        assert num_threads() == threads
+
+
+@all_modes
+def test_a_kernel_that_does_not_compile_names_the_task(mode, monkeypatch):
+    def refuse(a):
+        raise NotImplementedError("no such operation")
+
+    monkeypatch.setitem(KERNELS, "refuse", Kernel("refuse", refuse, (BLOCK,), (BLOCK,)))
+    sharded = build([("make", []), ("refuse", ["t0"])], ["t1"])
+    with pytest.raises(
+        kernels.TaskError, match=r"^task 1 \(refuse1\): .*compile.*no such operation"
+    ) as caught:
+        compile_on(sharded, [0, 1], None, mode=mode)
+    assert (caught.value.task, caught.value.device) == (1, 1)
+
+
+def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
+    class Refused:
+        def compile(self):
+            raise RuntimeError("INTERNAL: no code for this")
+
+    lower = ops._lower
+    make = KERNELS["make"]
+    monkeypatch.setattr(
+        ops, "_lower", lambda *key: Refused() if key[0] is make else lower(*key)
+    )
+    shared = kernels.Executables()
+    with pytest.raises(kernels.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
+        compile_on(build([("mean", ["i0", "i1"]), ("make", [])], ["t0", "t1"]), [0, 1], shared)
+    assert len(shared) == 1  # what compiled before is kept
+
+
+@all_modes
+def test_a_timeout_names_what_ran_and_the_next_call_works(executables, mode, monkeypatch):
+    sharded = build([("make", []), ("boom", ["t0"]), ("mean", ["t1", "i0"])], ["t2"])
+    step = compile_on(sharded, [0, 1, 0], executables, mode=mode, timeout_s=0.3)
+    step(X)
+    threads = num_threads()
+    monkeypatch.setitem(FAILING, "sleep_s", 0.8)
+    with pytest.raises(
+        kernels.TaskError, match=r"^task 1 \(boom1\) .*device 1 .*TimeoutError.* 0.3 s"
+    ):
+        step(X)
+    assert num_threads() == threads  # it ended within the grace
+    monkeypatch.setitem(FAILING, "sleep_s", 0.0)
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+
+
+@all_modes
+def test_a_timeout_does_not_wait_for_a_stuck_task(executables, mode, monkeypatch):
+    monkeypatch.setattr("kernels.workers.GRACE_S", 0.05)
+    monkeypatch.setattr("kernels.stream.GRACE_S", 0.05)
+    go_on = threading.Event()
+    sharded = build([("boom", ["i0"]), ("mean", ["t0", "i0"])], ["t1"])
+    step = compile_on(sharded, [0, 1], executables, mode=mode, timeout_s=0.1)
+    monkeypatch.setitem(FAILING, "wait", go_on)
+    threads = num_threads()
+    try:
+        with pytest.raises(kernels.TaskError, match=r"^task 0 \(boom0\) .*TimeoutError"):
+            step(X)
+    finally:
+        go_on.set()
+    monkeypatch.setitem(FAILING, "wait", None)
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    while num_threads() > threads:  # what was stuck ends by itself
+        time.sleep(0.01)
+
+
+@blocking_modes
+def test_a_worker_that_dies_ends_the_call(executables, mode, monkeypatch):
+    sharded = random_program(1, 8)
+    step = compile_on(sharded, np.arange(8) % 2, executables, mode=mode)
+    threads = num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffers, "drop_reads", lambda *_: 1 / 0)
+        with pytest.raises(
+            kernels.TaskError, match=r"worker 'compute \d' died on device \d .*ZeroDivision"
+        ) as caught:
+            step(X)
+    assert caught.value.task == -1
+    assert num_threads() == threads
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)

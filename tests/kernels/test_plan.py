@@ -1,0 +1,110 @@
+"""What a plan waits for, moves and lays, by hand and against the graph."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kernels.plan import Transfer, make_plan
+from tests.kernels.conftest import build, random_program
+
+
+def with_homes(sharded, homes):
+    return dataclasses.replace(sharded, graph=sharded.graph.replace(input_home=np.array(homes)))
+
+
+# Task 0 reads x's first block and the constant, task 1 the same block, task 2 the results.
+TASKS = build(
+    [("mean", ["i0", "i2"]), ("mean", ["i0", "i0"]), ("mean", ["t0", "t1"])], ["t2", "i0"]
+)
+
+
+def test_resident_inputs_lie_wherever_they_are_read():
+    plan = make_plan(TASKS, np.array([1, 0, 0]), None)
+    assert sorted(plan.inputs) == [(0, 0, 6), (0, 1, 4), (1, 0, 7), (2, 1, 5)]
+    assert plan.initial_transfers == ()
+    assert plan.transfers == (Transfer(0, 0, 1, 0, 0, 3, (2,)),)
+    assert plan.task_transfers == ((0,), (), ())
+    assert plan.num_inputs == (0, 0, 2)
+    assert plan.local_readers == ((), (2,), ())
+    assert plan.outputs == ((7,), (2, 6))
+
+
+def test_inputs_of_a_call_leave_their_home_at_time_0():
+    sharded = with_homes(TASKS, [0, 0, -1])
+    plan = make_plan(sharded, np.array([1, 2, 0]), None)
+    moves = {(t.tensor, t.destination): t for t in plan.transfers}
+    assert list(moves) == [(~0, 1), (~0, 2), (0, 0), (1, 0)]
+    assert plan.initial_transfers == (0, 1)
+    home = moves[~0, 1].source_slot
+    assert moves[~0, 1] == Transfer(~0, -1, 0, 1, home, 3, (0,))
+    assert moves[~0, 2] == Transfer(~0, -1, 0, 2, home, 4, (1,))
+    assert {(i, device) for i, device, _ in plan.inputs} == {(0, 0), (1, 0), (2, 1)}
+    assert (0, 0, home) in plan.inputs
+    assert plan.operands[1] == (4, 4)
+    assert plan.num_inputs == (1, 1, 2)
+    # Two transfers and an output read it; a task that reads a copy twice reads it once.
+    assert plan.num_reads[home] == 3
+    assert plan.num_reads[4] == 1
+    assert plan.outputs[1] == (2, home)
+
+
+def test_inputs_of_a_call_stay_where_they_are_read_at_home():
+    plan = make_plan(with_homes(TASKS, [1, 0, 1]), np.array([1, 1, 1]), None)
+    assert plan.transfers == ()
+    assert plan.num_inputs == (0, 0, 2)
+    assert {(i, device) for i, device, _ in plan.inputs} == {(0, 1), (1, 0), (2, 1)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_task_gets_what_it_reads(seed):
+    """Executes the plan on names of values instead of arrays."""
+    rng = np.random.default_rng(seed)
+    sharded = with_homes(random_program(seed, 25), rng.integers(-1, 3, 3))
+    placement = rng.integers(0, 3, 25)
+    plan = make_plan(sharded, placement, rng.permutation(25))
+    where = {slot: (f"i{i}", device) for i, device, slot in plan.inputs}
+    missing = list(plan.num_inputs)
+    reads = [0] * len(plan.num_reads)
+
+    def move(k):
+        transfer = plan.transfers[k]
+        value, device = where[transfer.source_slot]
+        assert (device, transfer.destination) == (transfer.source, transfer.destination)
+        assert device != transfer.destination
+        where[transfer.slot] = (value, transfer.destination)
+        reads[transfer.source_slot] += 1
+        for v in transfer.readers:
+            missing[v] -= 1
+
+    for k in plan.initial_transfers:
+        move(k)
+    for v in plan.order:
+        assert missing[v] == 0
+        device = placement[v]
+        expected = [
+            (f"i{r.input}" if hasattr(r, "input") else f"t{r.tensor}", device)
+            for r in sharded.operands[v]
+        ]
+        assert [where[s] for s in plan.operands[v]] == expected
+        for slot in set(plan.operands[v]):
+            reads[slot] += 1
+        for slot in plan.results[v]:
+            where[slot] = (f"t{slot}", device)
+        for reader in plan.local_readers[v]:
+            missing[reader] -= 1
+        for k in plan.task_transfers[v]:
+            move(k)
+    for output, slots in zip(sharded.outputs, plan.outputs, strict=True):
+        for ref, slot in zip(output.blocks, slots, strict=True):
+            assert where[slot][0] in (f"i{getattr(ref, 'input', '')}", f"t{slot}")
+            reads[slot] += 1
+    assert tuple(reads) == plan.num_reads
+    assert len(where) == len(plan.num_reads)
+
+
+def test_tasks_are_ordered_by_rank_then_id():
+    sharded = build([("make", [])] * 3 + [("mean", ["t0", "t1"])], ["t3", "t2"])
+    places = np.zeros(4, int)
+    assert make_plan(sharded, places, None).order == (0, 1, 2, 3)
+    assert make_plan(sharded, places, np.array([5.0, 1.0, 9.0, 0.0])).order == (1, 0, 3, 2)

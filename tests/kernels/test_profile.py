@@ -1,0 +1,150 @@
+import jax
+import numpy as np
+import pytest
+
+import kernels
+from doppler_jax.simulator.oracle import simulate_oracle
+from doppler_jax.simulator.synchronous import simulate_synchronous
+from kernels.profile import dispatch_gaps_s, measured_lower_bound_s, profile
+from tests.kernels.conftest import build
+from tests.simulator.cases import change, small_problem
+
+# Device 0 runs tasks 0 and 1; both send 2 and 3 bytes to task 3 on device 1, behind task 2.
+GRAPH, COSTS = small_problem([1, 1, 4, 1], [(0, 2, [3]), (1, 3, [3])], 2)
+PLACES = [0, 0, 1, 1]
+TRACE = simulate_oracle(GRAPH, COSTS, PLACES)
+NAMES = ["a", "b", "c", "d"]
+DEVICES = ["north", "south"]
+
+
+def late(seconds):
+    """The trace with a dispatch of so many seconds before tasks 1 and 3."""
+    later = simulate_oracle(GRAPH, COSTS, PLACES)
+    return change(
+        later,
+        start_s={1: 1 + seconds, 3: 5 + 2 * seconds},
+        finish_s={1: 2 + seconds, 3: 6 + 2 * seconds},
+        transfer_start_s={1: 2 + seconds},
+        transfer_finish_s={1: 5 + seconds},
+    )
+
+
+def test_a_simulated_schedule_has_no_gaps():
+    assert dispatch_gaps_s(GRAPH, TRACE).tolist() == [0, 0, 0, 0]
+
+
+def test_a_gap_begins_when_the_device_is_free_and_a_task_ready():
+    # Task 3's last input arrives at 5.5 s on a device free since 4 s.
+    assert dispatch_gaps_s(GRAPH, late(0.5)).tolist() == [0, 0.5, 0, 0.5]
+
+
+def test_a_gap_counts_a_ready_task_that_runs_later():
+    # The device takes task 0 first, whose input arrives at 2 s, though task 1 was ready at 0.
+    graph, costs = small_problem([1, 1, 1], [(2, 1, [0])], 2)
+    trace = change(
+        simulate_oracle(graph, costs, [0, 0, 1]),
+        start_s={0: 2.0, 1: 3.0},
+        finish_s={0: 3.0, 1: 4.0},
+    )
+    assert dispatch_gaps_s(graph, trace).tolist() == [2, 0, 0]
+
+
+def test_a_barrier_is_idle_time_with_a_ready_task():
+    # Task 2 reads task 0 on its own device, but must wait for task 1 and its transfer.
+    graph, costs = small_problem([1, 3, 1, 1], [(0, 1, [2]), (1, 2, [3])], 3)
+    places = [0, 1, 0, 2]
+    assert dispatch_gaps_s(graph, simulate_oracle(graph, costs, places)).sum() == 0
+    gaps = dispatch_gaps_s(graph, simulate_synchronous(graph, costs, places))
+    assert gaps.tolist() == [0, 0, 4, 0]
+
+
+def test_inputs_that_are_moved_are_waited_for():
+    graph, costs = small_problem([1, 1], [], 2, [(0, 3, [1])])
+    trace = simulate_oracle(graph, costs, [0, 1])
+    assert dispatch_gaps_s(graph, trace).tolist() == [0, 0]
+    later = change(trace, start_s={1: 3.25}, finish_s={1: 4.25})
+    assert dispatch_gaps_s(graph, later).tolist() == [0, 0.25]
+
+
+def test_numbers():
+    found = profile(GRAPH, late(0.5), NAMES, DEVICES, [7.0, 9.0])
+    assert found.makespan_s == 7
+    assert found.utilisation.tolist() == [2 / 7, 5 / 7]
+    assert found.idle_ready_s.tolist() == [0.5, 0.5]
+    assert found.idle_ready_share == 1 / 14
+    assert found.gap_s(0.5) == 0.25
+    assert found.gap_s(1.0) == 0.5
+    assert (found.num_transfers, found.transfer_s) == (2, 5)
+    # 1 to 3 s behind task 2, which ends at 4 s; 2.5 to 5.5 s.
+    assert found.overlapped_s == 3.5
+    assert found.peak_bytes.tolist() == [7, 9]
+    assert [link.item for link in found.explanation.chain] == [0, 1, 1, 3]
+
+
+def test_the_bound_is_of_the_tasks_as_they_ran():
+    assert measured_lower_bound_s(GRAPH, TRACE, 2) == 4  # task 2
+    assert measured_lower_bound_s(GRAPH, TRACE, 1) == 7  # all of them
+    slow = change(TRACE, finish_s={1: 5.0})  # 4 s in place of 1 s
+    assert measured_lower_bound_s(GRAPH, slow, 2) == 5  # tasks 1 and 3
+
+
+def test_text():
+    text = str(profile(GRAPH, late(0.5), NAMES, DEVICES, [7.0, 9.0]))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "makespan 7.000 s, 4 tasks on 2 devices; with tasks as fast as here none below 4.000 s",
+        "idle with a ready task: 1.000 s (7.1% of the devices' time); before a task 250 ms "
+        "(median), 500 ms (99th percentile)",
+        "transfers: 2, 5 bytes, 5.000 s together, 70% of it while the receiver computed",
+        "| 0 (north) | 2.000 s | 29% | 500.0 ms | 7 |",
+        "| 1 (south) | 5.000 s | 71% | 500.0 ms | 9 |",
+        "| 0 to 1 | 4.500 s | 64% | 5 |",
+        "| c | 4.000 s | 57.1% |",
+        "critical chain: 3 tasks, 1 transfers: compute 2.000 s (29%), transfer 3.000 s (43%), "
+        "queueing 1.000 s (14%), idle 1.000 s (14%)",
+    ):
+        assert line in lines
+    assert lines.index("| c | 4.000 s | 57.1% |") < lines.index("| a | 1.000 s | 14.3% |")
+
+
+def test_nothing_at_all():
+    graph, costs = small_problem([], [], 2)
+    trace = simulate_oracle(graph, costs, np.zeros(0, int))
+    found = profile(graph, trace, [], DEVICES, [0, 0])
+    assert found.idle_ready_share == found.gap_s(0.99) == found.overlapped_s == 0
+    assert "makespan 0 s" in str(found)
+
+
+def test_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"peak_bytes has shape \(1,\), expected \(2,\)"):
+        profile(GRAPH, TRACE, NAMES, DEVICES, [7.0])
+    with pytest.raises(ValueError, match="names has 1 entries, expected 4"):
+        profile(GRAPH, TRACE, ["a"], DEVICES, [7.0, 9.0])
+    early = change(TRACE, start_s={3: 0.0}, finish_s={3: 1.0})
+    with pytest.raises(ValueError, match="task 3"):
+        profile(GRAPH, early, NAMES, DEVICES, [7.0, 9.0])
+
+
+@pytest.mark.parametrize("mode", ["work_conserving", "stream", "bulk_synchronous"])
+def test_of_a_real_call(mode, executables):
+    tasks = [("spin", ["i0"]), ("spin", ["i1"]), ("mean", ["t0", "t1"]), ("spin", ["t2"])]
+    step = kernels.compile(
+        build(tasks, ["t3"]),
+        [0, 1, 1, 0],
+        devices=jax.devices("cpu")[:2],
+        mode=mode,
+        executables=executables,
+    )
+    for read in (step.profile, lambda: step.lower_bound_s):
+        with pytest.raises(ValueError, match="call the function first"):
+            read()
+    step(np.arange(8, dtype=np.float32))
+    found = step.profile()
+    assert found.makespan_s == step.trace.finish_s.max()
+    assert found.num_transfers == 2
+    assert found.lower_bound_s == step.lower_bound_s <= found.makespan_s * (1 + 1e-9)
+    # Two of the loops may run at once, the third waits for both.
+    assert found.lower_bound_s >= (found.task_s[3] + found.task_s[:2].max()) * (1 - 1e-9)
+    assert found.peak_bytes.tolist() == step.peak_bytes.tolist()
+    assert f"| 1 ({step.device_names[1]}) |" in str(found)
+    assert "| spin3 |" in str(found)
