@@ -1,0 +1,260 @@
+"""One call on one device: what a device process does between the start and its result.
+
+The thread that calls `execute` computes; the mesh's threads deliver and send. The device
+needs nobody else's word to go on: its own tasks release its own tasks, and what other
+devices make comes straight from them.
+"""
+
+import functools
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from typing import Any
+
+import jax
+import numpy as np
+
+from .ops import refuse_nan
+from .ray_mesh import Packet
+from .ray_shipping import DeviceResult, Failure, Shipment, from_bytes, to_bytes, to_host
+
+_SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
+
+Send = Callable[[int, Packet], None]
+
+
+class DeviceRun:
+    """State of one call; what the threads share is guarded by `_changed`."""
+
+    def __init__(
+        self,
+        shipment: Shipment,
+        device: int,
+        call: int,
+        executables: Mapping[str, Any],
+        laid: dict[int, jax.Array],
+        send: Send,
+    ) -> None:
+        plan = shipment.plan
+        self.call = call
+        self._shipment = shipment
+        self._plan = plan
+        self._device = device
+        self._send = send
+        self._mine = [v for v, d in enumerate(plan.placement) if d == device]
+        self._calls = {v: executables[shipment.digests[v]] for v in self._mine}
+        self._slots = dict(laid)
+        self._laid = frozenset(laid)
+        self._changed = threading.Condition()
+        self._inputs_left = {v: plan.num_inputs[v] for v in self._mine}
+        self._reads_left = list(plan.num_reads)
+        self._ready: list[tuple[float, int]] = []
+        self._tasks: list[tuple[int, float, float]] = []
+        self._received: list[tuple[int, float, float]] = []
+        self._signals: Counter[int] = Counter()
+        self._num_unsent = 0
+        self._stopped = False
+        self._running: int | None = None
+        self._failure: Failure | None = None
+        for v in self._mine:
+            if not self._inputs_left[v]:
+                self._make_ready(v, 0.0)
+
+    def execute(self, start_at_s: float) -> DeviceResult:
+        """Runs this device's part from `start_at_s` on its clock, and returns what it did."""
+        _wait_until(start_at_s)
+        if self._shipment.levels is None:
+            self._work_conserving()
+        else:
+            self._bulk_synchronous(self._shipment.levels)
+        self._wait(lambda: not self._num_unsent)
+        outputs = {}
+        if not self._stopped:
+            wanted = {s for blocks in self._plan.outputs for s in blocks}
+            outputs = {s: to_host(self._slots[s]) for s in wanted & self._slots.keys()}
+        self._slots.clear()
+        return DeviceResult(
+            self._tasks, self._received, outputs, self._failure, _allocator_peak_bytes()
+        )
+
+    def stop(self) -> int | None:
+        """Ends the call after what it is at; returns the task that is running."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            return self._running
+
+    def fail(self, kind: str, what: int, error: BaseException) -> None:
+        """Ends the call for a failure; the first one counts."""
+        reason = f"{type(error).__name__}: {error}"
+        with self._changed:
+            if not self._stopped:
+                self._failure = Failure(kind, what, time.perf_counter(), reason)
+        self.stop()
+
+    def lose(self, peer: int) -> None:
+        """Ends the call if the process that was lost is part of it."""
+        if peer in self._shipment.peers:
+            device = self._shipment.peers.index(peer)
+            self.fail("lost", device, ConnectionError("its process is gone"))
+
+    def arrived(self, item: int, start_s: float, body: np.ndarray) -> None:
+        """Takes a tensor (its transfer's number) or a signal (below 0) from another device."""
+        if item < 0:
+            with self._changed:
+                self._signals[item] += 1
+                self._changed.notify_all()
+            return
+        transfer = self._plan.transfers[item]
+        try:
+            array = jax.block_until_ready(from_bytes(body, self._shipment.avals[transfer.slot]))
+        except BaseException as error:
+            self.fail("transfer", item, error)
+            return
+        with self._changed:
+            finish_s = time.perf_counter()
+            self._received.append((item, start_s, finish_s))
+            self._slots[transfer.slot] = array
+            self._release(transfer.readers, finish_s)
+            self._changed.notify_all()
+
+    def _work_conserving(self) -> None:
+        self._start_transfers(self._plan.initial_transfers)
+        for _ in self._mine:
+            self._wait(lambda: self._ready)
+            with self._changed:
+                if self._stopped:
+                    return
+                v = heappop(self._ready)[1]
+            if not self._run_task(v):
+                return
+            self._start_transfers(self._plan.task_transfers[v])
+
+    def _bulk_synchronous(self, levels: tuple[int, ...]) -> None:
+        """Runs level by level; level -1 stands for the graph inputs' transfers."""
+        plan, num_awaited = self._plan, 0
+        of_level: dict[int, list[int]] = defaultdict(list)
+        for k, t in enumerate(plan.transfers):
+            of_level[levels[t.producer] if t.producer >= 0 else -1].append(k)
+        for level in range(-1, max(levels, default=-1) + 1):
+            for v in self._mine:
+                if levels[v] == level and not self._run_task(v):
+                    return
+            self._barrier(2 * level + 2)
+            transfers = of_level[level]
+            self._start_transfers(transfers)
+            destinations = [plan.transfers[k].destination for k in transfers]
+            num_awaited += destinations.count(self._device)
+            self._wait(functools.partial(self._has_received, num_awaited))
+            if transfers:
+                self._barrier(2 * level + 3)
+
+    def _has_received(self, num_transfers: int) -> bool:
+        return len(self._received) == num_transfers
+
+    def _barrier(self, number: int) -> None:
+        """Waits until every device has come to barrier `number`."""
+        signal = Packet(self.call, ~number, _open_signal, lambda: None, lambda error: None)
+        peers = [peer for d, peer in enumerate(self._shipment.peers) if d != self._device]
+        for peer in peers:
+            self._send(peer, signal)
+        self._wait(lambda: self._signals[~number] == len(peers))
+
+    def _wait(self, done: Callable[[], Any]) -> None:
+        with self._changed:
+            while not done() and not self._stopped:
+                self._changed.wait()
+
+    def _run_task(self, v: int) -> bool:
+        """Runs task `v`; returns whether the call goes on."""
+        with self._changed:
+            if self._stopped:
+                return False
+            self._running = v
+        operands = [self._slots[s] for s in self._plan.operands[v]]
+        try:
+            start_s = time.perf_counter()
+            results = jax.block_until_ready(self._calls[v](*operands))
+            finish_s = time.perf_counter()
+            if self._shipment.check_nan:
+                refuse_nan(results)
+        except BaseException as error:
+            self.fail("task", v, error)
+            return False
+        del operands
+        with self._changed:
+            self._tasks.append((v, start_s, finish_s))
+            for slot, result in zip(self._plan.results[v], results, strict=True):
+                self._slots[slot] = result
+            del results
+            self._drop_unread(self._plan.results[v])
+            self._drop_reads(set(self._plan.operands[v]))
+            self._release(self._plan.local_readers[v], finish_s)
+            self._running = None
+        return True
+
+    def _start_transfers(self, transfers: Iterable[int]) -> None:
+        for k in transfers:
+            transfer = self._plan.transfers[k]
+            if transfer.source == self._device:
+                with self._changed:
+                    self._num_unsent += 1
+                packet = Packet(
+                    self.call,
+                    k,
+                    functools.partial(self._open, transfer.source_slot),
+                    functools.partial(self._sent, transfer.source_slot),
+                    functools.partial(self.fail, "transfer", k),
+                )
+                self._send(self._shipment.peers[transfer.destination], packet)
+
+    def _open(self, slot: int) -> tuple[float, np.ndarray] | None:
+        with self._changed:
+            if self._stopped:
+                return None
+            array = self._slots[slot]
+            start_s = time.perf_counter()
+        return start_s, to_bytes(array)
+
+    def _sent(self, slot: int) -> None:
+        with self._changed:
+            self._num_unsent -= 1
+            if not self._stopped:
+                self._drop_reads([slot])
+            self._changed.notify_all()
+
+    def _release(self, readers: Iterable[int], now_s: float) -> None:
+        for v in readers:
+            self._inputs_left[v] -= 1
+            if not self._inputs_left[v]:
+                self._make_ready(v, now_s)
+
+    def _make_ready(self, v: int, now_s: float) -> None:
+        rank = self._plan.rank
+        heappush(self._ready, (now_s if rank is None else rank[v], v))
+
+    def _drop_reads(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._reads_left[slot] -= 1
+        self._drop_unread(slots)
+
+    def _drop_unread(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if not self._reads_left[slot] and slot not in self._laid:
+                del self._slots[slot]
+
+
+def _open_signal() -> tuple[float, np.ndarray]:
+    return time.perf_counter(), np.empty(0, np.uint8)
+
+
+def _allocator_peak_bytes() -> int | None:
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def _wait_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.perf_counter() - _SPIN_S))
+    while time.perf_counter() < at_s:
+        pass
