@@ -6,7 +6,9 @@ from doppler_jax.costs.build import (
     make_costs,
     reference_costs,
 )
+from doppler_jax.costs.calibration_files import load_calibration, save_calibration
 from doppler_jax.costs.clusters import list_clusters, load_cluster, make_cluster, save_cluster
+from doppler_jax.costs.measured import Calibration
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
 from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RESIDENT",
+    "Calibration",
     "Cluster",
     "Costs",
     "Explanation",
@@ -70,6 +73,7 @@ __all__ = [
     "list_clusters",
     "list_methods",
     "list_workloads",
+    "load_calibration",
     "load_cluster",
     "load_graph",
     "load_policy",
@@ -88,6 +92,7 @@ __all__ = [
     "plot_gantt",
     "random_ranks",
     "reference_costs",
+    "save_calibration",
     "save_cluster",
     "save_graph",
     "simulate",

@@ -8,20 +8,37 @@ from numpy.typing import ArrayLike
 from doppler_jax.costs.clusters import check_cluster, reference_cluster
 from doppler_jax.costs.comm import link_costs
 from doppler_jax.costs.compute import roofline_s
+from doppler_jax.costs.measured import Calibration, measured_costs
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.types import Cluster, Costs, TaskGraph
+from doppler_jax.types import Cluster, Costs, ShardedProgram, TaskGraph
 
 
-def make_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
-    """Returns the costs of a task graph on a cluster: roofline tasks, linear transfers.
+def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration) -> Costs:
+    """Returns the costs of a task graph on a cluster, or of a program as calibrated.
+
+    On a cluster: roofline tasks, linear transfers. A calibration (`kernels.calibrate`) has
+    measured seconds of each kernel, so it needs the program, which knows its kernels.
 
     Raises:
-      ValueError: the cluster is not one (`check_cluster`), or a graph input's home is
-        a device that it does not have.
+      ValueError: the cluster is not one (`check_cluster`), a kernel was not measured, a
+        calibration is given with a bare graph, or a graph input's home is a device that
+        there is not.
     """
+    if isinstance(cluster, Calibration):
+        if not isinstance(graph, ShardedProgram):
+            raise ValueError("a calibration knows kernels; give the program, not its graph")
+        costs, graph = measured_costs(graph, cluster), graph.graph
+    else:
+        graph = graph.graph if isinstance(graph, ShardedProgram) else graph
+        costs = _roofline_costs(graph, cluster)
+    check_costs(graph, costs)
+    return costs
+
+
+def _roofline_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
     check_cluster(cluster)
     latency_s, seconds_per_byte = link_costs(cluster)
-    costs = Costs(
+    return Costs(
         compute_s=roofline_s(graph, cluster),
         tensor_bytes=graph.tensor_bytes.copy(),
         input_bytes=graph.input_bytes.copy(),
@@ -29,8 +46,6 @@ def make_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
         seconds_per_byte=seconds_per_byte,
         capacity_bytes=np.array(cluster.memory_bytes, dtype=np.float64),
     )
-    check_costs(graph, costs)
-    return costs
 
 
 def reference_costs(graph: TaskGraph, num_devices: int = 4) -> Costs:

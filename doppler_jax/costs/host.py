@@ -51,11 +51,21 @@ def measure_host(devices: Sequence[jax.Device] | None = None) -> Cluster:
     return Cluster(
         flops_per_s=per_device[:, 0],
         memory_bytes_per_s=per_device[:, 1],
-        memory_bytes=np.array([_memory_bytes(device, devices) for device in devices]),
+        memory_bytes=np.array([memory_bytes(device, devices) for device in devices]),
         launch_s=per_device[:, 2],
         latency_s=latency_s,
         link_bytes_per_s=link_bytes_per_s,
     )
+
+
+def memory_bytes(device: jax.Device, devices: Sequence[jax.Device]) -> float:
+    """Returns what a device can hold, as the allocator says or as its share of the machine."""
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return float(stats["bytes_limit"])
+    # CPU devices report nothing: they share the machine's memory.
+    sharing = sum(other.platform == device.platform for other in devices)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / sharing
 
 
 def _measure_device(device: jax.Device) -> tuple[float, float, float]:
@@ -95,15 +105,6 @@ def _measure_links(devices: Sequence[jax.Device]) -> tuple[np.ndarray, np.ndarra
         # Noise must not turn the difference negative or the rate absurd.
         bytes_per_s[s, t] = num_bytes / max(large_s - latency_s[s, t], large_s / 2)
     return latency_s, bytes_per_s
-
-
-def _memory_bytes(device: jax.Device, devices: Sequence[jax.Device]) -> float:
-    stats = device.memory_stats()
-    if stats and "bytes_limit" in stats:
-        return float(stats["bytes_limit"])
-    # CPU devices report nothing: they share the machine's memory.
-    sharing = sum(other.platform == device.platform for other in devices)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / sharing
 
 
 def _ones(shape: tuple[int, ...], device: jax.Device) -> jax.Array:

@@ -1,0 +1,241 @@
+"""Calibrations: their file, the costs that they give, what executions teach them."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.costs.digests import kernel_digests
+from doppler_jax.costs.linear_fit import fit_line
+from doppler_jax.costs.measured import Calibration, KernelTime
+from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.types import Kernel
+
+
+def layer(w, x):
+    return jnp.tanh(x @ w) @ w
+
+
+def make_program():
+    square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    return dj.partition(dj.trace(layer, square, square), 2, strategy="uniform")
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    return make_program()
+
+
+@pytest.fixture
+def calibration(sharded):
+    """Two devices, the second slower; links of 10 us and 1e8 bytes/s, back half as fast."""
+    digests = kernel_digests(sharded.kernels)
+    kernels = {
+        digest: KernelTime(kernel.name, 1000.0, 500.0, (1e-4 * (k + 1), 2e-4 * (k + 1)), 0.1)
+        for k, (kernel, digest) in enumerate(digests.items())
+    }
+    return Calibration(
+        backend="local",
+        device_names=("a", "b"),
+        capacity_bytes=np.array([1e9, np.inf]),
+        overhead_s=np.array([1e-5, np.nan]),
+        kernels=kernels,
+        transfers={
+            (s, t, b): slowness * (1e-5 + b * 1e-8)
+            for s, t, slowness in ((0, 1, 1), (1, 0, 2))
+            for b in (64, 1024)
+        },
+        transfer_noise=float("nan"),
+    )
+
+
+def test_a_file_brings_a_calibration_back(tmp_path, calibration):
+    path = tmp_path / "here.json"
+    dj.save_calibration(path, calibration)
+    found = dj.load_calibration(path)
+    for field in dataclasses.fields(Calibration):
+        np.testing.assert_equal(getattr(found, field.name), getattr(calibration, field.name))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("format", "doppler_jax.cluster", "field 'format': expected 'doppler_jax.calibration'"),
+        ("overhead_s", [1.0, "x"], r"overhead_s\[1\] is 'x'"),
+        ("transfers", [[0, 2, 8, 1]], r"transfers: \[0.0, 2.0, 8.0, 1.0\]"),
+        ("transfers", [[0, 1, 8]], r"transfers: \[0.0, 1.0, 8.0\]"),
+        ("kernels", {"k": {"name": "k"}}, r"kernels\['k'\] is .* expected \['bytes'"),
+        ("device_names", 3, "device_names must be a list"),
+        ("capacity_bytes", [1.0], "capacity_bytes has 1 entries for 2 devices"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name(tmp_path, calibration, field, value, message):
+    path = tmp_path / "here.json"
+    dj.save_calibration(path, calibration)
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ValueError, match=message) as caught:
+        dj.load_calibration(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_costs_are_the_measured_seconds_of_each_tasks_kernel(sharded, calibration):
+    costs = dj.make_costs(sharded, calibration)
+    digests = kernel_digests(sharded.kernels)
+    for v, kernel in enumerate(sharded.kernels):
+        assert tuple(costs.compute_s[v]) == calibration.kernels[digests[kernel]].seconds
+    np.testing.assert_allclose(costs.latency_s, [[0, 1e-5], [2e-5, 0]])
+    np.testing.assert_allclose(costs.seconds_per_byte, [[0, 1e-8], [2e-8, 0]])
+    assert costs.capacity_bytes.tolist() == [1e9, np.inf]
+
+
+def test_kernels_are_known_again_in_another_trace(calibration):
+    again = make_program()
+    np.testing.assert_array_equal(
+        dj.make_costs(again, calibration).compute_s,
+        dj.make_costs(make_program(), calibration).compute_s,
+    )
+
+
+def test_digests_tell_functions_and_shapes_apart():
+    def kernel(fn, size):
+        vector = jax.ShapeDtypeStruct((size,), jnp.float32)
+        return Kernel("same", lambda a: (fn(a),), (vector,), (vector,))
+
+    kernels = [kernel(jnp.sin, 4), kernel(jnp.sin, 4), kernel(jnp.sin, 8), kernel(jnp.cos, 4)]
+    first, second, *others = kernel_digests(kernels).values()
+    assert first == second
+    assert len({first, *others}) == 3
+
+
+def test_unmeasured_kernels_are_listed(sharded, calibration):
+    gone, *_ = calibration.kernels
+    kernels = {k: t for k, t in calibration.kernels.items() if k != gone}
+    name = calibration.kernels[gone].name
+    with pytest.raises(ValueError, match=rf"1 of the program's \d+ kernels .* {name}; calib"):
+        dj.make_costs(sharded, dataclasses.replace(calibration, kernels=kernels))
+
+
+def test_a_graph_alone_is_refused(sharded, calibration):
+    with pytest.raises(ValueError, match="give the program, not its graph"):
+        dj.make_costs(sharded.graph, calibration)
+
+
+def test_a_link_without_transfers_is_named(sharded, calibration):
+    one_way = {link: y for link, y in calibration.transfers.items() if link[0] == 0}
+    with pytest.raises(ValueError, match="from device 1 to device 0"):
+        dj.make_costs(sharded, dataclasses.replace(calibration, transfers=one_way))
+
+
+def test_the_cluster_has_the_fastest_kernels_rates(sharded, calibration):
+    calibration = dataclasses.replace(calibration, overhead_s=np.array([2e-5, 2e-5]))
+    cluster = calibration.cluster()
+    np.testing.assert_allclose(cluster.flops_per_s, [1000 / 8e-5, 1000 / 1.8e-4])
+    np.testing.assert_allclose(cluster.memory_bytes_per_s, [500 / 8e-5, 500 / 1.8e-4])
+    np.testing.assert_allclose(cluster.link_bytes_per_s, [[np.inf, 1e8], [5e7, np.inf]])
+    assert cluster.launch_s.tolist() == [2e-5, 2e-5]
+    dj.make_costs(sharded.graph, cluster)  # which checks the cluster
+
+
+def simulated_traces(sharded, costs, seeds=range(4), links="serial"):
+    rng = np.random.default_rng(0)
+    return [
+        dj.simulate_oracle(
+            sharded.graph, costs, rng.integers(0, 2, sharded.graph.num_tasks), links=links
+        )
+        for _ in seeds
+    ]
+
+
+def test_refitting_finds_the_costs_that_executions_had(sharded, calibration):
+    truth = dj.make_costs(sharded, calibration)
+    truth = dataclasses.replace(
+        truth,
+        compute_s=truth.compute_s * 3.0,
+        latency_s=truth.latency_s * 0.5,
+        seconds_per_byte=truth.seconds_per_byte * 4.0,
+    )
+    traces = simulated_traces(sharded, truth, range(12))
+    found = dj.make_costs(sharded, calibration.refit(sharded, traces))
+    np.testing.assert_allclose(found.compute_s, truth.compute_s, rtol=1e-9)
+    sizes = np.unique(sharded.graph.tensor_bytes)
+    for s, t in ((0, 1), (1, 0)):
+        believed = calibration.transfers
+        refitted = calibration.refit(sharded, traces).transfers
+        for size in sizes.astype(int).tolist():
+            expected = truth.latency_s[s, t] + size * truth.seconds_per_byte[s, t]
+            assert refitted[s, t, size] == pytest.approx(expected)
+        assert {k: refitted[k] for k in believed if k[2] not in sizes} == {
+            k: y for k, y in believed.items() if k[2] not in sizes
+        }
+
+
+def test_observations_survive_json_and_add_up(sharded, calibration):
+    costs = dj.make_costs(sharded, calibration)
+    traces = simulated_traces(sharded, costs)
+    parts = [
+        Observations.from_json(json.loads(json.dumps(observe(sharded, [trace]).to_json())))
+        for trace in traces
+    ]
+    assert Observations.merge(parts) == observe(sharded, traces)
+
+
+def test_refitting_takes_the_time_to_dispatch_for_the_tasks(sharded, calibration):
+    costs = dj.make_costs(sharded, calibration)
+    late = [
+        dataclasses.replace(trace, start_s=trace.start_s + 1e-6)
+        for trace in simulated_traces(sharded, costs)
+    ]
+    found = calibration.refit(sharded, late)
+    np.testing.assert_allclose(found.overhead_s, 1e-6, rtol=1e-6)
+    np.testing.assert_allclose(dj.make_costs(sharded, found).compute_s, costs.compute_s)
+
+
+def test_refitting_keeps_what_was_hardly_seen(sharded, calibration):
+    costs = dj.make_costs(sharded, calibration)
+    n = sharded.graph.num_tasks
+    trace = dj.simulate_oracle(sharded.graph, costs, np.zeros(n, int))
+    slow = dataclasses.replace(trace, start_s=trace.start_s * 9, finish_s=trace.finish_s * 9)
+    found = dj.make_costs(sharded, calibration.refit(sharded, [slow]))
+    np.testing.assert_array_equal(found.compute_s[:, 1], costs.compute_s[:, 1])
+    digests = [kernel_digests(sharded.kernels)[kernel] for kernel in sharded.kernels]
+    often = np.array([digests.count(digest) >= 3 for digest in digests])
+    assert 0 < often.sum() < n
+    np.testing.assert_array_equal(found.compute_s[~often, 0], costs.compute_s[~often, 0])
+    np.testing.assert_allclose(found.compute_s[often, 0], 9 * costs.compute_s[often, 0])
+
+
+@pytest.mark.parametrize("placement", [[0, 1], [2] * 20])
+def test_refitting_refuses_traces_of_other_programs_or_devices(sharded, calibration, placement):
+    n = sharded.graph.num_tasks
+    placement = np.array(placement[:n] if len(placement) > 2 else placement)
+    times = np.zeros(len(placement))
+    empty = np.zeros(0, int)
+    trace = dj.Schedule(
+        placement=placement,
+        start_s=times,
+        finish_s=times,
+        transfer_tensor=empty,
+        transfer_source=empty,
+        transfer_destination=empty,
+        transfer_start_s=times[:0],
+        transfer_finish_s=times[:0],
+    )
+    with pytest.raises(ValueError, match=f"expected {n} tasks on 2 devices"):
+        calibration.refit(sharded, [trace])
+
+
+def test_a_line_ignores_an_odd_transfer_and_never_falls():
+    sizes = np.array([256.0, 1e3, 1e4, 1e5, 1e6, 1e7])
+    seconds = 1e-4 + sizes * 1e-9
+    assert fit_line(sizes, seconds) == pytest.approx((1e-4, 1e-9))
+    odd = seconds.copy()
+    odd[0] *= 8
+    assert fit_line(sizes, odd) == pytest.approx((1e-4, 1e-9), rel=0.01)
+    latency_s, seconds_per_byte = fit_line(sizes, seconds[::-1])
+    assert latency_s > 0
+    assert seconds_per_byte == 0
+    assert fit_line(np.array([0.0]), np.array([2e-4])) == pytest.approx((2e-4, 0.0))

@@ -1,0 +1,102 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.costs.refit import refit_costs
+
+SHARDED = dj.partition(
+    dj.trace(
+        lambda a, b, c: jnp.tanh(a @ b) @ c,
+        *(jax.ShapeDtypeStruct((64, 64), jnp.float32) for _ in range(3)),
+    ),
+    num_shards=2,
+    strategy="uniform",
+)
+GRAPH = SHARDED.graph
+N = GRAPH.num_tasks
+FLAT = 1 - np.eye(3)
+TRUE = dj.Costs(
+    compute_s=np.array([2.0, 3.0, 4.0]) * np.ones((N, 1)),
+    tensor_bytes=GRAPH.tensor_bytes,
+    input_bytes=GRAPH.input_bytes,
+    latency_s=0.5 * FLAT,
+    seconds_per_byte=1e-3 * FLAT,
+    capacity_bytes=np.full(3, np.inf),
+)
+
+
+def run(placement, costs=TRUE):
+    return dj.simulate_oracle(GRAPH, costs, np.asarray(placement), links="serial")
+
+
+def falsified(compute=1.0, latency=1.0, per_byte=1.0):
+    return dataclasses.replace(
+        TRUE,
+        compute_s=TRUE.compute_s * compute,
+        latency_s=TRUE.latency_s * latency,
+        seconds_per_byte=TRUE.seconds_per_byte * per_byte,
+    )
+
+
+def test_without_executions_costs_stay():
+    assert refit_costs(SHARDED, TRUE, []) is TRUE
+
+
+def test_exact_executions_of_true_costs_change_nothing():
+    found = refit_costs(SHARDED, TRUE, [run(np.arange(N) % 3)])
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(TRUE), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_false_costs_of_transfers_are_put_right(factor):
+    """Links that carried nothing are taken to be as false as those that did."""
+    believed = falsified(latency=factor, per_byte=factor)
+    trace = run(np.arange(N) % 2)
+    links = {
+        *zip(trace.transfer_source.tolist(), trace.transfer_destination.tolist(), strict=True)
+    }
+    assert links == {(0, 1), (1, 0)}
+    found = refit_costs(SHARDED, believed, [trace])
+    for size in np.unique(GRAPH.tensor_bytes):
+        np.testing.assert_allclose(
+            found.latency_s + size * found.seconds_per_byte,
+            TRUE.latency_s + size * TRUE.seconds_per_byte,
+            rtol=1e-6,
+        )
+
+
+def test_false_costs_of_tasks_are_put_right():
+    """Every kernel runs on device 0; a device that ran nothing is scaled as that one."""
+    believed = falsified(compute=np.array([3.0, 5.0, 3.0]))
+    found = refit_costs(SHARDED, believed, [run(np.zeros(N, int))])
+    np.testing.assert_allclose(found.compute_s[:, [0, 2]], TRUE.compute_s[:, [0, 2]], rtol=1e-6)
+    np.testing.assert_allclose(found.compute_s[:, 1], TRUE.compute_s[:, 1] * 5 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(found.latency_s, TRUE.latency_s)
+
+
+def test_an_outlier_among_executions_does_not_count():
+    slow = falsified(compute=50.0)
+    traces = [run(np.zeros(N, int), costs) for costs in (TRUE, slow, TRUE)]
+    found = refit_costs(SHARDED, TRUE, traces)
+    np.testing.assert_allclose(found.compute_s, TRUE.compute_s, rtol=1e-6)
+
+
+def test_where_a_task_cannot_run_stays_so():
+    forbidden = TRUE.compute_s.copy()
+    forbidden[0, 1] = np.inf
+    believed = dataclasses.replace(TRUE, compute_s=forbidden)
+    found = refit_costs(SHARDED, believed, [run(np.zeros(N, int))])
+    assert np.isinf(found.compute_s[0, 1])
+    assert np.isfinite(found.compute_s).sum() == 3 * N - 1
+
+
+def test_links_believed_free_get_what_was_seen():
+    free = falsified(latency=0.0, per_byte=0.0)
+    found = refit_costs(SHARDED, free, [run(np.arange(N) % 2)])
+    size = GRAPH.tensor_bytes.max()
+    assert found.latency_s[0, 1] + size * found.seconds_per_byte[0, 1] > 0.5

@@ -1,0 +1,171 @@
+"""Calibration through the engine: all of a program, once, and on from where it stopped."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.costs.calibration_files import load_calibration
+from kernels.calibration import calibrate
+from kernels.calibration_programs import kernel_program, transfer_program
+
+from .conftest import KERNELS, build
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TASKS = [("make", []), ("mean", ["t0", "i0"]), ("split", ["t1"]), ("spin", [("t2", 1)])]
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    return build(TASKS, ["t3"])
+
+
+@pytest.fixture(scope="module")
+def measured(sharded, tmp_path_factory):
+    """Calibration of two devices, its file, and the steps that were told of."""
+    path = tmp_path_factory.mktemp("calibration") / "here.json"
+    told = []
+    found = calibrate(
+        sharded,
+        jax.devices()[:2],
+        repeats=3,
+        path=path,
+        progress=lambda *what: told.append(what),
+    )
+    return found, path, told
+
+
+def test_every_kernel_and_link_is_measured(sharded, measured):
+    found, path, told = measured
+    seconds = {kernel.name: kernel.seconds for kernel in found.kernels.values()}
+    assert set(seconds) == {"make", "mean", "split", "spin"}
+    for name in ("make", "mean", "split"):
+        # Spin is a loop of milliseconds, the others are a dispatch.
+        assert all(0 < y < z for y, z in zip(seconds[name], seconds["spin"], strict=True))
+    assert (found.overhead_s > 0).all()
+    costs = dj.make_costs(sharded, found)
+    assert (costs.latency_s[[0, 1], [1, 0]] > 0).all()
+    assert found.transfer_noise >= 0
+    assert {b for _, _, b in found.transfers} == {256, 1024}
+    assert told[0][1:] == (0, 2)
+    assert told[-1] == ("done", 2, 2)
+    np.testing.assert_equal(load_calibration(path).kernels, found.kernels)
+
+
+def test_what_the_file_has_is_not_measured_again(sharded, measured):
+    found, path, _ = measured
+    told = []
+    again = calibrate(
+        sharded, jax.devices()[:2], path=path, progress=lambda *what: told.append(what)
+    )
+    assert told == [("done", 0, 0)]
+    assert again.kernels == found.kernels
+    assert again.transfers == found.transfers
+
+
+def test_it_goes_on_from_where_it_stopped(sharded, measured, tmp_path):
+    found, path, _ = measured
+    data = json.loads(path.read_text())
+    gone = next(k for k, t in data["kernels"].items() if t["name"] == "mean")
+    del data["kernels"][gone]
+    partial = tmp_path / "partial.json"
+    partial.write_text(json.dumps(data))
+    told = []
+    again = calibrate(
+        sharded,
+        jax.devices()[:2],
+        repeats=1,
+        path=partial,
+        progress=lambda *what: told.append(what),
+    )
+    assert told == [("1 kernels", 0, 1), ("done", 1, 1)]
+    assert set(again.kernels) == set(found.kernels)
+    kept = {k: t for k, t in again.kernels.items() if k != gone}
+    assert kept == {k: t for k, t in found.kernels.items() if k != gone}
+
+
+def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
+    path = tmp_path / "here.json"
+
+    def stop(what, done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(sharded, jax.devices()[:2], repeats=1, path=path, progress=stop)
+    kept = load_calibration(path)
+    assert len(kept.kernels) == 4
+    assert not kept.transfers
+
+
+def test_a_file_of_other_devices_is_refused(sharded, measured):
+    with pytest.raises(ValueError, match="remove the file"):
+        calibrate(sharded, jax.devices()[1:3], path=measured[1])
+
+
+def test_repeats_must_be_positive(sharded):
+    with pytest.raises(ValueError, match="repeats is 0"):
+        calibrate(sharded, jax.devices()[:2], repeats=0)
+
+
+def test_kernel_programs_wait_for_nothing():
+    kernels = [KERNELS["mean"], KERNELS["split"]]
+    program, placement = kernel_program(kernels, 3)
+    assert program.graph.num_edges == 0
+    assert placement.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for d in range(3):
+        assert list(program.kernels[3 * d + 1 : 3 * d + 3]) == kernels
+
+
+def test_transfer_programs_move_each_size_each_way_alone():
+    program, placement, priority = transfer_program([256, 1024], 2, 1)
+    costs = dj.make_costs(program.graph, dj.make_cluster("p100x4"))
+    trace = dj.simulate_oracle(
+        program.graph, costs, placement, queue="priority", priority=priority
+    )
+    moved = [
+        (int(s), int(t), program.graph.tensor_bytes[x])
+        for x, s, t in zip(
+            trace.transfer_tensor,
+            trace.transfer_source,
+            trace.transfer_destination,
+            strict=True,
+        )
+    ]
+    assert sorted(moved) == sorted(
+        (*link, size) for link in ((2, 1), (1, 2)) for size in (4.0, 256.0, 1024.0)
+    )
+    order = np.argsort(trace.transfer_start_s)
+    assert (trace.transfer_finish_s[order][:-1] <= trace.transfer_start_s[order][1:]).all()
+
+
+def run_command(*options):
+    return subprocess.run(
+        [sys.executable, "-m", "kernels.calibrate", *map(str, options)],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_writes_a_file_and_prints_it(tmp_path):
+    out = tmp_path / "here.json"
+    done = run_command("--out", out, "--workload", "chainmm", "--repeats", 1)
+    assert done.returncode == 0, done.stderr
+    assert "dot_general" in done.stdout
+    assert load_calibration(out).num_devices == 2
+
+
+def test_the_command_refuses_with_one_line(tmp_path):
+    done = run_command("--out", tmp_path / "here.json", "--workload", "nothing")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown workload 'nothing'")
+    assert not list(tmp_path.iterdir())
