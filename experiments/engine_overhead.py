@@ -1,0 +1,158 @@
+"""Cells of `experiments.engine`: what dispatch costs, and what devices idle for it."""
+
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import kernels
+from doppler_jax.types import Schedule
+from experiments.engine_programs import Program, independent_tasks, load_workload, relay
+from experiments.machine import BackendName, Machine, in_turns, makespan_s, seconds_of
+from kernels.profile import Profile
+
+MODES: dict[BackendName, tuple[str, ...]] = {
+    "local": ("stream", "work_conserving", "bulk_synchronous"),
+    "ray": ("work_conserving", "bulk_synchronous"),
+}
+
+
+def task_cell(
+    machine: Machine, backend: BackendName, num_tasks: int, rounds: int
+) -> dict[str, Any]:
+    """Measures seconds per tiny task, against calls of the same executable without us.
+
+    Returns:
+      `per_task_s`: by what ran them, the median over rounds of the seconds of all tasks over
+      their number; `overhead_s`: by mode, the median over tasks of the seconds from the
+      start of one to the start of the next on its device.
+    """
+    sharded, (argument,) = independent_tasks(num_tasks)
+    places = np.arange(num_tasks) % machine.num_devices
+    device = machine.devices("local")[0]
+    argument = jax.device_put(argument, device)
+    bare = jax.jit(sharded.kernels[0].fn).lower(argument).compile()
+    calls = range(num_tasks)
+    runs = {
+        "bare call, awaited": lambda: seconds_of(
+            lambda: [jax.block_until_ready(bare(argument)) for _ in calls]
+        ),
+        "bare call, awaited at the end": lambda: seconds_of(
+            lambda: [bare(argument) for _ in calls]
+        ),
+    }
+    steps = {mode: machine.compile(sharded, places, backend, mode) for mode in MODES[backend]}
+    periods: dict[str, list[float]] = {mode: [] for mode in steps}
+
+    def run(mode: str) -> float:
+        seconds = makespan_s(steps[mode], (argument,))
+        periods[mode].append(_period_s(_trace(steps[mode])))
+        return seconds
+
+    runs.update({f"{backend}, {mode}": partial(run, mode) for mode in steps})
+    seconds = in_turns(runs, rounds)
+    return {
+        "per_task_s": {what: float(np.median(s)) / num_tasks for what, s in seconds.items()},
+        "overhead_s": {mode: float(np.median(values)) for mode, values in periods.items()},
+    }
+
+
+def transfer_cell(
+    machine: Machine, backend: BackendName, num_bytes: int, num_transfers: int, rounds: int
+) -> dict[str, Any]:
+    """Measures seconds of a transfer that nothing overlaps, against `jax.device_put`.
+
+    A chain of tasks changes device at every step; a transfer counts from its start in the
+    trace until its finish. The bare copies are in the same chain run by a plain loop, on
+    host devices of this process whatever the backend.
+
+    Returns:
+      `transfer_s`: by what moved it, the median over rounds of each round's median.
+    """
+    sharded, (argument,) = relay(num_transfers + 1, num_bytes // 4)
+    places = np.arange(num_transfers + 1) % machine.num_devices
+    step = machine.compile(sharded, places, backend)
+    devices = machine.devices("local")[:2]
+    task = jax.jit(sharded.kernels[0].fn)
+    tasks = [task.lower(jax.device_put(argument, device)).compile() for device in devices]
+
+    def bare() -> float:
+        moved, seconds = jax.device_put(argument, devices[0]), []
+        for k in range(num_transfers):
+            (made,) = jax.block_until_ready(tasks[k % 2](moved))
+            began = time.perf_counter()
+            moved = jax.device_put(made, devices[(k + 1) % 2]).block_until_ready()
+            seconds.append(time.perf_counter() - began)
+        return float(np.median(seconds))
+
+    def run() -> float:
+        step(argument)
+        trace = _trace(step)
+        return float(np.median(trace.transfer_finish_s - trace.transfer_start_s))
+
+    seconds = in_turns({"bare device_put, awaited": bare, backend: run}, rounds)
+    return {"transfer_s": {what: float(np.median(s)) for what, s in seconds.items()}}
+
+
+def idle_cell(
+    machine: Machine,
+    backend: BackendName,
+    workload: str,
+    num_placements: int,
+    rounds: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Measures what devices idle with a ready task, over random placements of a workload.
+
+    Every trace is checked by the simulator's validator (`profile` does that).
+
+    Returns:
+      Over all placements and rounds: the dispatch gaps' median and 99th percentile, the mean
+      and largest share of the devices' time that they idled though a task was ready, and the
+      median makespan.
+    """
+    program = load_workload(workload, machine.num_devices, small=True)
+    num_tasks = program[0].graph.num_tasks
+    rng = np.random.default_rng(seed)
+    gaps, shares, makespans = [], [], []
+    for _ in range(num_placements):
+        places = rng.integers(machine.num_devices, size=num_tasks)
+        for found in _profiles(machine, backend, program, places, rounds):
+            gaps.append(found.dispatch_gap_s)
+            shares.append(found.idle_ready_share)
+            makespans.append(found.makespan_s)
+    return {
+        "num_tasks": num_tasks,
+        "gap_median_s": float(np.median(gaps)),
+        "gap_p99_s": float(np.quantile(gaps, 0.99)),
+        "idle_share_mean": float(np.mean(shares)),
+        "idle_share_max": float(np.max(shares)),
+        "makespan_s": float(np.median(makespans)),
+    }
+
+
+def _profiles(
+    machine: Machine, backend: BackendName, program: Program, places: np.ndarray, rounds: int
+) -> list[Profile]:
+    sharded, args = program
+    step = machine.compile(sharded, places, backend)
+    step(*args)
+    found = []
+    for _ in range(rounds):
+        step(*args)
+        found.append(step.profile())
+    return found
+
+
+def _period_s(trace: Schedule) -> float:
+    """Returns the median seconds from one start on a device to the next."""
+    order = np.lexsort((trace.start_s, trace.placement))
+    same = np.diff(trace.placement[order]) == 0
+    return float(np.median(np.diff(trace.start_s[order])[same]))
+
+
+def _trace(step: kernels.PlacedFunction) -> Schedule:
+    assert step.trace is not None
+    return step.trace
