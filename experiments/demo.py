@@ -134,7 +134,13 @@ def train_and_compare_measured(
     assert here.workload is not None
     assert here.sharded is not None
     args = dj.make_arrays(here.workload, jax.random.key(settings.seed))
-    measure = kernels.make_measure(here.sharded, args, local_devices(), repeats=3)
+    executables = kernels.Executables()
+    measure = kernels.make_measure(
+        here.sharded, args, local_devices(), repeats=3, executables=executables
+    )
+    pair = kernels.make_paired_measure(
+        here.sharded, args, local_devices(), executables=executables
+    )
     start = dj.place(
         here.graph,
         here.costs,
@@ -147,7 +153,7 @@ def train_and_compare_measured(
         settings.folder / "stage3" / here.name,
         simulated.policy,
         start.placement,
-        lambda placement: measure(placement, None),
+        pair,
         seed=settings.seed,
         num_updates=settings.system_updates,
         config=SystemConfig(),

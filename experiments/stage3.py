@@ -1,12 +1,15 @@
 """Stage 3 from the command line: `make stage3 WORKLOAD=ffnn CLUSTER=p100x4`.
 
 The policy of stage 2 for that cluster learns on from times measured on this machine's
-devices, whose roofline costs it sees.
+devices. It begins with the best of its samples by costs that are measured too.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 import doppler_jax as dj
 import kernels
@@ -15,17 +18,24 @@ from doppler_jax.learned import policy_candidates
 from doppler_jax.policies.features import make_problem
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
+from doppler_jax.training.paired import Measure
 from experiments.config import Stage3Settings, check_settings
+from experiments.isolation import choose_backend
+from experiments.machine import Machine
 from experiments.problems import (
+    Chosen,
     choose,
     choose_workload,
-    local_devices,
     saved_host,
     use_host_devices,
     workload_label,
 )
-from experiments.stages import find_policy, run_stage3
-from kernels.compile import get_runner
+from experiments.stages import Trained, find_policy, run_stage3
+from kernels.calibration import calibrate
+from kernels.compile import check_mode
+
+NUM_SAMPLES = 64
+"""Of stage 2's policy, the best of which is the first incumbent."""
 
 
 def main(settings: Stage3Settings) -> None:
@@ -37,43 +47,76 @@ def main(settings: Stage3Settings) -> None:
         )
     check_settings(settings)
     dj.make_workload(settings.workload, settings.measured_preset)  # unknown names end here,
-    get_runner("local", settings.mode)  # before anything is measured
     use_host_devices(settings.host_devices)
+    backend = choose_backend(settings.backend, settings.host_devices)
+    check_mode(backend, settings.mode)  # before anything is measured
     simulated = choose(settings, settings.runs / "stage2")
     before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
     label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
-    name = f"{label}-host-after-{settings.cluster}"
-    folder = settings.runs / "stage3" / name
+    folder = settings.runs / "stage3" / f"{label}-{backend}-after-{settings.cluster}"
     host = saved_host(folder)
     chosen = choose_workload(
         settings.workload, settings.measured_preset, host, "host", settings.strategy
     )
-    # Times of another mode or number of repeats must not mix with those in the log.
-    chosen = dataclasses.replace(
-        chosen, name=f"{chosen.name}-{settings.mode}-{settings.repeats}-runs"
-    )
+    with Machine(settings.host_devices) as machine:
+        devices = machine.devices(backend)
+        assert chosen.sharded is not None
+        calibration = calibrate(
+            chosen.sharded, devices, backend=backend, path=folder / "calibration.json"
+        )
+        # Times of another mode or guard must not mix with those in the log.
+        chosen = dataclasses.replace(
+            chosen,
+            name=f"{chosen.name}-{backend}-{settings.mode}-{settings.max_slowdown:g}x",
+            costs=dj.make_costs(chosen.sharded, calibration),
+        )
+        trained = run_stage3(
+            chosen,
+            folder,
+            before,
+            first_incumbent(chosen, before, settings.seed),
+            make_measure(settings, chosen, backend, devices),
+            seed=settings.seed,
+            num_updates=settings.num_updates,
+            config=settings.training,
+            save_every_s=settings.save_every_s,
+        )
+    report(trained)
+
+
+def first_incumbent(chosen: Chosen, policy: dj.Policy, seed: int) -> np.ndarray:
+    """Returns the best `[N]` of a policy's samples, by the simulator."""
+    problem = make_problem(chosen.graph, chosen.costs)
+    candidates = policy_candidates(problem, policy, jax.random.key(seed), NUM_SAMPLES)
+    return best_placement(chosen.graph, chosen.costs, candidates)[0]
+
+
+def make_measure(
+    settings: Stage3Settings, chosen: Chosen, backend: str, devices: Sequence[Any]
+) -> Measure:
+    """Returns what measures placements of a workload, on arrays of its shapes."""
     assert chosen.workload is not None
     assert chosen.sharded is not None
-    candidates = policy_candidates(
-        make_problem(chosen.graph, chosen.costs), before, jax.random.key(settings.seed), 64
+    return kernels.make_paired_measure(
+        chosen.sharded,
+        dj.make_arrays(chosen.workload, jax.random.key(settings.seed)),
+        devices,
+        settings.mode,
+        backend,
+        max_slowdown=settings.max_slowdown,
     )
-    incumbent, _ = best_placement(chosen.graph, chosen.costs, candidates)
-    args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = kernels.make_measure(
-        chosen.sharded, args, local_devices(), settings.mode, settings.repeats
+
+
+def report(trained: Trained) -> None:
+    """Prints stage 3's placement beside stage 2's, as measured at the end."""
+    found = trained.comparison
+    assert found is not None
+    low, high = found.interval
+    print(
+        f"stage 3: {format_seconds(found.seconds)} measured, stage 2: "
+        f"{format_seconds(found.first_s)}; the last incumbent took {found.ratio:.3f} of the "
+        f"first's time in pairs (95%: {low:.3f} to {high:.3f}); in {trained.folder}"
     )
-    trained = run_stage3(
-        chosen,
-        folder,
-        before,
-        incumbent,
-        lambda placement: measure(placement, None),
-        seed=settings.seed,
-        num_updates=settings.num_updates,
-        config=settings.training,
-        save_every_s=settings.save_every_s,
-    )
-    print(f"stage 3: {format_seconds(trained.seconds)} measured, in {trained.folder}")
 
 
 if __name__ == "__main__":

@@ -1,162 +1,241 @@
-"""Stage 3: policy gradient on measured times; few, precious episodes."""
+"""Stage 3: learning from measured times; few, precious episodes.
+
+An update samples placements from the policy, and takes others from a search in the simulator,
+whose costs are fitted to all that was measured so far. Each is measured in alternation with
+the incumbent, so that drift of the machine cancels. The best one is measured afresh and
+becomes the incumbent only if it is faster beyond doubt. The policy follows the gradient of its
+own samples' times and imitates the best placements known.
+"""
 
 import dataclasses
-import json
-import os
-import pathlib
-from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.files import parse_json_object
+from doppler_jax.costs.refit import Refit
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode
-from doppler_jax.training.reinforce import learn
+from doppler_jax.training.elites import update_elites
+from doppler_jax.training.paired import Measurement, MeasurementLog
+from doppler_jax.training.proposals import propose
+from doppler_jax.training.reinforce import count_batch, descend_batch
 from doppler_jax.training.state import TrainState, keep_best
+from doppler_jax.types import TaskGraph
 
-Measure = Callable[[np.ndarray], float]
-"""Seconds that a placement `[N]` takes on the real devices."""
+BEFORE_TRAINING = -1
+"""The update that the incumbent's first measurement is logged under."""
 
 
 @dataclasses.dataclass(frozen=True)
-class SystemConfig:
-    """Settings of stage 3."""
+class Descent:
+    """Settings of stage 3 that its gradient steps are compiled for."""
 
-    batch: int = 8  # episodes per update, each of which is measured
     learning_rate: float = 1e-3
     entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
     entropy_halving: int = 20
+    elite_weight: float = 0.5  # of the elites' imitation beside the policy gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class SystemConfig(Descent):
+    """Settings of stage 3. An update measures at most batch + proposals + 1 placements."""
+
+    batch: int = 8  # episodes sampled per update
+    proposals: int = 4  # placements found by search per update
+    pairs: int = 3  # runs of each, and as many of the incumbent
+    confirm_pairs: int = 9  # runs of the update's best, before it becomes the incumbent
+    final_pairs: int = 15  # runs of the last incumbent against the first, at the end
+    proposal_evaluations: int = 20_000  # placements simulated per search
+    links: Literal["parallel", "serial", "engine"] = "parallel"  # in the search's simulator
     num_elites: int = 4
-    elite_weight: float = 0.5  # of their imitation beside the policy gradient
+
+    @property
+    def descent(self) -> Descent:
+        """The part that compiled code depends on."""
+        fields = dataclasses.fields(Descent)
+        return Descent(**{field.name: getattr(self, field.name) for field in fields})
 
 
-class MeasurementLog:
-    """Every measurement of a run, one JSON line each, written before it is used.
+@dataclasses.dataclass(frozen=True)
+class System:
+    """What stage 3 trains on: a placement problem, and the log that measures."""
 
-    A resumed run takes from here what was measured before it was stopped, so that it goes
-    on exactly as it would have.
-    """
-
-    def __init__(self, path: pathlib.Path, measure: Measure) -> None:
-        """Reads the log, dropping a line that was cut off while being written."""
-        self._path = path
-        self._measure = measure
-        self._known: dict[tuple[int, int], tuple[list[int], float]] = {}
-        if path.exists():
-            text = path.read_text()
-            whole = text[: text.rfind("\n") + 1]
-            os.truncate(path, len(whole.encode()))
-            for line in whole.splitlines():
-                entry = parse_json_object(path, line)
-                key = (entry["update"], entry["episode"])
-                self._known[key] = (entry["placement"], entry["seconds"])
-
-    def seconds(self, update: int, episode: int, placement: np.ndarray) -> float:
-        """Returns what the placement `[N]` took, measuring it unless the log knows.
-
-        Raises:
-          ValueError: the log has another placement there, so it is another run's; or the
-        measured time is not finite.
-        """
-        wanted = [int(device) for device in placement]
-        if (update, episode) in self._known:
-            logged, seconds = self._known[update, episode]
-            if logged != wanted:
-                raise ValueError(
-                    f"{self._path}: update {update}, episode {episode} measured another "
-                    "placement than this run asks for; it is the log of another run"
-                )
-            return seconds
-        seconds = float(self._measure(placement))
-        if not np.isfinite(seconds):
-            raise ValueError(f"update {update}, episode {episode}: measured {seconds} s")
-        entry = {"update": update, "episode": episode, "placement": wanted, "seconds": seconds}
-        with self._path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._known[update, episode] = (wanted, seconds)
-        return seconds
+    graph: TaskGraph
+    refit: Refit  # costs, given all that was measured so far
+    policy: PolicyConfig
+    config: SystemConfig
+    log: MeasurementLog
 
 
-def set_incumbent(
-    state: TrainState, problem: Problem, placement: np.ndarray, log: MeasurementLog
-) -> TrainState:
-    """Returns the state with the placement `[N]` to beat, measured as update 0, episode -1."""
-    padded = np.zeros(problem.instance.padded_tasks, np.int32)
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The last incumbent against the first, measured afresh at the end."""
+
+    placement: np.ndarray  # [N] the better of the two
+    seconds: float  # median makespan
+    first_s: float  # the same of the first incumbent
+    ratio: float  # median of the pairs' ratios, last over first
+    interval: tuple[float, float]  # of 95% confidence
+
+
+def set_incumbent(state: TrainState, system: System, placement: np.ndarray) -> TrainState:
+    """Returns the state with the placement `[N]` to beat, measured."""
+    placement = np.asarray(placement, np.int64)
+    pairs = system.config.confirm_pairs
+    found = system.log.take(BEFORE_TRAINING, 0, placement, placement, None, pairs)
+    padded = np.zeros(state.best_placement.shape[0], np.int32)
     padded[: len(placement)] = placement
-    seconds = jnp.float32(log.seconds(0, -1, placement))
+    # What two runs of one placement differ by is noise: it is worth its median.
+    seconds = jnp.float32(np.median(found.paired.candidate_s))
     return keep_best(state, jnp.asarray(padded)[None], seconds[None])
 
 
 def system_update(
-    state: TrainState,
-    problem: Problem,
-    policy: PolicyConfig,
-    config: SystemConfig,
-    log: MeasurementLog,
+    state: TrainState, system: System
 ) -> tuple[TrainState, dict[str, chex.Array]]:
-    """Does one update of stage 3: samples episodes, measures each, learns from the times."""
-    episodes = _sample(state, problem, policy, config)
-    num_tasks = int(problem.instance.num_tasks)
-    update = int(state.update)
-    placements = np.asarray(episodes.placement)[:, :num_tasks]
-    seconds = [log.seconds(update, i, placement) for i, placement in enumerate(placements)]
-    measured_s = jnp.asarray(seconds, jnp.float32)
-    return _learn(state, problem, episodes, measured_s, policy, config)
+    """Does one update of stage 3; a function of the state and the log."""
+    update, config = int(state.update), system.config
+    before = system.log.before(update)
+    traces = [m.paired.trace for m in before if m.paired.trace is not None]
+    costs = system.refit(traces)
+    problem = make_problem(system.graph, costs)
+    sample_key, search_key = jax.random.split(jax.random.fold_in(state.key, update))
+    episodes = _sample(state.params, problem, sample_key, system.policy, config.batch)
+    samples = np.asarray(episodes.placement, np.int64)[:, : system.graph.num_tasks]
+    worth_s = _Worth(state, system, before)
+    proposals: list[np.ndarray] = []
+    if config.proposals:
+        proposals = propose(
+            system.graph,
+            costs,
+            traces,
+            np.concatenate([worth_s.incumbent[None], samples]),
+            worth_s.known,
+            search_key,
+            count=config.proposals,
+            evaluations=config.proposal_evaluations,
+            links=config.links,
+        )
+    for placement in [*proposals, *samples]:
+        worth_s.measure(placement)
+    worth_s.confirm_best()
+    measured_s = jnp.asarray([worth_s.known[p.tobytes()] for p in samples], jnp.float32)
+    state = worth_s.remember(state)
+    state, loss = _learn(state, problem, episodes, measured_s, system.policy, config.descent)
+    state = count_batch(state, episodes=config.batch, evaluations=worth_s.num_measured)
+    metrics = {
+        "best_measured_s": state.best_makespan_s,
+        "measured_mean_s": measured_s.mean(),
+        "loss": loss,
+        "num_measured": state.evaluations,
+    }
+    return state, metrics
 
 
-def confirm(
-    log: MeasurementLog, update: int, placements: Sequence[np.ndarray], rounds: int = 5
-) -> tuple[np.ndarray, float]:
-    """Returns the best of some placements `[N]` and its median, measured in turn again.
+class _Worth:
+    """What placements are worth, in seconds of the machine as it first was, in one update."""
 
-    The shortest of many noisy times flatters, so that finalists are measured afresh, in
-    turn so that drift hits all alike. The first is kept unless another's median is less.
+    def __init__(self, state: TrainState, system: System, before: list[Measurement]) -> None:
+        self._system, self._update = system, int(state.update)
+        self._new: list[np.ndarray] = []
+        self.incumbent = np.asarray(state.best_placement, np.int64)[: system.graph.num_tasks]
+        self.incumbent_s = float(state.best_makespan_s)
+        self.num_measured = 0
+        # A later measurement of a placement is its confirmation.
+        self.known = {np.array(m.candidate, np.int64).tobytes(): m.worth_s for m in before}
+        self.known[self.incumbent.tobytes()] = self.incumbent_s
+
+    def measure(self, placement: np.ndarray) -> None:
+        """Measures a placement, unless it is known."""
+        if placement.tobytes() not in self.known:
+            self._take(placement, self._system.config.pairs)
+            self._new.append(placement)
+
+    def confirm_best(self) -> None:
+        """Makes the best new placement the incumbent, if fresh runs leave no doubt.
+
+        The shortest of many noisy times flatters: what was measured before does not count.
+        """
+        best = min(self._new, key=lambda p: self.known[p.tobytes()], default=None)
+        if best is None or self.known[best.tobytes()] >= self.incumbent_s:
+            return
+        found = self._take(best, self._system.config.confirm_pairs)
+        if not found.paired.is_aborted and found.paired.interval()[1] < 1:
+            self.incumbent, self.incumbent_s = best, found.worth_s
+
+    def remember(self, state: TrainState) -> TrainState:
+        """Returns the state with the incumbent, and the elites among what is new.
+
+        What was not confirmed is worth no more than the incumbent.
+        """
+        placements = np.stack([self.incumbent, *self._new])
+        worth_s = [max(self.known[p.tobytes()], self.incumbent_s) for p in placements]
+        padding = state.best_placement.shape[0] - placements.shape[1]
+        padded = jnp.asarray(np.pad(placements, ((0, 0), (0, padding))), jnp.int32)
+        return dataclasses.replace(
+            state,
+            elites=update_elites(state.elites, padded, jnp.asarray(worth_s, jnp.float32)),
+            best_placement=padded[0],
+            best_makespan_s=jnp.float32(self.incumbent_s),
+        )
+
+    def _take(self, placement: np.ndarray, pairs: int) -> Measurement:
+        found = self._system.log.take(
+            self._update,
+            self.num_measured,
+            placement,
+            self.incumbent,
+            self.incumbent_s,
+            pairs,
+        )
+        self.num_measured += 1
+        self.known[placement.tobytes()] = found.worth_s
+        return found
+
+
+def compare(system: System, update: int, first: np.ndarray, last: np.ndarray) -> Comparison:
+    """Returns the last of two placements `[N]` if most pairs find it faster, else the first.
+
+    Where the two are one placement, its pairs differ by noise alone, and the ratio is 1.
     """
-    seconds = np.array(
-        [
-            [
-                log.seconds(update, -2 - turn * len(placements) - i, placement)
-                for i, placement in enumerate(placements)
-            ]
-            for turn in range(rounds)
-        ]
-    )
-    medians = np.median(seconds, axis=0)
-    best = int(np.argmin(medians))
-    return placements[best], float(medians[best])
+    first, last = np.asarray(first, np.int64), np.asarray(last, np.int64)
+    found = system.log.take(update, 0, last, first, None, system.config.final_pairs).paired
+    first_s = float(np.median(found.incumbent_s))
+    if np.array_equal(first, last):
+        return Comparison(first, first_s, first_s, 1.0, (1.0, 1.0))
+    if found.is_aborted or found.ratio >= 1:
+        return Comparison(first, first_s, first_s, found.ratio, found.interval())
+    seconds = float(np.median(found.candidate_s))
+    return Comparison(last, seconds, first_s, found.ratio, found.interval())
 
 
-@partial(jax.jit, static_argnames=("policy", "config"))
+@partial(jax.jit, static_argnames=("policy", "batch"))
 def _sample(
-    state: TrainState, problem: Problem, policy: PolicyConfig, config: SystemConfig
+    params: chex.ArrayTree,
+    problem: Problem,
+    key: chex.PRNGKey,
+    policy: PolicyConfig,
+    batch: int,
 ) -> Episode:
-    keys = jax.random.split(jax.random.fold_in(state.key, state.update), config.batch)
-    tables = model.apply(state.params, policy, problem)
+    tables = model.apply(params, policy, problem)
+    keys = jax.random.split(key, batch)
     return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
 
 
-@partial(jax.jit, static_argnames=("policy", "config"))
+@partial(jax.jit, static_argnames=("policy", "settings"))
 def _learn(
     state: TrainState,
     problem: Problem,
     episodes: Episode,
     measured_s: chex.Array,
     policy: PolicyConfig,
-    config: SystemConfig,
-) -> tuple[TrainState, dict[str, chex.Array]]:
-    state, loss = learn(state, problem, episodes, measured_s, policy, config)
-    metrics = {
-        "loss": loss,
-        "measured_mean_s": measured_s.mean(),
-        "measured_min_s": measured_s.min(),
-        "best_measured_s": state.best_makespan_s,
-    }
-    return state, metrics
+    settings: Descent,
+) -> tuple[TrainState, chex.Array]:
+    one_step = jax.tree.map(lambda array: array[None], episodes)
+    return descend_batch(state, problem, one_step, measured_s[None], policy, settings)

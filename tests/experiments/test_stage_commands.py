@@ -13,7 +13,7 @@ import pytest
 
 import doppler_jax as dj
 import kernels
-from experiments import problems, provenance, stage1, stage2, stage3
+from experiments import problems, provenance, stage1, stage2, stage3, stages
 from experiments.config import Stage1Settings, Stage2Settings, Stage3Settings, check_settings
 from experiments.problems import choose_workload, local_devices, saved_host, use_host_devices
 from tests.commands import (
@@ -129,6 +129,45 @@ def test_a_policy_needs_a_width(refuse):
     refuse(1, ["--policy.width", "0"], "--policy.width is 0; expected at least 1")
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--training.minibatches", "3"], "minibatches is 3; expected a divisor of batch, 256"),
+        (["--training.batch", "64"], "num_chains is 128; expected at most batch, 64"),
+        (["--training.num-chains", "-1"], "--training.num-chains is -1; expected at least 0"),
+        (["--episodes", "0"], "--episodes is 0; expected at least 1"),
+        (["--budget-s", "inf"], "--budget-s is inf; expected a finite number"),
+        (["--target-s", "-1"], "--target-s is -1.0; expected a finite number >= 0"),
+    ],
+)
+def test_bad_options_of_stage_2_are_refused(refuse, words, part):
+    refuse(2, ["--graph", "g.txt", *words], part)
+
+
+@pytest.mark.parametrize(
+    ("words", "updates"),
+    [
+        (["--episodes", "9"], 2),
+        (["--target-s", "1e9"], 1),
+        (["--budget-s", "1e-9"], 0),
+        ([], 3),
+    ],
+)
+def test_stage_2_ends_at_its_bounds(command, copied, monkeypatch, words, updates):
+    def update(state, **_):
+        done = state.replace(
+            update=state.update + 1,
+            episodes=state.episodes + 8,
+            best_makespan_s=state.best_makespan_s.at[...].set(1.0),
+        )
+        return done, {"loss": 0.0}
+
+    monkeypatch.setattr(stages, "sim_update", update)
+    assert command(2, "--graph", "g.txt", "--num-updates", "3", *words) == 0
+    lines = (copied / "runs/stage2/g-p100x4/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == updates
+
+
 def test_stage_2_wants_stage_1_first(refuse):
     parts = ("runs/stage1/g-p100x4: no checkpoint here", "run stage1 on the same problem first")
     refuse(2, ["--graph", "g.txt"], *parts)
@@ -149,7 +188,8 @@ def test_stage_3_cannot_execute_a_graph_file(refuse):
 
 def test_stage_3_refuses_an_unknown_mode(refuse):
     save_tiny_checkpoint(pathlib.Path("runs/stage2/chainmm-paper-p100x4"))
-    refuse(3, ["--mode", "lazy"], "unknown mode 'lazy'", "stream", "work_conserving")
+    words = ["--backend", "local", "--mode", "lazy"]
+    refuse(3, words, "unknown mode 'lazy'", "stream", "work_conserving")
     refuse(3, ["--measured-preset", "tiny"], "unknown preset 'tiny' of chainmm")
 
 
@@ -264,6 +304,7 @@ def test_provenance_without_git(monkeypatch):
 @pytest.mark.slow
 def test_all_three_stages_as_processes(tmp_path):
     """One update each, on a workload; then stage 3 again, and with other settings."""
+    local = ["--backend", "local", "--training.proposal-evaluations", "256"]
 
     def start(stage, *words):
         return subprocess.run(
@@ -274,21 +315,21 @@ def test_all_three_stages_as_processes(tmp_path):
         )  # fmt: skip
 
     for stage, what in ((1, "simulated"), (2, "simulated"), (3, "measured")):
-        done = start(stage)
+        done = start(stage, *(local if stage == 3 else []))
         assert done.returncode == 0, done.stderr
         assert f"stage {stage}: " in done.stdout
         assert what in done.stdout
-    folder = tmp_path / "runs/stage3/chainmm-small-host-after-p100x4"
+    folder = tmp_path / "runs/stage3/chainmm-small-local-after-p100x4"
     assert (folder / "placement.json").exists()
     before = snapshot(tmp_path)
-    assert start(3).returncode == 0
+    assert start(3, *local).returncode == 0
     assert snapshot(tmp_path) == before  # nothing is measured or trained again
     for words, part in (
         (["--seed", "1"], "seed was 0, now 1"),
         (["--mode", "stream"], "stream"),
-        (["--repeats", "5"], "5"),
+        (["--max-slowdown", "3"], "3x"),
     ):
-        refused = start(3, *words)
+        refused = start(3, *local, *words)
         assert refused.returncode == 2
         assert_one_error_line(refused.stderr, "belongs to a run with other settings", part)
         assert snapshot(tmp_path) == before

@@ -1,9 +1,14 @@
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
+import doppler_jax as dj
 import kernels
-from kernels import ops
+from kernels import blocks
+from kernels import measure as measure_module
+from kernels.backend import Options
 from kernels.plan import make_plan
 from kernels.trace import Record, infer_times
 from tests.kernels.conftest import build, random_program
@@ -11,44 +16,44 @@ from tests.kernels.conftest import build, random_program
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
 
-def test_measure_s_is_the_median_makespan_after_warmup(executables):
+def test_measure_s_is_the_median_makespan_after_warmup(executables, monkeypatch):
     sharded = random_program(0, 8)
     step = kernels.compile(
         sharded, np.zeros(8, int), devices=jax.devices()[:1], executables=executables
     )
     makespans = []
-    runner = step._runner
+    run = type(step._loaded).run
 
-    def record(job, slots):
-        makespans.append(runner(job, slots))
-        return makespans[-1]
+    def record(loaded, laid):
+        execution = run(loaded, laid)
+        makespans.append(execution.trace.finish_s.max())
+        return execution
 
-    step._runner = record
+    monkeypatch.setattr(type(step._loaded), "run", record)
     seconds = kernels.measure_s(step, X, repeats=3, warmup=2)
     assert len(makespans) == 5
-    assert seconds == np.median([trace.finish_s.max() for trace in makespans[2:]])
+    assert seconds == np.median(makespans[2:])
 
 
 @pytest.mark.parametrize("mode", ["stream", "work_conserving"])
 def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
     sharded = random_program(5, 8)
-    devices = jax.devices()[:2]
-    lowered = []
-    lower = ops._lower
-    monkeypatch.setattr(ops, "_lower", lambda *key: lowered.append(key) or lower(*key))
     cuts = []
-    cut = ops.slice_block
-    monkeypatch.setattr(ops, "slice_block", lambda *a: cuts.append(a) or cut(*a))
-    measure = kernels.make_measure(sharded, (X,), devices, mode, repeats=2)
-    assert lowered == []
+    cut = blocks.slice_block
+    monkeypatch.setattr(blocks, "slice_block", lambda *a: cuts.append(a) or cut(*a))
+    compiled = kernels.Executables()
+    devices = jax.devices()[:2]
+    measure = kernels.make_measure(
+        sharded, (X,), devices, mode, repeats=2, executables=compiled
+    )
+    assert len(compiled) == len(cuts) == 0
     assert measure(np.zeros(8, int), None) > 0
-    assert {device for _, device in lowered} == {devices[0]}
     measure(np.ones(8, int), np.arange(8))
-    assert len(lowered) == len(set(lowered)) == 2 * len(set(sharded.kernels))
-    num_cuts = len(cuts)
-    measure(np.arange(8) % 2, np.arange(8)[::-1])
-    assert len(lowered) == 2 * len(set(sharded.kernels))
-    assert len(cuts) == num_cuts <= 3
+    before = len(compiled), len(cuts)
+    assert before[1] <= 2 * 3  # inputs, once for each device
+    for placement in (np.zeros(8, int), np.ones(8, int)):
+        measure(placement, np.arange(8))
+    assert (len(compiled), len(cuts)) == before
 
 
 def test_longer_work_measures_longer(executables):
@@ -83,6 +88,132 @@ def test_measure_refuses_a_bad_placement():
     measure = kernels.make_measure(random_program(0, 2), (X,), jax.devices()[:1])
     with pytest.raises(ValueError, match=r"placement\[1\] is 1"):
         measure([0, 1], None)
+
+
+class Step:
+    """Stands for a placed function: takes the seconds it is told, in the order of calls."""
+
+    def __init__(self, name, calls, seconds):
+        self.name, self.calls, self.seconds = name, calls, seconds
+        self.trace = None
+
+    def __call__(self, *args):
+        self.calls.append(self.name)
+        seconds = next(self.seconds)
+        if isinstance(seconds, Exception):
+            raise seconds
+        self.trace = SimpleNamespace(finish_s=np.array([seconds]))
+
+
+class Bench:
+    """Loads placement [0] as "old" and [1] as "new"."""
+
+    args = ()
+    options = Options()
+
+    def __init__(self, old, new):
+        self.calls, self.loads = [], []
+        self.seconds = {"old": iter(old), "new": iter(new)}
+
+    def load(self, placement, timeout_s=None):
+        name = ["old", "new"][placement[0]]
+        self.loads.append((name, timeout_s))
+        return Step(name, self.calls, self.seconds[name])
+
+
+OLD, NEW = np.array([0]), np.array([1])
+
+
+def pairing(bench):
+    return measure_module._Pairing(bench, max_slowdown=2.0, warmup=1).measure
+
+
+def test_pairs_alternate_and_the_order_changes():
+    bench = Bench(old=[9, 1, 4, 5, 6], new=[9, 7, 8, 9])
+    measure = pairing(bench)
+    paired = measure(NEW, OLD, 3)
+    warm = ["old", "old", "new"]
+    assert bench.calls == [*warm, "old", "new", "new", "old", "old", "new"]
+    assert paired.incumbent_s == (4, 5, 6)
+    assert paired.candidate_s == (7, 8, 9)
+
+
+def test_the_incumbent_stays_loaded():
+    bench = Bench(old=[9, *[1] * 9], new=[9, 1, 9, 1])
+    measure = pairing(bench)
+    for _ in range(2):
+        assert measure(NEW, OLD, 1).ratio == 1
+    assert [name for name, _ in bench.loads] == ["old", "new", "new"]
+    assert measure(OLD, OLD, 1).candidate_s == (1,)
+    assert len(bench.loads) == 3
+
+
+def test_the_trace_is_of_the_median_run():
+    bench = Bench(old=[1] * 9, new=[9, 1.25, 1.75, 1.5])
+    assert pairing(bench)(NEW, OLD, 3).trace.finish_s == [1.5]
+
+
+def test_a_slow_candidate_is_run_once():
+    bench = Bench(old=[1, 1, 1.0], new=[1, 2.5])
+    paired = pairing(bench)(NEW, OLD, 9)
+    assert paired.is_aborted
+    assert (paired.candidate_s, paired.incumbent_s) == ((2.5,), (1.0,))
+
+
+def test_a_candidate_that_seems_endless_is_cut_short():
+    error = kernels.TaskError("call", 0, 0, TimeoutError("too long"))
+    bench = Bench(old=[1, 1], new=[error])
+    paired = pairing(bench)(NEW, OLD, 9)
+    ((_, first_limit), (_, limit_s)) = bench.loads
+    assert first_limit is None
+    assert paired.is_aborted
+    assert paired.candidate_s == (limit_s,)
+    assert limit_s > 2
+    assert paired.trace is None
+
+
+def test_other_errors_of_a_candidate_pass():
+    error = kernels.TaskError("task", 0, 0, MemoryError("out of it"))
+    with pytest.raises(kernels.TaskError, match="out of it"):
+        pairing(Bench(old=[1, 1], new=[error]))(NEW, OLD, 9)
+
+
+def test_a_call_out_of_time_is_recognised():
+    """What `_Pairing` looks for is what the engine raises."""
+    program = build([("spin", ["i0"]), ("spin", ["t0"])], ["t1"])
+    step = kernels.compile(program, np.zeros(2, int), devices=jax.devices()[:1], timeout_s=1e-4)
+    with pytest.raises(kernels.TaskError) as caught:
+        step(X)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+
+
+def test_placements_are_measured_in_pairs_on_devices(executables):
+    sharded = random_program(3, 8)
+    measure = kernels.make_paired_measure(
+        sharded, (X,), jax.devices()[:2], max_slowdown=1e3, executables=executables
+    )
+    split = np.arange(8) % 2
+    paired = measure(split, np.zeros(8, int), 3)
+    assert len(paired.candidate_s) == len(paired.incumbent_s) == 3
+    assert min(*paired.candidate_s, *paired.incumbent_s) > 0
+    assert paired.trace.finish_s.max() == np.median(paired.candidate_s)
+    np.testing.assert_array_equal(paired.trace.placement, split)
+    dj.validate(sharded.graph, paired.trace)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a number above 1"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"backend": "remote"}, "unknown backend 'remote'"),
+        ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
+    ],
+)
+def test_make_paired_measure_refuses(options, message):
+    arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
+    with pytest.raises(ValueError, match=message):
+        kernels.make_paired_measure(random_program(0, 2), **arguments)
 
 
 def test_inferred_times_are_what_watching_proves():

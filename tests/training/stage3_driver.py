@@ -14,17 +14,24 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.training.paired import Paired
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.problems import choose_graph
 from experiments.stages import run_stage3
 
 
-def measure(placement):
+def measure(candidate, incumbent, rounds):
     time.sleep(0.005)
-    return 1.0 + int.from_bytes(os.urandom(4), "little") / 2**32
+    graph, costs = measure.problem
+    times = 1.0 + np.frombuffer(os.urandom(8 * rounds), np.uint32) / 2**32
+    return Paired(
+        candidate_s=tuple(times[:rounds].tolist()),
+        incumbent_s=tuple(times[rounds:].tolist()),
+        trace=dj.simulate_oracle(graph, costs, candidate),
+    )
 
 
-def refuse(placement):
+def refuse(*args):
     raise AssertionError("the log must hold every measurement")
 
 
@@ -32,6 +39,7 @@ def main(graph, folder, num_updates, mode):
     chosen = choose_graph(pathlib.Path(graph), dj.make_cluster("reference_x4"), "reference_x4")
     config = PolicyConfig(width=8, rounds=1)
     problem = make_problem(chosen.graph, chosen.costs)
+    measure.problem = chosen.graph, chosen.costs
     run_stage3(
         chosen,
         pathlib.Path(folder),
@@ -40,7 +48,9 @@ def main(graph, folder, num_updates, mode):
         {"measure": measure, "replay": refuse}[mode],
         seed=0,
         num_updates=int(num_updates),
-        config=SystemConfig(batch=4, num_elites=3),
+        config=SystemConfig(
+            batch=4, proposals=2, pairs=1, proposal_evaluations=256, num_elites=3
+        ),
         save_every_s=0.2,
     )
 

@@ -1,0 +1,127 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+import kernels
+from doppler_jax.training.paired import Paired
+from kernels import automatic
+
+
+@pytest.fixture(autouse=True)
+def known_host(monkeypatch):
+    """The host's rates without measuring them."""
+    four = dj.make_cluster("reference_x4")
+    two = jax.tree.map(lambda array: array[(slice(2),) * array.ndim], four)
+    monkeypatch.setattr(automatic, "measure_host", lambda devices: two)
+
+
+def fn(params, x):
+    return jax.nn.relu(x @ params["w"]) @ params["w"]
+
+
+ARGS = (
+    {"w": np.linspace(-1.0, 1.0, 256, dtype=np.float32).reshape(16, 16)},
+    np.ones((8, 16), np.float32),
+)
+
+
+def compiled(**options):
+    return kernels.place_and_compile(
+        fn, *ARGS, **{"devices": jax.devices()[:2], "method": "critical_path", **options}
+    )
+
+
+def pairing(monkeypatch, ratio):
+    """Makes the placement found seem `ratio` times as slow as a single device."""
+    asked = []
+
+    def pair(sharded, args, backend, options, candidate, incumbent, rounds):
+        asked.append((candidate, incumbent))
+        return Paired((ratio,) * rounds, (1.0,) * rounds)
+
+    monkeypatch.setattr(automatic, "pair_placements", pair)
+    found = {}
+    place = automatic.place
+
+    def split(graph, costs, **options):
+        found["costs"], found["budget_s"] = costs, options["budget_s"]
+        placed = place(graph, costs, **options)
+        object.__setattr__(placed, "placement", np.arange(graph.num_tasks) % 2)
+        return placed
+
+    monkeypatch.setattr(automatic, "place", split)
+    return asked, found
+
+
+def test_one_call_gives_the_function_on_its_devices():
+    step = compiled()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), step(*ARGS), fn(*ARGS)
+    )
+    assert step.device_names == tuple(map(str, jax.devices()[:2]))
+    dj.validate(step.graph, step.trace)
+
+
+def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
+    asked, found = pairing(monkeypatch, ratio=0.9)
+    step = compiled()
+    step(*ARGS)
+    ((candidate, single),) = asked
+    np.testing.assert_array_equal(step.trace.placement, candidate)
+    assert set(single) == {found["costs"].compute_s.sum(0).argmin()}
+    pairing(monkeypatch, ratio=1.1)
+    step = compiled()
+    step(*ARGS)
+    assert len(set(step.trace.placement)) == 1
+
+
+def test_arguments_may_come_with_each_call():
+    step = compiled(resident=(0,))
+    assert set(step.graph.input_home) == {dj.RESIDENT, 0}
+    again = (ARGS[0], 2 * ARGS[1])
+    for args in (ARGS, again):
+        np.testing.assert_allclose(step(*args), fn(*args), rtol=1e-5)
+
+
+def test_learning_may_go_on_online():
+    function = compiled(online=True)
+    np.testing.assert_allclose(function(*ARGS), fn(*ARGS), rtol=1e-5)
+    function.close()
+
+
+def test_placing_gets_what_calibration_leaves(monkeypatch):
+    _, found = pairing(monkeypatch, ratio=1.0)
+    compiled(budget_s=1e-3)
+    assert found["budget_s"] == automatic._LEAST_PLACING_S
+    compiled(budget_s=1000.0)
+    assert 500 < found["budget_s"] < 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "remote"}, "unknown backend 'remote'"),
+        ({"mode": "lazy"}, "unknown mode 'lazy'"),
+        ({"mode": "stream", "online": True}, "mode is 'stream'"),
+        ({"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a number above 1"),
+        ({"budget_s": 0.0}, "budget_s is 0.0; expected more than 0"),
+        ({"method": "guess"}, "unknown method 'guess'"),
+        ({"devices": []}, "devices is empty"),
+        ({"num_shards": 3}, "num_shards is 3; expected a power of two"),
+        ({"resident": ("weights",)}, "weights"),
+    ],
+)
+def test_place_and_compile_refuses_before_it_measures(monkeypatch, options, message):
+    monkeypatch.setattr(automatic, "calibrate", lambda *a, **k: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=message):
+        compiled(**options)
+
+
+def test_a_shape_is_no_argument(monkeypatch):
+    """What is placed is also run."""
+    shape = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    monkeypatch.setattr(automatic, "calibrate", lambda *a, **k: pytest.fail("measured"))
+    with pytest.raises(ValueError, match=r"args\[1\] is ShapeDtypeStruct.* expected an array"):
+        kernels.place_and_compile(fn, ARGS[0], shape, devices=jax.devices()[:2])
