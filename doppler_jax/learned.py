@@ -44,7 +44,8 @@ def learn_placements(
     """
     trained = train_policy(problem, key, budget_s=budget_s, max_evaluations=max_evaluations)
     return Learned(
-        policy=Policy(params=trained.state.params, config=trained.policy),
+        # On no device: what follows may run on others than training did.
+        policy=Policy(params=jax.device_get(trained.state.params), config=trained.policy),
         placements=elite_placements(trained.state, num_tasks),
         evaluations=int(trained.state.evaluations),
         interrupted=trained.interrupted,
@@ -53,15 +54,10 @@ def learn_placements(
 
 def elite_placements(state: TrainState, num_tasks: int) -> np.ndarray:
     """Returns the best placement of a training state and its elites, `[B, N]`."""
-    task, device = (
-        np.asarray(a) for a in (state.elites.actions.task, state.elites.actions.device)
-    )
-    placements = [np.asarray(state.best_placement)[:num_tasks]]
-    for row in np.flatnonzero(np.isfinite(np.asarray(state.elites.makespan_s))):
-        placement = np.zeros(num_tasks, np.int64)
-        placement[task[row, :num_tasks]] = device[row, :num_tasks]
-        placements.append(placement)
-    return np.stack(placements)
+    known = np.isfinite(np.asarray(state.elites.makespan_s))
+    elites = np.asarray(state.elites.placement)[known]
+    found = np.concatenate([np.asarray(state.best_placement)[None], elites])
+    return found[:, :num_tasks].astype(np.int64)
 
 
 def policy_candidates(

@@ -1,7 +1,10 @@
 """Stage 2 from the command line: `make stage2 WORKLOAD=ffnn CLUSTER=p100x4`."""
 
+import math
+
 from doppler_jax import cli
 from doppler_jax.reports.tables import format_seconds
+from doppler_jax.training.run import Bounds
 from experiments.config import Stage2Settings, check_settings
 from experiments.problems import choose, use_host_devices
 from experiments.stages import find_policy, run_stage2
@@ -19,9 +22,18 @@ def main(settings: Stage2Settings) -> None:
         seed=settings.seed,
         num_updates=settings.num_updates,
         config=settings.training,
+        bounds=_bounds(settings),
         save_every_s=settings.save_every_s,
     )
     print(f"stage 2: {format_seconds(trained.seconds, 6)} simulated, in {trained.folder}")
+
+
+def _bounds(settings: Stage2Settings) -> Bounds:
+    return Bounds(
+        episodes=math.inf if settings.episodes is None else settings.episodes,
+        seconds=math.inf if settings.budget_s is None else settings.budget_s,
+        makespan_s=settings.target_s or 0.0,
+    )
 
 
 if __name__ == "__main__":

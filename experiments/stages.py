@@ -14,20 +14,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import doppler_jax as dj
+from doppler_jax.costs.refit import Refit, refit_costs
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learned import elite_placements, policy_candidates
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.imitation import ImitationConfig, imitation_update
-from doppler_jax.training.run import Report, Run
+from doppler_jax.training.paired import Measure, MeasurementLog
+from doppler_jax.training.run import Bounds, Report, Run
 from doppler_jax.training.sim_rl import SimConfig, init_sim_state, sim_update
 from doppler_jax.training.state import TrainState, init_state, make_optimizer
 from doppler_jax.training.system_rl import (
-    Measure,
-    MeasurementLog,
+    Comparison,
+    System,
     SystemConfig,
-    confirm,
+    compare,
     set_incumbent,
     system_update,
 )
@@ -42,6 +44,7 @@ class Trained:
     policy: dj.Policy
     placement: np.ndarray  # [N]
     seconds: float  # of the placement: simulated by the oracle, in stage 3 measured
+    comparison: Comparison | None = None  # of stage 3: with what it started from
 
 
 def run_stage1(
@@ -78,6 +81,7 @@ def run_stage2(
     seed: int,
     num_updates: int,
     config: SimConfig,
+    bounds: Bounds | None = None,
     save_every_s: float = 10.0,
 ) -> Trained:
     """Improves a policy by episodes in the simulator."""
@@ -85,8 +89,11 @@ def run_stage2(
     start = init_sim_state(jax.random.key(seed), before.params, problem, config)
     update = partial(sim_update, problem=problem, policy=before.config, config=config)
     settings = _settings(chosen, "stage2", seed, before.config, config)
-    state = _train(folder, settings, before.config, start, update, num_updates, save_every_s)
-    policy = dj.Policy(params=state.params, config=before.config)
+    state = _train(
+        folder, settings, before.config, start, update, num_updates, save_every_s, bounds
+    )
+    # On no device: what follows may run on others than training did.
+    policy = dj.Policy(params=jax.device_get(state.params), config=before.config)
     found = elite_placements(state, chosen.graph.num_tasks)
     return _finish(chosen, problem, folder, policy, found)
 
@@ -104,37 +111,53 @@ def run_stage3(
     save_every_s: float = 10.0,
 ) -> Trained:
     """Improves a policy by measured episodes; never ends worse than the incumbent measured."""
-    problem = make_problem(chosen.graph, chosen.costs)
     start = init_state(
         jax.random.key(seed),
         before.params,
         make_optimizer(config.learning_rate),
-        problem,
+        make_problem(chosen.graph, chosen.costs),
         config.num_elites,
     )
     settings = _settings(chosen, "stage3", seed, before.config, config)
     settings["incumbent"] = [int(device) for device in incumbent]
     run = Run(folder, settings, before.config)
-    log = MeasurementLog(folder / "measurements.jsonl", measure)
+    system = System(
+        graph=chosen.graph,
+        refit=_refit(chosen),
+        policy=before.config,
+        config=config,
+        log=MeasurementLog(folder / "measurements.jsonl", measure),
+    )
     state = run.resume(start)
     if not np.isfinite(state.best_makespan_s):
-        state = set_incumbent(state, problem, incumbent, log)
+        state = set_incumbent(state, system, incumbent)
     with progress_bar(folder.parent.name, num_updates, int(state.update)) as report:
         state = run.train(
             state,
-            partial(
-                system_update, problem=problem, policy=before.config, config=config, log=log
-            ),
+            partial(system_update, system=system),
             num_updates,
             save_every_s=save_every_s,
             report=report,
         )
     run.close()
     best = np.asarray(state.best_placement)[: chosen.graph.num_tasks]
-    placement, seconds = confirm(log, int(state.update), [incumbent, best])
-    trained = Trained(folder, dj.Policy(state.params, before.config), placement, seconds)
-    _write(trained, "measured_s")
+    found = compare(system, int(state.update), incumbent, best)
+    policy = dj.Policy(state.params, before.config)
+    trained = Trained(folder, policy, found.placement, found.seconds, found)
+    _write(
+        trained,
+        "measured_s",
+        first_s=found.first_s,
+        ratio=found.ratio,
+        interval=[bound if np.isfinite(bound) else None for bound in found.interval],
+    )
     return trained
+
+
+def _refit(chosen: Chosen) -> Refit:
+    if chosen.sharded is None:  # then nothing says which tasks compute the same
+        return lambda traces: chosen.costs
+    return partial(refit_costs, chosen.sharded, chosen.costs)
 
 
 def find_policy(folder: pathlib.Path, stage: str) -> dj.Policy:
@@ -203,11 +226,19 @@ def _train(
     update: Callable[[TrainState], tuple[TrainState, dict[str, Any]]],
     num_updates: int,
     save_every_s: float,
+    bounds: Bounds | None = None,
 ) -> TrainState:
     run = Run(folder, settings, policy)
     state = run.resume(start)
     with progress_bar(folder.parent.name, num_updates, int(state.update)) as report:
-        state = run.train(state, update, num_updates, save_every_s=save_every_s, report=report)
+        state = run.train(
+            state,
+            update,
+            num_updates,
+            bounds=bounds,
+            save_every_s=save_every_s,
+            report=report,
+        )
     run.close()
     return state
 
@@ -228,8 +259,8 @@ def _finish(
     return trained
 
 
-def _write(trained: Trained, kind: str) -> None:
+def _write(trained: Trained, kind: str, **more: Any) -> None:
     write_json_atomic(
         trained.folder / "placement.json",
-        {"placement": trained.placement.tolist(), kind: trained.seconds},
+        {"placement": trained.placement.tolist(), kind: trained.seconds, **more},
     )

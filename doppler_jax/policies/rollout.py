@@ -108,21 +108,6 @@ def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
     return _run(problem, _no_members(problem), select, place, draw)
 
 
-def replay(problem: Problem, actions: Actions) -> Episode:
-    """Returns the episode of given actions, whose tasks are in a topological order."""
-
-    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
-        del head
-        return frontier.astype(jnp.float32)
-
-    def place(task: chex.Array, members: chex.Array, *_: Any) -> chex.Array:
-        del task
-        return jnp.zeros(members.shape[0])
-
-    draw = jnp.zeros((problem.instance.padded_tasks, 2))
-    return _run(problem, _no_members(problem), select, place, draw, actions)
-
-
 def follow(problem: Problem, tables: PolicyTables, placement: chex.Array) -> Episode:
     """Returns the episode that places tasks as in `placement` `[N]`, in SEL's likeliest order.
 
@@ -242,7 +227,6 @@ def _run(
     select: SelectWeights,
     place: PlaceWeights,
     draw: chex.Array,
-    forced: Actions | None = None,
 ) -> Episode:
     """Runs an episode: draws a task of the frontier, then its device.
 
@@ -252,32 +236,24 @@ def _run(
       select: SEL.
       place: PLC.
       draw: `[T, 2]` of [0, 1), for the task and the device of each step.
-      forced: actions to take instead of choosing.
     """
     instance = problem.instance
     nobody = instance.padded_tasks
 
     def step(
-        state: ListSchedule, inputs: tuple[chex.Array, Actions | None]
+        state: ListSchedule, draw: chex.Array
     ) -> tuple[ListSchedule, tuple[chex.Array, ...]]:
-        draw, given = inputs
         frontier = (state.missing == 0) & (state.head != nobody)
-        if given is None:
-            chosen = state.head[_draw(select(state.head, frontier), draw[0])]
-            task = jnp.where(frontier.any(), chosen, nobody)
-        else:
-            task = given.task
+        chosen = state.head[_draw(select(state.head, frontier), draw[0])]
+        task = jnp.where(frontier.any(), chosen, nobody)
         features, estimates = device_features(problem, state, task)
-        if given is None:
-            members = state.member / jnp.maximum(state.count, 1.0)[:, None]
-            device = _draw(place(task, members, estimates, features), draw[1])
-        else:
-            device = given.device
+        members = state.member / jnp.maximum(state.count, 1.0)[:, None]
+        device = _draw(place(task, members, estimates, features), draw[1])
         record = (task, device, state.head, frontier, features)
         return append(problem, member, state, task, device, estimates.est_s[device]), record
 
     state = begin(problem, member)
-    state, records = jax.lax.scan(step, state, (draw, forced))
+    state, records = jax.lax.scan(step, state, draw)
     task, device, heads, frontier_mask, features = records
     return Episode(
         actions=Actions(task=task, device=device),

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.search.anytime import Best, Scorer, keep_best
+from doppler_jax.search.budget import fit_batch
 from doppler_jax.search.moves import mutate
 from doppler_jax.search.objective import SearchProblem
 from doppler_jax.types import pytree
@@ -52,11 +53,7 @@ class Annealing:
         return self.chains * self.proposals
 
     def fit(self, evaluations: int) -> "Annealing":
-        max_batch = evaluations // 8
-        chains = min(self.chains, max(max_batch // 8, 1))
-        proposals = self.proposals
-        while chains * proposals > max_batch and proposals > 2:
-            proposals //= 2
+        chains, proposals = fit_batch(self.chains, self.proposals, evaluations)
         return dataclasses.replace(self, chains=chains, proposals=proposals)
 
     def init(self, placements: chex.Array) -> AnnealingState:

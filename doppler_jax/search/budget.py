@@ -54,3 +54,12 @@ class CurveRecorder:
         rows.append((evaluations, seconds, makespan_s))
         columns = zip(*rows, strict=True)
         return Curve(*(np.array(column) for column in columns))
+
+
+def fit_batch(members: int, proposals: int, evaluations: int) -> tuple[int, int]:
+    """Returns members, and proposals of each, so that a budget allows several steps."""
+    most = evaluations // 8
+    members = min(members, max(most // 8, 1))
+    while members * proposals > most and proposals > 2:
+        proposals //= 2
+    return members, proposals

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.search.anytime import Best, Scorer, keep_best
+from doppler_jax.search.budget import fit_batch
 from doppler_jax.search.moves import mutate, single_moves
 from doppler_jax.search.objective import SearchProblem
 from doppler_jax.types import pytree
@@ -50,11 +51,7 @@ class LocalSearch:
         return self.searchers * self.proposals
 
     def fit(self, evaluations: int) -> "LocalSearch":
-        max_batch = evaluations // 8
-        searchers = min(self.searchers, max(max_batch // 8, 1))
-        proposals = self.proposals
-        while searchers * proposals > max_batch and proposals > 2:
-            proposals //= 2
+        searchers, proposals = fit_batch(self.searchers, self.proposals, evaluations)
         return dataclasses.replace(self, searchers=searchers, proposals=proposals)
 
     def init(self, placements: chex.Array) -> DescentState:

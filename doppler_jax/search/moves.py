@@ -41,15 +41,18 @@ def mutate(
     that no device permits changes nothing.
 
     Args:
-      key: of the draws; it is consumed.
+      key: of the draws, one for all or one for each placement `[B]`; consumed.
       instance: the problem.
       placements: `[B, N]` int32 devices.
       chain: from `critical_chain`, for these placements or for recent ancestors.
     """
-    draw = jax.random.uniform(key, (10 + GROUP + instance.num_devices, len(placements)))
-    draw, walk, score = jnp.split(
-        draw, (10, 10 + GROUP)
-    )  # one call: it costs little to compile
+    count = 10 + GROUP + instance.num_devices
+    if key.ndim:
+        draw = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(key).T
+    else:
+        draw = jax.random.uniform(key, (count, len(placements)))
+    # One call, for it costs little to compile.
+    draw, walk, score = jnp.split(draw, (10, 10 + GROUP))
     task = _uniform_index(draw[0], instance.num_tasks)
     if chain is not None:
         lane = jnp.arange(len(task), dtype=jnp.int32)
@@ -89,16 +92,6 @@ def single_moves(instance: Instance, placements: chex.Array, index: chex.Array) 
     task, step = index // others, index % others + 1
     device = (_device(placements, task) + step) % instance.num_devices
     return _assign(instance, placements, task[:, None], device[:, None])
-
-
-def all_single_moves(instance: Instance, placement: chex.Array) -> chex.Array:
-    """Returns all placements `[N * (D - 1), N]` that differ from one `[N]` in one task.
-
-    Moves that cannot be made, those of padding tasks included, leave it as it is.
-    """
-    count = instance.padded_tasks * max(instance.num_devices - 1, 1)
-    copies = jnp.broadcast_to(placement[None], (count, len(placement)))
-    return single_moves(instance, copies, jnp.arange(count, dtype=jnp.int32))
 
 
 def critical_chain(

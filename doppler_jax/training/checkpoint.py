@@ -16,10 +16,12 @@ import orbax.checkpoint as ocp
 
 from doppler_jax.policies.features import FEATURE_VERSION
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.policies.rollout import Actions
 from doppler_jax.training.state import Elites, TrainState
 
 FORMAT = "doppler_jax.checkpoint"
+
+STATE_VERSION = 2
+"""Of what `train` holds; a run can be resumed from its own version alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,11 @@ class Checkpoints:
     def save(self, state: TrainState, policy: PolicyConfig, meta: dict[str, Any]) -> None:
         """Saves a state, unless its number of updates is saved already."""
         params, train = _split(state)
-        header = {"format": FORMAT, "policy": dataclasses.asdict(policy)}
+        header = {
+            "format": FORMAT,
+            "state_version": STATE_VERSION,
+            "policy": dataclasses.asdict(policy),
+        }
         if int(state.update) == self.latest():
             return
         self._manager.save(
@@ -66,6 +72,12 @@ class Checkpoints:
         Raises:
           ValueError: there is no checkpoint, or it is not of such a state.
         """
+        version = self.meta().get("state_version", 1)
+        if version != STATE_VERSION:
+            raise ValueError(
+                f"{self._manager.directory}: cannot resume: a state of version {version}, this "
+                f"library has version {STATE_VERSION}; its policy can be loaded"
+            )
         params, train = _split(like)
         try:
             found = self._manager.restore(
@@ -77,10 +89,18 @@ class Checkpoints:
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
-        state = _join(found["params"], found["train"])
+        state = _join(found["params"], found["train"], like)
         if jax.tree.map(jnp.shape, state) != jax.tree.map(jnp.shape, like):
             raise ValueError(f"{self._manager.directory}: cannot resume: other shapes there")
         return state
+
+    def meta(self) -> dict[str, Any]:
+        """Returns what was saved beside the newest state."""
+        restore = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        try:
+            return dict(self._manager.restore(self.latest(), args=restore)["meta"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
 
     def close(self) -> None:
         """Releases what the manager holds."""
@@ -136,23 +156,26 @@ def _find(path: pathlib.Path) -> pathlib.Path:
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
+    """Returns parameters and the rest, by field, as NumPy arrays.
+
+    What is empty, for lack of elites or chains, is left out: Orbax does not save it.
+    """
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     fields["key"] = jax.random.key_data(state.key)
-    fields["elites"] = {
-        "task": state.elites.actions.task,
-        "device": state.elites.actions.device,
-        "makespan_s": state.elites.makespan_s,
-    }
+    elites = fields.pop("elites")
+    fields["elite_placement"], fields["elite_makespan_s"] = elites.placement, elites.makespan_s
     fields = jax.tree.map(np.asarray, fields)
-    return fields.pop("params"), fields
+    params = fields.pop("params")
+    full = {k: v for k, v in fields.items() if all(leaf.size for leaf in jax.tree.leaves(v))}
+    return params, full
 
 
-def _join(params: Any, train: dict[str, Any]) -> TrainState:
+def _join(params: Any, train: dict[str, Any], like: TrainState) -> TrainState:
+    """Returns the state of such parts; `like` has what is empty."""
     fields = jax.tree.map(jnp.asarray, {**train, "params": params})
-    elites = fields["elites"]
     fields["key"] = jax.random.wrap_key_data(fields["key"])
-    fields["elites"] = Elites(
-        actions=Actions(task=elites["task"], device=elites["device"]),
-        makespan_s=elites["makespan_s"],
+    elites = Elites(
+        placement=fields.pop("elite_placement", like.elites.placement),
+        makespan_s=fields.pop("elite_makespan_s", like.elites.makespan_s),
     )
-    return TrainState(**fields)
+    return dataclasses.replace(like, elites=elites, **fields)

@@ -43,8 +43,8 @@ def loss_and_gradient(
 ) -> tuple[chex.Array, PolicyTables]:
     """Returns `lesson_loss` and its gradient, `CHUNK` episodes at a time."""
     batch = lesson.weight.shape[0]
-    chunk = min(CHUNK, batch)
-    count = -(-batch // chunk)
+    count = -(-batch // CHUNK)
+    chunk = -(-batch // count)
 
     def chunked(array: chex.Array) -> chex.Array:
         # Padding repeats the last episode, with weights of 0 below.

@@ -1,19 +1,21 @@
 """The update that stages 2 and 3 share: policy gradient beside imitation of the elites."""
 
 import dataclasses
+from functools import partial
 from typing import Protocol
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from doppler_jax.policies import model
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables, follow
-from doppler_jax.training.elites import elite_placements, update_elites
+from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
 from doppler_jax.training.losses import Lesson, loss_and_gradient, normalised_advantage
-from doppler_jax.training.state import Elites, TrainState, descend, keep_best, make_optimizer
+from doppler_jax.training.state import Elites, TrainState, descend, make_optimizer
 
 ELITE_SPREAD = 5e-4
 """Relative excess of the makespan that makes an elite e times less worth imitating."""
@@ -39,36 +41,36 @@ class ReinforceSettings(Protocol):
         """Of the elites' imitation."""
 
 
-def make_lesson(
-    problem: Problem,
-    tables: PolicyTables,
-    episodes: Episode,
-    advantage: chex.Array,
-    elites: Elites,
-    update: chex.Array,
-    settings: ReinforceSettings,
+def weigh_episodes(
+    episodes: Episode, advantage: chex.Array, update: chex.Array, settings: ReinforceSettings
 ) -> Lesson:
-    """Returns B episodes, weighed by their advantages `[B]`, and K elites to learn from.
-
-    Elites are followed in the policy's own order. The entropy bonus is of the episodes alone.
-    """
-    models = jax.vmap(follow, in_axes=(None, None, 0))(
-        problem, tables, elite_placements(problem, elites)
-    )
-    share = elite_shares(elites.makespan_s)
-    batch = advantage.shape[0]
+    """Returns M lessons of B episodes each, with the weights of their advantages `[M, B]`."""
+    batch = advantage.shape[1]
     bonus = settings.entropy_weight * 0.5 ** (
         update.astype(jnp.float32) / settings.entropy_halving
     )
     return Lesson(
-        episodes=jax.tree.map(lambda a, b: jnp.concatenate([a, b]), episodes, models),
-        weight=jnp.concatenate(
-            [
-                advantage / batch,
-                settings.elite_weight * share,
-            ]
-        ),
-        entropy_weight=jnp.concatenate([jnp.full(batch, bonus / batch), jnp.zeros_like(share)]),
+        episodes=episodes,
+        weight=advantage / batch,
+        entropy_weight=jnp.full_like(advantage, bonus / batch),
+    )
+
+
+def imitate_elites(
+    problem: Problem, tables: PolicyTables, elites: Elites, weight: float
+) -> Lesson:
+    """Returns the K elites as episodes to imitate, with `weight` in all.
+
+    They are followed in the policy's own order.
+    """
+    known = jnp.isfinite(elites.makespan_s)[:, None]
+    # An empty place repeats the best: its own zeros may be devices that cannot run the task.
+    placements = jnp.where(known, elites.placement, elites.placement[:1])
+    share = elite_shares(elites.makespan_s)
+    return Lesson(
+        episodes=jax.vmap(follow, in_axes=(None, None, 0))(problem, tables, placements),
+        weight=weight * share,
+        entropy_weight=jnp.zeros_like(share),
     )
 
 
@@ -77,53 +79,96 @@ def elite_shares(makespan_s: chex.Array) -> chex.Array:
 
     A share falls by e for every `ELITE_SPREAD` that the makespan exceeds the best.
     """
-    best_s = makespan_s.min()
+    best_s = makespan_s.min(initial=jnp.inf)
     excess = (makespan_s - best_s) / jnp.maximum(best_s, jnp.finfo(jnp.float32).tiny)
     known = jnp.isfinite(makespan_s)
     weight = jnp.where(known, jnp.exp(-jnp.where(known, excess, 0.0) / ELITE_SPREAD), 0.0)
     return weight / jnp.maximum(weight.sum(), 1.0)
 
 
-def learn(
+def count_batch(state: TrainState, *, episodes: int, evaluations: int) -> TrainState:
+    """Returns the state with an update counted, and what it took."""
+    return dataclasses.replace(
+        state,
+        update=state.update + 1,
+        episodes=state.episodes + episodes,
+        evaluations=state.evaluations + evaluations,
+    )
+
+
+def descend_batch(
     state: TrainState,
     problem: Problem,
     episodes: Episode,
     makespan_s: chex.Array,
     policy: PolicyConfig,
     settings: ReinforceSettings,
-    elites: Elites | None = None,
-    minibatches: int = 1,
+    shards: int = 1,
 ) -> tuple[TrainState, chex.Array]:
-    """Returns the state after an update by B episodes and their makespans `[B]`, and the loss.
+    """Returns the state after M steps of the optimiser, and the mean loss.
 
-    The makespans may be simulated or measured; elites and the best placement go by them.
-    `elites` are the archive that these episodes have entered already, if they have. Each of
-    `minibatches` parts of the episodes, B of which must be a multiple, is a step of the
-    optimiser, beside all elites.
+    A step learns from B episodes, weighed by their advantages over the M B, and from all
+    elites. The entropy bonus is of the episodes alone.
+
+    Args:
+      state: parameters, optimiser and elites.
+      problem: the problem.
+      episodes: `[M, B, ...]`.
+      makespan_s: `[M, B]` seconds, simulated or measured.
+      policy: sizes of the networks.
+      settings: weights and learning rate.
+      shards: local devices, a divisor of B, that share the work.
     """
-    if elites is None:
-        elites = update_elites(state.elites, problem, episodes.placement, makespan_s)
-    shape = (minibatches, makespan_s.shape[0] // minibatches)
-    parts = jax.tree.map(
-        lambda array: array.reshape(shape + array.shape[1:]),
-        (episodes, normalised_advantage(makespan_s)),
-    )
-
-    def step(
-        state: TrainState, part: tuple[Episode, chex.Array]
-    ) -> tuple[TrainState, chex.Array]:
+    advantage = normalised_advantage(makespan_s.reshape(-1)).reshape(makespan_s.shape)
+    drawn = weigh_episodes(episodes, advantage, state.update, settings)
+    models = None
+    if state.elites.makespan_s.shape[0]:
         tables = model.apply(state.params, policy, problem)
-        lesson = make_lesson(problem, tables, *part, elites, state.update, settings)
-        return descend_lesson(state, problem, lesson, policy, settings.learning_rate)
+        lesson = imitate_elites(problem, tables, state.elites, settings.elite_weight)
+        models = _pad_lesson(lesson, shards)
+    run = partial(_descend_lessons, policy=policy, learning_rate=settings.learning_rate)
+    if shards > 1:
+        run = jax.shard_map(
+            partial(run, axis=AXIS),
+            mesh=make_mesh(shards),
+            in_specs=(WHOLE, WHOLE, PartitionSpec(None, AXIS), PartitionSpec(AXIS)),
+            out_specs=WHOLE,
+            check_vma=False,
+        )
+    return run(state, problem, drawn, models)
 
-    state, loss = jax.lax.scan(step, state, parts)
-    state = dataclasses.replace(
-        keep_best(state, episodes.placement, makespan_s),
-        update=state.update + 1,
-        episodes=state.episodes + makespan_s.shape[0],
-        evaluations=state.evaluations + makespan_s.shape[0],
-        elites=elites,
+
+def _pad_lesson(lesson: Lesson, shards: int) -> Lesson:
+    """Returns the lesson with repeats that weigh nothing, so that it can be cut."""
+    spare = -lesson.weight.shape[0] % shards
+    return Lesson(
+        episodes=jax.tree.map(
+            lambda array: jnp.concatenate([array, jnp.repeat(array[-1:], spare, axis=0)]),
+            lesson.episodes,
+        ),
+        weight=jnp.pad(lesson.weight, (0, spare)),
+        entropy_weight=jnp.pad(lesson.entropy_weight, (0, spare)),
     )
+
+
+def _descend_lessons(
+    state: TrainState,
+    problem: Problem,
+    drawn: Lesson,
+    models: Lesson | None,
+    *,
+    policy: PolicyConfig,
+    learning_rate: float,
+    axis: str | None = None,
+) -> tuple[TrainState, chex.Array]:
+    """Takes a step for each part of `drawn`, each beside all of `models`."""
+
+    def step(state: TrainState, part: Lesson) -> tuple[TrainState, chex.Array]:
+        if models is not None:
+            part = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), part, models)
+        return descend_lesson(state, problem, part, policy, learning_rate, axis)
+
+    state, loss = jax.lax.scan(step, state, drawn)
     return state, loss.mean()
 
 
@@ -133,13 +178,19 @@ def descend_lesson(
     lesson: Lesson,
     policy: PolicyConfig,
     learning_rate: float,
+    axis: str | None = None,
 ) -> tuple[TrainState, chex.Array]:
-    """Returns the state after one step down the lesson's gradient, and the loss."""
+    """Returns the state after one step down the lesson's gradient, and the loss.
+
+    Along the mesh's `axis` every device has its part of the lesson; all take the same step.
+    """
 
     def tables_of(params: chex.ArrayTree) -> chex.ArrayTree:
         return model.apply(params, policy, problem)
 
     tables, pull_back = jax.vjp(tables_of, state.params)
     loss, gradient = loss_and_gradient(problem, tables, lesson)
+    if axis is not None:
+        loss, gradient = jax.lax.psum((loss, gradient), axis)
     params, opt_state = descend(state, pull_back(gradient)[0], make_optimizer(learning_rate))
     return dataclasses.replace(state, params=params, opt_state=opt_state), loss

@@ -6,7 +6,9 @@ metrics.jsonl   one line per update, null for what is not finite; cut back to th
 checkpoints/    see `checkpoint.py`
 """
 
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -22,6 +24,23 @@ from doppler_jax.training.state import TrainState
 
 Update = Callable[[TrainState], tuple[TrainState, dict[str, Any]]]
 Report = Callable[[int, dict[str, float]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """When training ends before its last update; what earlier sessions spent counts."""
+
+    episodes: float = math.inf  # after which no update starts
+    seconds: float = math.inf  # likewise, compilation included
+    makespan_s: float = 0.0  # of the best placement, once it is as short
+
+    def reached(self, state: TrainState, seconds: float) -> bool:
+        """Returns whether a state, after so many seconds, is the last."""
+        return (
+            seconds >= self.seconds
+            or int(state.episodes) >= self.episodes
+            or float(state.best_makespan_s) <= self.makespan_s
+        )
 
 
 class Run:
@@ -46,12 +65,17 @@ class Run:
             write_json_atomic(path, self._config)
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._metrics = folder / "metrics.jsonl"
+        self._spent_s = 0.0  # by earlier sessions
 
     def resume(self, start: TrainState) -> TrainState:
         """Returns the newest checkpoint's state, or `start` where there is none."""
         latest = self._checkpoints.latest()
         _truncate(self._metrics, latest or 0)
-        return start if latest is None else self._checkpoints.restore(start)
+        if latest is None:
+            return start
+        state = self._checkpoints.restore(start)
+        self._spent_s = self._checkpoints.meta()["seconds"]
+        return state
 
     def train(
         self,
@@ -59,18 +83,24 @@ class Run:
         update: Update,
         num_updates: int,
         *,
+        bounds: Bounds | None = None,
         save_every_s: float = 10.0,
         report: Report | None = None,
     ) -> TrainState:
-        """Updates until `num_updates` are done, saving now and then and at the end.
+        """Updates until `num_updates` are done or a bound is reached, saving now and then.
 
-        Ctrl-C saves the last finished update and passes on. The result does not depend on
-        when anything was saved or stopped.
+        It saves at the end, too; Ctrl-C saves the last finished update and passes on. The
+        result does not depend on when anything was saved or stopped, unless seconds bound it.
         """
+        bounds = bounds or Bounds()
         lines: list[str] = []
-        saved_at = time.monotonic()
+        began = saved_at = time.monotonic()
+        before_s = self._spent_s
         try:
             while int(state.update) < num_updates:
+                self._spent_s = before_s + time.monotonic() - began
+                if bounds.reached(state, self._spent_s):
+                    break
                 state, metrics = update(state)
                 values = {name: float(np.asarray(value)) for name, value in metrics.items()}
                 entry = {k: v if np.isfinite(v) else None for k, v in values.items()}
@@ -81,6 +111,7 @@ class Run:
                     self._save(state, lines)
                     saved_at = time.monotonic()
         finally:
+            self._spent_s = before_s + time.monotonic() - began
             self._save(state, lines)
         return state
 
@@ -92,7 +123,8 @@ class Run:
         with self._metrics.open("a") as file:
             file.writelines(lines)
         lines.clear()
-        self._checkpoints.save(state, self._policy, self._config)
+        meta = {**self._config, "seconds": self._spent_s}
+        self._checkpoints.save(state, self._policy, meta)
 
 
 def _check_same(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

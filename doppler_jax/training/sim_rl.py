@@ -1,20 +1,25 @@
 """Stage 2: policy gradient in the simulator, beside imitation of the best seen."""
 
 import dataclasses
-from functools import partial
+import math
+from collections.abc import Callable
+from functools import cache, partial
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.rollout import Episode, PolicyTables
 from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
 from doppler_jax.training.elites import update_elites
-from doppler_jax.training.reinforce import learn
+from doppler_jax.training.reinforce import count_batch, descend_batch
 from doppler_jax.training.state import TrainState, init_state, keep_best, make_optimizer
-from doppler_jax.training.tempering import Chains, temper
+from doppler_jax.training.tempering import RUNGS, Chains, temper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +31,18 @@ class SimConfig:
     learning_rate: float = 2e-3
     entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
     entropy_halving: int = 200
-    num_elites: int = 4
+    num_elites: int = 4  # 0 for none
     elite_weight: float = 4.0  # of their imitation beside the policy gradient
-    num_chains: int = 128  # of local search beside the policy; at most `batch`
+    num_chains: int = 128  # of local search beside the policy; at most `batch`, 0 for none
     search_rounds: int = 16  # moves of every chain per update
+
+    @property
+    def search_evaluations(self) -> int:
+        """Placements that an update's local search simulates.
+
+        Chains are simulated at every round, and once for their critical chains.
+        """
+        return (self.search_rounds + 1) * self.num_chains if self.search_rounds else 0
 
     @property
     def evaluations(self) -> int:
@@ -37,11 +50,28 @@ class SimConfig:
         return self.batch + self.search_evaluations
 
     @property
-    def search_evaluations(self) -> int:
-        """Those that are no episodes: chains at every round and once for their critical
-        chains, and new elites for their order.
+    def shards(self) -> int:
+        """Local devices that an update is cut over: those that get equal shares of it.
+
+        Each gets as many episodes of every minibatch, and whole ladders of chains.
         """
-        return (self.search_rounds + 1) * self.num_chains + self.num_elites
+        share = self.batch // self.minibatches
+        if self.search_evaluations:
+            whole = self.num_chains % RUNGS == 0
+            share = math.gcd(share, self.num_chains // RUNGS if whole else 1)
+        return most_shards(share)
+
+
+def check_sim_config(config: SimConfig) -> None:
+    """Raises `ValueError` if the counts of stage 2 do not fit together."""
+    if config.num_chains > config.batch:
+        raise ValueError(
+            f"num_chains is {config.num_chains}; expected at most batch, {config.batch}"
+        )
+    if config.batch % config.minibatches:
+        raise ValueError(
+            f"minibatches is {config.minibatches}; expected a divisor of batch, {config.batch}"
+        )
 
 
 def init_sim_state(
@@ -50,57 +80,134 @@ def init_sim_state(
     """Returns the state before the first update of stage 2; the key is consumed.
 
     Raises:
-      ValueError: there are more chains than episodes to start them.
+      ValueError: see `check_sim_config`.
     """
-    if config.num_chains > config.batch:
-        raise ValueError(
-            f"num_chains is {config.num_chains}; expected at most batch, {config.batch}"
-        )
+    check_sim_config(config)
     optimizer = make_optimizer(config.learning_rate)
     return init_state(key, params, optimizer, problem, config.num_elites, config.num_chains)
 
 
-@partial(jax.jit, static_argnames=("policy", "config"))
 def sim_update(
     state: TrainState, problem: Problem, policy: PolicyConfig, config: SimConfig
 ) -> tuple[TrainState, dict[str, chex.Array]]:
-    """Does one update of stage 2; returns the new state and scalar metrics."""
+    """Does one update of stage 2; returns the new state and scalar metrics.
+
+    It is cut over `config.shards` local devices, and its numbers do not depend on how many
+    they are, up to the order of sums.
+    """
+    shards = config.shards
+    if shards > 1:
+        # Updates after the first find their state there; what is elsewhere compiles afresh.
+        state, problem = jax.device_put((state, problem), everywhere(shards))
+    return _compiled(shards)(state, problem, policy, config, shards)
+
+
+@cache
+def _compiled(shards: int) -> Callable[..., tuple[TrainState, dict[str, chex.Array]]]:
+    static = (2, 3, 4)
+    if shards == 1:
+        return jax.jit(update_on, static_argnums=static)
+    return jax.jit(update_on, static_argnums=static, out_shardings=everywhere(shards))
+
+
+def update_on(
+    state: TrainState,
+    problem: Problem,
+    policy: PolicyConfig,
+    config: SimConfig,
+    shards: int,
+) -> tuple[TrainState, dict[str, chex.Array]]:
+    """Does `sim_update`'s work on so many devices; to be jitted."""
     sample_key, search_key = jax.random.split(jax.random.fold_in(state.key, state.update))
-    keys = jax.random.split(sample_key, config.batch)
-    tables = model.apply(state.params, policy, problem)
-    episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
-    makespan_s = simulate_instance(problem.instance, episodes.placement).makespan_s
-    episode_s = Chains(placement=episodes.placement, makespan_s=makespan_s)
-    chains, found = temper(
-        search_key,
-        problem.instance,
-        Chains(placement=state.chain_placement, makespan_s=state.chain_makespan_s),
-        jax.tree.map(lambda array: array[: config.num_chains], episode_s),
-        jnp.minimum(state.best_makespan_s, makespan_s.min()),
-        config.search_rounds,
+    episodes, episode_s = _draw(state.params, problem, sample_key, policy, config, shards)
+    met = Chains(
+        placement=episodes.placement.reshape(config.batch, -1),
+        makespan_s=episode_s.reshape(-1),
     )
-    met = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), episode_s, found)
-    elites = update_elites(state.elites, problem, met.placement, met.makespan_s)
-    state, loss = learn(
-        state,
-        problem,
-        episodes,
-        makespan_s,
-        policy,
-        config,
-        elites,
-        minibatches=config.minibatches,
-    )
+    if config.search_evaluations:
+        chains, found = _search(state, problem, search_key, met, config, shards)
+        met = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), met, found)
+        state = dataclasses.replace(
+            state, chain_placement=chains.placement, chain_makespan_s=chains.makespan_s
+        )
     state = dataclasses.replace(
         keep_best(state, met.placement, met.makespan_s),
-        chain_placement=chains.placement,
-        chain_makespan_s=chains.makespan_s,
-        evaluations=state.evaluations + config.search_evaluations,
+        elites=update_elites(state.elites, met.placement, met.makespan_s),
     )
+    state, loss = descend_batch(state, problem, episodes, episode_s, policy, config, shards)
+    state = count_batch(state, episodes=config.batch, evaluations=config.evaluations)
     metrics = {
         "loss": loss,
-        "makespan_mean_s": makespan_s.mean(),
-        "makespan_min_s": makespan_s.min(),
+        "makespan_mean_s": episode_s.mean(),
+        "makespan_min_s": episode_s.min(),
         "best_makespan_s": state.best_makespan_s,
     }
     return state, metrics
+
+
+def _draw(
+    params: chex.ArrayTree,
+    problem: Problem,
+    key: chex.PRNGKey,
+    policy: PolicyConfig,
+    config: SimConfig,
+    shards: int,
+) -> tuple[Episode, chex.Array]:
+    """Samples and simulates episodes, those of every minibatch cut over the devices.
+
+    Returns:
+      M x B episodes, and their makespans `[M, B]`.
+    """
+
+    def run(
+        problem: Problem, tables: PolicyTables, keys: chex.PRNGKey
+    ) -> tuple[Episode, chex.Array]:
+        drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(
+            keys.reshape(-1), problem, tables
+        )
+        makespan_s = simulate_instance(problem.instance, drawn.placement).makespan_s
+        return jax.tree.map(
+            lambda array: array.reshape(keys.shape + array.shape[1:]), (drawn, makespan_s)
+        )
+
+    keys = jax.random.split(key, (config.minibatches, config.batch // config.minibatches))
+    tables = model.apply(params, policy, problem)
+    if shards == 1:
+        return run(problem, tables, keys)
+    cut = PartitionSpec(None, AXIS)
+    return jax.shard_map(
+        run,
+        mesh=make_mesh(shards),
+        in_specs=(WHOLE, WHOLE, cut),
+        out_specs=cut,
+        check_vma=False,
+    )(problem, tables, keys)
+
+
+def _search(
+    state: TrainState,
+    problem: Problem,
+    key: chex.PRNGKey,
+    episodes: Chains,
+    config: SimConfig,
+    shards: int,
+) -> tuple[Chains, Chains]:
+    """Tempers the chains, to which the first episodes are proposed; see `temper`."""
+    run = partial(temper, rounds=config.search_rounds)
+    if shards > 1:
+        cut = PartitionSpec(AXIS)
+        run = jax.shard_map(
+            run,
+            mesh=make_mesh(shards),
+            in_specs=(WHOLE, WHOLE, cut, cut, cut, WHOLE),
+            out_specs=cut,
+            check_vma=False,
+        )
+    return run(
+        key,
+        problem.instance,
+        jnp.arange(config.num_chains, dtype=jnp.int32),
+        Chains(placement=state.chain_placement, makespan_s=state.chain_makespan_s),
+        jax.tree.map(lambda array: array[: config.num_chains], episodes),
+        jnp.minimum(state.best_makespan_s, episodes.makespan_s.min()),
+    )

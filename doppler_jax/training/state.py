@@ -8,15 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from doppler_jax.policies.features import Problem
-from doppler_jax.policies.rollout import Actions
 from doppler_jax.types import pytree
 
 
 @pytree
 class Elites:
-    """The K best placements seen, as episodes in the order of their simulated starts."""
+    """The K best placements seen."""
 
-    actions: Actions  # [K, T] each
+    placement: chex.Array  # [K, N] int32
     makespan_s: chex.Array  # [K] ascending; inf where there is none yet
 
 
@@ -51,8 +50,7 @@ def init_state(
     num_chains: int = 1,
 ) -> TrainState:
     """Returns the state before the first update; the key is consumed."""
-    steps = problem.instance.padded_tasks
-    tasks = jnp.full((num_elites, steps), steps, jnp.int32)
+    size = problem.instance.padded_tasks
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -61,12 +59,12 @@ def init_state(
         episodes=jnp.zeros((), jnp.int32),
         evaluations=jnp.zeros((), jnp.int32),
         elites=Elites(
-            actions=Actions(task=tasks, device=jnp.zeros_like(tasks)),
+            placement=jnp.zeros((num_elites, size), jnp.int32),
             makespan_s=jnp.full(num_elites, jnp.inf, jnp.float32),
         ),
-        chain_placement=jnp.zeros((num_chains, steps), jnp.int32),
+        chain_placement=jnp.zeros((num_chains, size), jnp.int32),
         chain_makespan_s=jnp.full(num_chains, jnp.inf, jnp.float32),
-        best_placement=jnp.zeros(steps, jnp.int32),
+        best_placement=jnp.zeros(size, jnp.int32),
         best_makespan_s=jnp.float32(jnp.inf),
     )
 

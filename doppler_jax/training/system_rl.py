@@ -52,7 +52,7 @@ class SystemConfig(Descent):
     confirm_pairs: int = 9  # runs of the update's best, before it becomes the incumbent
     final_pairs: int = 15  # runs of the last incumbent against the first, at the end
     proposal_evaluations: int = 20_000  # placements simulated per search
-    links: Literal["parallel", "serial", "engine"] = "parallel"  # in the search's simulator
+    links: Literal["parallel", "serial", "engine"] = "serial"  # in the search's simulator
     num_elites: int = 4
 
     @property

@@ -31,6 +31,7 @@ class Chains:
 def temper(
     key: chex.PRNGKey,
     instance: Instance,
+    number: chex.Array,
     chains: Chains,
     proposals: Chains,
     best_s: chex.Array,
@@ -41,6 +42,8 @@ def temper(
     Args:
       key: of the draws; it is consumed.
       instance: the problem.
+      number: `[C]` of each chain among all, if these are some whole ladders of many; what a
+        chain draws goes by it.
       chains: the chains; one of infinite makespan takes any proposal.
       proposals: a placement for each chain, of known makespan; every second ladder takes
         none, except to begin with.
@@ -48,10 +51,11 @@ def temper(
       rounds: a move of every chain each.
     """
     temperature_s = _ladder(chains.makespan_s.shape[0]) * best_s
-    key, first_key = jax.random.split(key)
-    accepted = _accepts(first_key, temperature_s, chains.makespan_s, proposals.makespan_s)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number)
+    first_keys, keys = _split(keys, 2)
+    accepted = _accepts(first_keys, temperature_s, chains.makespan_s, proposals.makespan_s)
     # A policy that has settled would draw every ladder to where it is.
-    listens = (jnp.arange(accepted.shape[0]) // RUNGS) % 2 == 0
+    listens = (number // RUNGS) % 2 == 0
     accepted &= listens | jnp.isinf(chains.makespan_s)
     chains = _where(accepted, proposals, chains)
     times = simulate_instance(instance, chains.placement, schedule=True)
@@ -59,20 +63,21 @@ def temper(
     critical = critical_chain(instance, chains.placement, times.start_s, times.finish_s)
 
     def round_of_moves(
-        number: chex.Array, carry: tuple[Chains, CriticalChain, Chains]
+        turn: chex.Array, carry: tuple[Chains, CriticalChain, Chains]
     ) -> tuple[Chains, CriticalChain, Chains]:
         chains, critical, best = carry
-        keys = jax.random.split(jax.random.fold_in(key, number), 5)
-        placement = mutate(keys[0], instance, chains.placement, critical)
-        again = jax.random.bernoulli(keys[1], 1 / 3, (placement.shape[0], 1))
-        twice = mutate(keys[2], instance, placement, critical)
-        placement = jnp.where(again, twice, placement)
+        turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, turn)
+        once_keys, again_keys, twice_keys, accept_keys, exchange_keys = _split(turn_keys, 5)
+        placement = mutate(once_keys, instance, chains.placement, critical)
+        again = _uniform(again_keys) < 1 / 3
+        twice = mutate(twice_keys, instance, placement, critical)
+        placement = jnp.where(again[:, None], twice, placement)
         makespan_s = simulate_instance(instance, placement).makespan_s
         moved = Chains(placement=placement, makespan_s=makespan_s)
-        accepted = _accepts(keys[3], temperature_s, chains.makespan_s, makespan_s)
+        accepted = _accepts(accept_keys, temperature_s, chains.makespan_s, makespan_s)
         best = _where(makespan_s < best.makespan_s, moved, best)
         chains = _where(accepted, moved, chains)
-        places = _exchange(keys[4], temperature_s, chains.makespan_s, number % 2)
+        places = _exchange(exchange_keys, temperature_s, chains.makespan_s, turn % 2)
         chains, critical = jax.tree.map(lambda array: array[places], (chains, critical))
         return chains, critical, best
 
@@ -87,17 +92,27 @@ def _ladder(count: int) -> chex.Array:
     return HOTTEST * (COLDEST / HOTTEST) ** share
 
 
+def _split(keys: chex.PRNGKey, count: int) -> tuple[chex.PRNGKey, ...]:
+    """Returns `count` keys from each of many `[C]`."""
+    split = jax.vmap(lambda key: jax.random.split(key, count))(keys)
+    return tuple(split[:, i] for i in range(count))
+
+
+def _uniform(keys: chex.PRNGKey) -> chex.Array:
+    """Returns a draw of [0, 1) by each key, `[C]`."""
+    return jax.vmap(jax.random.uniform)(keys)
+
+
 def _accepts(
-    key: chex.PRNGKey, temperature_s: chex.Array, old_s: chex.Array, new_s: chex.Array
+    keys: chex.PRNGKey, temperature_s: chex.Array, old_s: chex.Array, new_s: chex.Array
 ) -> chex.Array:
     """Metropolis's rule, `[C]`; whatever is finite beats what is infinite."""
     worse_s = jnp.where(jnp.isfinite(old_s), new_s - old_s, -jnp.inf)
-    draw = jax.random.uniform(key, old_s.shape)
-    return (worse_s <= 0) | (draw < jnp.exp(-worse_s / temperature_s))
+    return (worse_s <= 0) | (_uniform(keys) < jnp.exp(-worse_s / temperature_s))
 
 
 def _exchange(
-    key: chex.PRNGKey, temperature_s: chex.Array, makespan_s: chex.Array, parity: chex.Array
+    keys: chex.PRNGKey, temperature_s: chex.Array, makespan_s: chex.Array, parity: chex.Array
 ) -> chex.Array:
     """Returns whose state each chain takes, `[C]`: its own, or that of a neighbouring rung.
 
@@ -113,7 +128,7 @@ def _exchange(
     other = jnp.where(paired, other, place)
     gain = (makespan_s - makespan_s[other]) * (1 / temperature_s - 1 / temperature_s[other])
     # Both of a pair must decide by one draw.
-    draw = jax.random.uniform(key, (count,))[jnp.minimum(place, other)]
+    draw = _uniform(keys)[jnp.minimum(place, other)]
     exchanged = draw < jnp.exp(jnp.minimum(gain, 0.0))
     return jnp.where(exchanged, other, place)
 

@@ -19,7 +19,7 @@ WARM_UP = 100
 """Updates of stage 1 before stage 2."""
 
 LEAST_EVALUATIONS = 3
-"""Simulations of the smallest update: an episode, a chain, an elite."""
+"""Simulations of the smallest update: an episode, a chain and its move."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +105,15 @@ def fit_updates(config: SimConfig, max_evaluations: int | None) -> SimConfig:
             f"max_evaluations is {max_evaluations}; training needs {LEAST_EVALUATIONS}"
         )
     batch = min(config.batch, max_evaluations // 3)
-    chains, elites = min(config.num_chains, batch), min(config.num_elites, batch)
+    chains = min(config.num_chains, batch)
+    rounds = (max_evaluations - batch) // max(chains, 1) - 1
     return dataclasses.replace(
         config,
         batch=batch,
         minibatches=math.gcd(config.minibatches, batch),
-        num_elites=elites,
+        num_elites=min(config.num_elites, batch),
         num_chains=chains,
-        search_rounds=min(
-            config.search_rounds, (max_evaluations - batch - elites) // chains - 1
-        ),
+        search_rounds=min(config.search_rounds, rounds),
     )
 
 

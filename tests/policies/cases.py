@@ -8,12 +8,14 @@ import functools
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.graphs import instance
 from doppler_jax.policies import features, model, rollout
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.rollout import PolicyTables
 from tests.generators import random_problem
 from tests.policies import reference
 
@@ -73,9 +75,17 @@ def apply(parameters, problem):
     return model.apply(parameters, CONFIG, problem)
 
 
+def replay_one(problem, actions):
+    """The episode of given actions: their placement, followed by scores in their order."""
+    steps = problem.instance.padded_tasks
+    score = jnp.zeros(steps + 1).at[actions.task].set(-jnp.arange(steps, dtype=jnp.float32))
+    placement = jnp.zeros(steps, jnp.int32).at[actions.task].set(actions.device, mode="drop")
+    return rollout.follow(problem, PolicyTables(score=score, place=None), placement)
+
+
 sample = quick_jit(jax.vmap(rollout.sample, in_axes=(0, None, None)))
 teach = quick_jit(jax.vmap(rollout.teach, in_axes=(0, None)))
-replay = quick_jit(jax.vmap(rollout.replay, in_axes=(None, 0)))
+replay = quick_jit(jax.vmap(replay_one, in_axes=(None, 0)))
 log_prob = quick_jit(jax.vmap(rollout.log_prob, in_axes=(None, None, 0)))
 greedy = quick_jit(rollout.greedy)
 

@@ -118,7 +118,7 @@ def test_greedy_takes_the_likeliest_task_and_device():
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
-def test_replayed_actions_give_the_episode_back(num_tasks):
+def test_a_placement_followed_in_its_order_gives_the_episode_back(num_tasks):
     problem = case(num_tasks)[2]
     _, episodes = sampled(num_tasks)
     again = replay(problem, episodes.actions)

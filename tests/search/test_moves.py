@@ -9,9 +9,9 @@ from doppler_jax.graphs.instance import make_instance
 from doppler_jax.search.moves import (
     GROUP,
     CriticalChain,
-    all_single_moves,
     critical_chain,
     mutate,
+    single_moves,
 )
 from doppler_jax.simulator.simulate import simulate_instance
 from tests.generators import random_problem
@@ -19,7 +19,7 @@ from tests.search.cases import DEVICES, SIZE, one_size, pinned_problem
 
 LANES = 4096
 MUTATE = jax.jit(mutate)
-SINGLES = jax.jit(all_single_moves)
+SINGLES = jax.jit(single_moves)
 CHAIN = jax.jit(critical_chain)
 
 
@@ -96,7 +96,9 @@ def times(instance, placements):
 def test_single_moves_are_all_there_are():
     graph, costs = pinned_problem(3, 12)
     placement = placed_on_able(costs, np.random.default_rng(3))
-    found = np.asarray(SINGLES(make_instance(graph, costs), jnp.asarray(placement)))
+    moves = np.arange(SIZE * (DEVICES - 1), dtype=np.int32)
+    copies = np.broadcast_to(placement, (len(moves), SIZE))
+    found = np.asarray(SINGLES(make_instance(graph, costs), copies, moves))
     expected = {placement.tobytes()}
     for v, d in np.argwhere(np.isfinite(costs.compute_s)):
         moved = placement.copy()

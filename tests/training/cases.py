@@ -23,10 +23,11 @@ imitation_update = quick_jit(
     chex.assert_max_traces(imitation.imitation_update.__wrapped__, n=1),
     static_argnames=("policy", "config"),
 )
-sim_update = quick_jit(
-    chex.assert_max_traces(sim_rl.sim_update.__wrapped__, n=1),
-    static_argnames=("policy", "config"),
+_update_on = quick_jit(
+    chex.assert_max_traces(sim_rl.update_on, n=1),
+    static_argnames=("policy", "config", "shards"),
 )
+sim_update = functools.partial(_update_on, shards=1)
 
 
 def two_chains(lengths):
@@ -43,15 +44,17 @@ def chains_case(lengths=(4, 3)):
     return graph, costs, make_problem(graph, costs)
 
 
-def fresh_state(problem, config, num_elites, seed=0):
+def fresh_state(problem, config, num_elites, seed=0, num_chains=None):
     """The start of a stage; `config` is of either."""
+    if num_chains is None:
+        num_chains = getattr(config, "num_chains", 1)
     return init_state(
         jax.random.key(seed),
         jax.tree.map(jax.numpy.asarray, params()),
         make_optimizer(config.learning_rate),
         problem,
         num_elites,
-        getattr(config, "num_chains", 1),
+        num_chains,
     )
 
 

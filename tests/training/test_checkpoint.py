@@ -62,6 +62,27 @@ def test_a_state_of_other_shapes_is_refused(run):
     checkpoints.close()
 
 
+def test_a_state_of_another_version_is_refused_but_its_policy_is_not(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    path = copy / "checkpoints" / "3" / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    del meta["state_version"]  # as before there were versions
+    path.write_text(json.dumps(meta))
+    checkpoints = Checkpoints(copy / "checkpoints")
+    with pytest.raises(ValueError, match=f"{copy}.*cannot resume: a state of version 1, this"):
+        checkpoints.restore(fresh_state(chains_case()[2], SIM, SIM.num_elites))
+    checkpoints.close()
+    assert load_policy(copy).config == CONFIG
+
+
+def test_a_state_without_elites_and_chains_comes_back(tmp_path):
+    state = fresh_state(chains_case()[2], SIM, 0, num_chains=0)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state, CONFIG, {})
+    assert_same_bits(checkpoints.restore(state), state)
+    checkpoints.close()
+
+
 @pytest.mark.parametrize("below", [".", "checkpoints", "checkpoints/3"])
 def test_a_policy_is_found_in_its_run(run, below):
     policy = load_policy(run / below)

@@ -1,16 +1,21 @@
 """Stages 1 and 2 learn, stay finite, and compile once for all graphs of a bucket."""
 
+import dataclasses
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.training import sim_rl
+from doppler_jax.training.devices import everywhere
+from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import keep_best
 from tests.generators import random_problem
-from tests.policies.cases import CONFIG, DEVICES
+from tests.policies.cases import CONFIG, DEVICES, quick_jit
 from tests.training.cases import (
     IMITATION,
     SIM,
@@ -18,6 +23,7 @@ from tests.training.cases import (
     chains_case,
     fresh_state,
     imitation_update,
+    plain,
     sim_update,
     trained_state,
 )
@@ -57,7 +63,7 @@ def test_the_policy_gradient_finds_the_optimum():
     np.testing.assert_allclose(state.elites.makespan_s[0], optimum_s, rtol=1e-6)
     assert (np.diff(state.elites.makespan_s) > 0).all()
     assert int(state.episodes) == 80 * SIM.batch
-    assert int(state.evaluations) == 80 * SIM.evaluations == 80 * (64 + 3 * 8 + 4)
+    assert int(state.evaluations) == 80 * SIM.evaluations == 80 * (64 + 3 * 8)
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 5])
@@ -66,7 +72,8 @@ def test_updates_stay_finite_on_padded_problems(num_tasks):
     graph, costs = random_problem(
         np.random.default_rng(num_tasks), num_tasks, DEVICES, homes=False
     )
-    compute_s = np.where(np.arange(DEVICES) == 1, np.inf, costs.compute_s)
+    # Device 0, where the zeros of an archive that is not yet full would put tasks.
+    compute_s = np.where(np.arange(DEVICES) == 0, np.inf, costs.compute_s)
     problem = make_problem(graph, costs.replace(compute_s=compute_s))
     for update, config in ((imitation_update, IMITATION), (sim_update, SIM)):
         state = fresh_state(problem, config, SIM.num_elites)
@@ -97,6 +104,56 @@ def test_an_update_depends_on_the_key_and_its_number_alone():
     later = state.replace(update=state.update + 1)
     other = sim_update(later, problem, policy=CONFIG, config=SIM)[0]
     assert (other.elites.makespan_s != twice[0].elites.makespan_s).any()
+
+
+def test_parts_of_the_update_can_be_left_out():
+    problem = chains_case()[2]
+    bare = dataclasses.replace(SIM, num_elites=0, num_chains=0)
+    update = quick_jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
+    state = fresh_state(problem, bare, bare.num_elites)
+    for _ in range(2):
+        state, metrics = update(state, problem, policy=CONFIG, config=bare, shards=1)
+    assert (
+        int(state.evaluations) == int(state.episodes) == 2 * bare.batch == bare.evaluations * 2
+    )
+    assert state.elites.makespan_s.shape == state.chain_makespan_s.shape == (0,)
+    assert np.isfinite(state.best_makespan_s)
+    assert np.isfinite(metrics["loss"])
+    assert dataclasses.replace(SIM, search_rounds=0).evaluations == SIM.batch
+
+
+@pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_several_devices_compute_what_one_does(shards):
+    # A ladder of chains for each of four devices; a fifth elite, which is hard to share.
+    config = SimConfig(batch=128, minibatches=2, num_elites=5, num_chains=128, search_rounds=1)
+    assert config.shards == jax.local_device_count() == 4
+    problem = chains_case()[2]
+    update = quick_jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
+    start = fresh_state(problem, config, config.num_elites)
+    results = []
+    for number in (1, shards):
+        arguments = jax.device_put((start, problem), everywhere(number))
+        results.append(update(*arguments, policy=CONFIG, config=config, shards=number))
+    (state, metrics), (cut_state, cut_metrics) = (plain(result) for result in results)
+    chex.assert_trees_all_close(cut_state.params, state.params, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(cut_metrics, metrics, rtol=1e-5)
+    for name in ("chain_placement", "chain_makespan_s", "best_placement", "elites", "update"):
+        chex.assert_trees_all_equal(getattr(cut_state, name), getattr(state, name))
+    assert (cut_state.chain_placement != 0).any()
+    changed = jax.tree.map(lambda a, b: np.abs(a - b).max(), start.params, state.params)
+    assert min(jax.tree.leaves(changed)) > 1e-4
+
+
+def test_devices_are_used_as_far_as_they_get_equal_shares():
+    for config, shards in (
+        (SimConfig(), 4),
+        (SimConfig(batch=64, num_chains=64), 2),  # two ladders
+        (SimConfig(batch=64, num_chains=48), 1),  # that are not whole
+        (SimConfig(batch=64, num_chains=48, search_rounds=0), 4),
+        (SimConfig(batch=24, minibatches=4, num_chains=0), 3),
+        (SimConfig(batch=5, minibatches=1, num_chains=0), 1),
+    ):
+        assert config.shards == shards, config
 
 
 def test_the_best_placement_is_never_given_up():

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.policies import rollout
 from doppler_jax.training import losses, reinforce
 from doppler_jax.training.losses import Lesson, normalised_advantage
 from doppler_jax.training.state import Elites
@@ -14,7 +13,7 @@ from tests.training.cases import SIM
 
 lesson_loss = quick_jit(losses.lesson_loss)
 loss_and_gradient = quick_jit(losses.loss_and_gradient)
-make_lesson = quick_jit(reinforce.make_lesson, static_argnames="settings")
+imitate_elites = quick_jit(reinforce.imitate_elites, static_argnames="weight")
 
 
 @functools.cache
@@ -90,30 +89,34 @@ def test_gradients_equal_finite_differences():
         np.testing.assert_allclose((values[0] - values[1]) / 1e-3, slope, rtol=0.02, atol=1e-3)
 
 
-def test_a_lesson_holds_episodes_by_advantage_and_elites_and_the_entropy_bonus_fades():
-    problem, tables, episodes, log_p, entropy = batch()
+def test_elites_are_followed_in_the_policys_order_and_weighed_by_their_shares():
+    problem, tables, episodes, *_ = batch()
     known = np.array([1.0, 1.0 + reinforce.ELITE_SPREAD, np.inf], np.float32)
-    elites = Elites(
-        actions=jax.tree.map(lambda leaf: leaf[:3], episodes.actions), makespan_s=known
-    )
-    followed = quick_jit(jax.vmap(rollout.follow, in_axes=(None, None, 0)))(
-        problem, tables, episodes.placement[:3]
-    )
-    np.testing.assert_array_equal(followed.placement, episodes.placement[:3])
+    elites = Elites(placement=episodes.placement[:3], makespan_s=known)
+    taught = imitate_elites(problem, tables, elites, 2.0)
+    np.testing.assert_array_equal(taught.episodes.placement[:2], episodes.placement[:2])
+    # An empty place may hold devices that cannot run the tasks, and is not looked at.
+    np.testing.assert_array_equal(taught.episodes.placement[2], episodes.placement[0])
     np.testing.assert_array_equal(
-        followed.actions.task[0], greedy(problem, tables).actions.task
+        taught.episodes.actions.task[0], greedy(problem, tables).actions.task
     )
-    imitated_p, _ = log_prob(problem, tables, followed)
-    share = np.array([1.0, np.exp(-1.0)]) / (1 + np.exp(-1.0))
-    imitated = -(share * np.mean(imitated_p[:2, :8], axis=1)).sum()
-    gradient_part = -(ADVANTAGE * log_p).mean()
+    share = np.array([1.0, np.exp(-1.0), 0.0]) / (1 + np.exp(-1.0))
+    np.testing.assert_allclose(taught.weight, 2.0 * share, rtol=1e-3)
+    assert (taught.entropy_weight == 0).all()
+
+
+def test_episodes_are_weighed_by_advantage_and_the_entropy_bonus_fades():
+    problem, tables, episodes, log_p, entropy = batch()
+    halves = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), (episodes, ADVANTAGE))
     for age in (0, 1, 2.5):
         update = np.int32(age * SIM.entropy_halving)
-        taught = make_lesson(problem, tables, episodes, ADVANTAGE, elites, update, SIM)
-        found = lesson_loss(problem, tables, taught)
-        bonus = SIM.entropy_weight * 0.5**age * entropy.mean()
-        expected = gradient_part - bonus + SIM.elite_weight * imitated
-        np.testing.assert_allclose(found, expected, rtol=1e-3, err_msg=str(age))
+        taught = reinforce.weigh_episodes(*halves, update, SIM)
+        for m in range(2):
+            found = lesson_loss(problem, tables, jax.tree.map(lambda a, m=m: a[m], taught))
+            half = slice(32 * m, 32 * m + 32)
+            bonus = SIM.entropy_weight * 0.5**age * entropy[half].mean()
+            expected = -(ADVANTAGE[half] * log_p[half]).mean() - bonus
+            np.testing.assert_allclose(found, expected, rtol=1e-3, err_msg=str((age, m)))
 
 
 def test_elites_far_above_the_best_are_not_imitated():

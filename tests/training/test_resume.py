@@ -21,7 +21,7 @@ from tests.generators import random_problem
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Compiles in half the time.
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-UPDATES = {"stage1": 200, "stage2": 80, "stage3": 60}
+UPDATES = {"stage1": 200, "stage2": 80, "stage3": 40}
 pytestmark = pytest.mark.slow
 
 
@@ -95,7 +95,7 @@ def assert_same_run(folder, expected, num_updates):
     found, wanted = final_state(folder, num_updates), final_state(expected, num_updates)
     assert found.keys() == wanted.keys()
     assert any("params" in name for name in wanted)
-    assert any("elites" in name for name in wanted)
+    assert any("elite_placement" in name for name in wanted)
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
     for name in ("metrics.jsonl", "placement.json", "config.json"):
@@ -127,9 +127,10 @@ def test_simulated_stages_resume_bit_for_bit(graph, undisturbed, tmp_path, stage
 def test_stage_3_resumes_from_its_measurements(graph, tmp_path):
     folder = tmp_path / "killed" / "stage3" / "run"
     log = folder / "measurements.jsonl"
-    total = 1 + 4 * UPDATES["stage3"]
+    # Times are random: almost every update measures its six placements, and one again.
+    total = 6 * UPDATES["stage3"]
     run_with_kills(stage3_command(graph, folder, "measure"), log, total, seed="stage3")
-    assert lines(log) == total + 5 * 2
+    assert total < lines(log) <= 7 * UPDATES["stage3"] + 2
 
     replayed = tmp_path / "replayed" / "stage3" / "run"
     replayed.mkdir(parents=True)

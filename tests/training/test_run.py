@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from doppler_jax.training.run import Run
+from doppler_jax.training import run as run_module
+from doppler_jax.training.run import Bounds, Run
 from doppler_jax.training.state import TrainState
 from tests.policies.cases import CONFIG
 from tests.training.cases import SIM, assert_same_bits, chains_case, fresh_state
@@ -33,11 +34,13 @@ def interrupted_at(number, error=KeyboardInterrupt):
     return update
 
 
-def train(folder, num_updates, update=advance, settings=SETTINGS, save_every_s=1000.0):
+def train(
+    folder, num_updates, update=advance, settings=SETTINGS, save_every_s=1000.0, bounds=None
+):
     run = Run(folder, settings, CONFIG)
     try:
         state = run.resume(start())
-        return run.train(state, update, num_updates, save_every_s=save_every_s)
+        return run.train(state, update, num_updates, bounds=bounds, save_every_s=save_every_s)
     finally:
         run.close()
 
@@ -79,6 +82,41 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     assert int(done.update) == 3
     longer = train(tmp_path / "run", 5)
     assert_same_bits(longer, train(tmp_path / "whole", 5))
+
+
+def test_bounds_end_a_run_and_a_run_that_was_stopped_ends_there_too(tmp_path):
+    def update(state):
+        state, values = advance(state)
+        made_s = np.float32(10 - int(state.update))
+        return state.replace(episodes=state.episodes + 3, best_makespan_s=made_s), values
+
+    for name, bounds, updates in (
+        ("none", None, 9),
+        ("episodes", Bounds(episodes=10), 4),
+        ("target", Bounds(makespan_s=4.0), 6),
+        ("both", Bounds(episodes=10, makespan_s=4.0), 4),
+    ):
+        whole = train(tmp_path / name, 9, update, bounds=bounds)
+        assert int(whole.update) == updates
+        assert len(metrics(tmp_path / name)) == updates
+        train(tmp_path / f"{name}-stopped", 2, update)
+        resumed = train(tmp_path / f"{name}-stopped", 9, update, bounds=bounds)
+        assert_same_bits(resumed, whole)
+
+
+def test_seconds_of_earlier_sessions_count(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: clock[0])
+
+    def update(state):
+        clock[0] += 5.0
+        return advance(state)
+
+    bounds = Bounds(seconds=18.0)
+    assert int(train(tmp_path, 2, update, bounds=bounds).update) == 2
+    clock[0] += 1000.0
+    assert int(train(tmp_path, 9, update, bounds=bounds).update) == 4
+    assert int(train(tmp_path, 9, update, bounds=bounds).update) == 4
 
 
 @pytest.mark.parametrize("tail", ["", '{"upda', '{"update": 7, "value": 1}', '{"update": 12'])

@@ -1,3 +1,4 @@
+import chex
 import jax
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.policies.cases import DEVICES, padded_problem, quick_jit
 temper = quick_jit(tempering.temper, static_argnames="rounds")
 exchange = quick_jit(tempering._exchange)
 TASKS, BUCKET, CHAINS = 12, 24, 2 * RUNGS
+NUMBER = np.arange(CHAINS, dtype=np.int32)
 
 
 def start(seed=0, makespan_s=np.inf):
@@ -32,7 +34,7 @@ def test_chains_know_their_makespans_and_the_best_is_met():
     problem, empty, proposals = start()
     best_s = proposals.makespan_s.min()
     chains, best = temper(
-        jax.random.key(0), problem.instance, empty, proposals, best_s, rounds=12
+        jax.random.key(0), problem.instance, NUMBER, empty, proposals, best_s, rounds=12
     )
     np.testing.assert_allclose(chains.makespan_s, seconds(problem, chains.placement), rtol=1e-6)
     np.testing.assert_allclose(best.makespan_s, seconds(problem, best.placement), rtol=1e-6)
@@ -48,13 +50,13 @@ def test_an_empty_chain_takes_any_proposal_and_a_settled_one_none_that_is_far_wo
     problem, empty, proposals = start()
     best_s = np.float32(1e-3)
     chains, best = temper(
-        jax.random.key(1), problem.instance, empty, proposals, best_s, rounds=0
+        jax.random.key(1), problem.instance, NUMBER, empty, proposals, best_s, rounds=0
     )
     np.testing.assert_array_equal(chains.placement, proposals.placement)
     np.testing.assert_array_equal(best.makespan_s, proposals.makespan_s)
     settled = empty.replace(makespan_s=np.full(CHAINS, best_s))
     chains, _ = temper(
-        jax.random.key(1), problem.instance, settled, proposals, best_s, rounds=0
+        jax.random.key(1), problem.instance, NUMBER, settled, proposals, best_s, rounds=0
     )
     np.testing.assert_array_equal(chains.placement, settled.placement)
 
@@ -64,7 +66,8 @@ def test_exchanges_are_permutations_within_a_ladder_that_sort_at_low_temperature
     made_s = np.random.default_rng(0).permutation(CHAINS).astype(np.float32)
     ladder = np.arange(CHAINS) // RUNGS
     for number in range(4 * RUNGS):
-        places = np.asarray(exchange(jax.random.key(number), temperature_s, made_s, number % 2))
+        keys = jax.random.split(jax.random.key(number), CHAINS)
+        places = np.asarray(exchange(keys, temperature_s, made_s, number % 2))
         assert sorted(places) == list(range(CHAINS))
         assert (ladder[places] == ladder).all()
         assert (places[places] == np.arange(CHAINS)).all()
@@ -81,3 +84,18 @@ def test_temperatures_fall_along_a_ladder(count):
     assert (np.diff(found[:RUNGS]) < 0).all()
     if count >= RUNGS:
         np.testing.assert_allclose(found[RUNGS - 1], tempering.COLDEST, rtol=1e-5)
+
+
+def test_ladders_do_the_same_whatever_ladders_are_beside_them():
+    problem, empty, proposals = start()
+    best_s = proposals.makespan_s.min()
+
+    def run(rows):
+        chains, found = (jax.tree.map(lambda a: a[rows], c) for c in (empty, proposals))
+        key = jax.random.key(2)
+        return temper(key, problem.instance, NUMBER[rows], chains, found, best_s, rounds=3)
+
+    together = run(slice(None))
+    for half in (slice(RUNGS), slice(RUNGS, None)):
+        of_all = jax.tree.map(lambda a, half=half: a[half], together)
+        chex.assert_trees_all_equal(run(half), of_all)
