@@ -51,7 +51,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1); name one: make setup PYTHON=python3.12" >&2; \
 	  exit 1; }
-	@echo 'Installing into .venv: a minute or two, and 1.4 GB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
+	@echo 'Installing into .venv: a minute or two, and 1.6 GB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
 	@$(PYTHON) -m venv .venv
 	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch .venv/.installed $@

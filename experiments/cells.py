@@ -15,17 +15,23 @@ class Cells:
 
     folder: pathlib.Path
 
+    def find(self, name: str, terms: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the record of this name made on these terms, None if there is none."""
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            return None
+        record = parse_json_object(path, read_text(path))
+        return record if record.get("terms") == terms else None
+
     def get(
         self, name: str, terms: dict[str, Any], make: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
         """Returns the record of this name made on these terms, making it if there is none."""
-        path = self.folder / f"{name}.json"
-        if path.exists():
-            record = parse_json_object(path, read_text(path))
-            if record.get("terms") == terms:
-                return record
+        record = self.find(name, terms)
+        if record is not None:
+            return record
         made = make()
         self.folder.mkdir(parents=True, exist_ok=True)
         record = {"cell": name, "terms": terms, "commit": provenance()["commit"], **made}
-        write_json_atomic(path, record)
+        write_json_atomic(self.folder / f"{name}.json", record)
         return record

@@ -1,15 +1,17 @@
 """What learning adds to direct search: `python -m experiments.search`.
 
-Two parts, each a table of runs/search/search.md:
+Three parts, each a table of runs/search/search.md:
 
 - `learn`: stages 1 and 2 from scratch on the published 4-device graphs, one configuration,
   compilation included; the best placement found and the policy's greedy one, as ratios to
   the best makespan known.
-- `compare`: methods at equal budgets, on cells listed here beforehand. A budget counts
-  simulated executions, those of episodes and of training included.
+- `compare`: methods at equal numbers of simulated executions, those of episodes and of
+  training included.
+- `timed`: the same at equal seconds, which begin after everything was compiled.
 
-Every makespan is the float64 oracle's. Each run is kept under runs/search/cells/ and not
-repeated on the same terms.
+The cells of the last two are listed here beforehand. Options choose some of them to run;
+each run is kept under runs/search/cells/, and the tables show all that has been kept and
+name what is missing. Every makespan is the float64 oracle's.
 """
 
 import dataclasses
@@ -21,12 +23,14 @@ import numpy as np
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.reports.tables import format_table
-from experiments import search_cells
+from experiments import search_cells, search_tables
 from experiments.cells import Cells
 from experiments.config import check_settings
 from experiments.provenance import provenance
+from experiments.search_cells import METHODS, Cell
 
-Part = Literal["learn", "compare"]
+Part = Literal["learn", "compare", "timed"]
+Links = Literal["parallel", "serial"]
 
 BEST_KNOWN_S = {
     "chain_mm_112nodes": 1200.08,
@@ -36,41 +40,41 @@ BEST_KNOWN_S = {
 }
 """Best makespans known on 4 devices, reference costs, `parallel` and `fifo`."""
 
-METHODS = ("doppler", "doppler+search", "list+search", "annealing", "evolution", "local_search")
-"""`list+search` is the search of `doppler+search` from critical-path and HEFT placements."""
+GRAPHS = (*BEST_KNOWN_S, "random_layered_1k", "llama_8", "random_layered_4k", "llama_32")
+"""The last four are generated, see `search_cells.load_problem`."""
 
-LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
-"""Of these the best is the table's list scheduler."""
+LINKS: tuple[Links, ...] = ("parallel", "serial")
 
-LARGER = ("random_layered_1k", "llama_8", "random_layered_4k", "llama_32")
-"""Generated problems, see `search_cells.load_problem`."""
+SEEDS = 5
+
+BUDGETS = {"evaluations": (10_000, 100_000, 1_000_000), "seconds": (30, 120)}
 
 CELLS = tuple(
-    (problem, links, evaluations)
-    for problems, budgets in (
-        (tuple(BEST_KNOWN_S), (10_000, 100_000, 1_000_000)),
-        (LARGER, (10_000, 100_000)),
-    )
-    for problem in problems
-    for links in ("parallel", "serial")
-    for evaluations in budgets
+    Cell(graph, links, unit, amount)
+    for unit, amounts in BUDGETS.items()
+    for graph in GRAPHS
+    for links in LINKS
+    for amount in amounts
 )
-"""Problem, links, simulated executions: all that is compared at equal evaluations."""
+"""All that is compared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
     """What to run."""
 
-    parts: tuple[Part, ...] = ("learn", "compare")
-    seeds: int = 5
+    parts: tuple[Part, ...] = ("learn", "compare", "timed")
+    graphs: tuple[str, ...] = GRAPHS
+    links: tuple[Links, ...] = LINKS
+    methods: tuple[str, ...] = METHODS
+    budgets: tuple[int, ...] = BUDGETS["evaluations"]
+    """Simulated executions of a run of `compare`."""
+    seconds: tuple[int, ...] = BUDGETS["seconds"]
+    """Seconds of a run of `timed`."""
+    seeds: int = SEEDS
     budget_s: float = 120.0
     """Seconds of a run of `learn`, compilation included."""
-    max_evaluations: int = 1_000_000
-    """Cells of `compare` with larger budgets are left out, and the table says so."""
-    larger: bool = True
-    """Whether `compare` includes the generated problems of 1,000 tasks and more."""
-    graphs: pathlib.Path = pathlib.Path("../shared/reference_graphs")
+    reference: pathlib.Path = pathlib.Path("../shared/reference_graphs")
     """Folder with the published graphs."""
     runs: pathlib.Path = pathlib.Path("runs")
     """Results go to search/ in there."""
@@ -79,11 +83,13 @@ class SearchSettings:
 def main(settings: SearchSettings) -> None:
     """Runs what is missing, prints and writes the tables."""
     check_settings(settings)
+    _check_choices(settings)
     folder = settings.runs / "search"
     cells = Cells(folder / "cells")
-    makers = {"learn": learn, "compare": compare}
-    results, texts = {}, []
-    for part in settings.parts:
+    results: dict[str, Any] = {}
+    texts = []
+    makers = {"learn": learn, "compare": compare, "timed": timed}
+    for part in (p for p in makers if p in settings.parts):
         results[part], text = makers[part](settings, cells)
         print(text, flush=True)
         texts.append(text)
@@ -97,9 +103,10 @@ def main(settings: SearchSettings) -> None:
 def learn(settings: SearchSettings, cells: Cells) -> tuple[list[dict[str, Any]], str]:
     """Returns the runs of stages 1 and 2 from scratch, and their table."""
     results, rows = [], []
-    for name, best_s in BEST_KNOWN_S.items():
+    for name in (graph for graph in settings.graphs if graph in BEST_KNOWN_S):
+        best_s = BEST_KNOWN_S[name]
         found = [
-            search_cells.learn_cell(cells, settings.graphs, name, settings.budget_s, seed)
+            search_cells.learn_cell(cells, settings.reference, name, settings.budget_s, seed)
             for seed in range(settings.seeds)
         ]
         results += found
@@ -132,56 +139,47 @@ def learn(settings: SearchSettings, cells: Cells) -> tuple[list[dict[str, Any]],
 
 
 def compare(settings: SearchSettings, cells: Cells) -> tuple[list[dict[str, Any]], str]:
-    """Returns the runs at equal evaluations, and their table."""
-    results, rows, wins = [], [], {"list+search": 0, "annealing": 0}
-    for problem, links, evaluations in chosen_cells(settings):
-        found = {
-            method: [
-                search_cells.compare_cell(
-                    cells, settings.graphs, problem, links, method, evaluations, seed
-                )
-                for seed in range(settings.seeds)
-            ]
-            for method in METHODS
-        }
-        listed = [
-            search_cells.compare_cell(cells, settings.graphs, problem, links, method, 1, 0)
-            for method in LISTED
-        ]
-        results += [*(cell for runs in found.values() for cell in runs), *listed]
-        mean_s = {
-            method: float(np.mean([cell["makespan_s"] for cell in runs]))
-            for method, runs in found.items()
-        }
-        list_s = min(cell["makespan_s"] for cell in listed)
-        for rival in wins:
-            wins[rival] += mean_s["doppler+search"] <= mean_s[rival]
-        least_s = min(mean_s.values())
-        rows.append(
-            (
-                problem,
-                links,
-                f"{evaluations:,}",
-                *(f"{mean_s[m]:.6g}{'*' if mean_s[m] == least_s else ''}" for m in METHODS),
-                f"{list_s:.6g}",
-            )
-        )
-    columns = ("problem", "links", "evaluations", *METHODS, "best list scheduler")
-    counts = ", ".join(f"{rival} on {count}" for rival, count in wins.items())
-    title = (
-        f"Makespans in seconds, mean of {settings.seeds} seeds; * is the least of a row. "
-        f"Of {len(rows)} cells, `doppler+search` is at or below {counts}.\n\n"
-    )
-    return results, title + format_table(columns, rows)
+    """Returns all runs kept at equal evaluations, and their tables."""
+    return _compare(settings, cells, "evaluations", settings.budgets)
 
 
-def chosen_cells(settings: SearchSettings) -> list[tuple[str, str, int]]:
-    """Returns the cells that the settings leave in."""
-    return [
-        cell
-        for cell in CELLS
-        if cell[2] <= settings.max_evaluations and (settings.larger or cell[0] in BEST_KNOWN_S)
-    ]
+def timed(settings: SearchSettings, cells: Cells) -> tuple[list[dict[str, Any]], str]:
+    """Returns all runs kept at equal seconds, and their tables."""
+    return _compare(settings, cells, "seconds", settings.seconds)
+
+
+def _compare(
+    settings: SearchSettings, cells: Cells, unit: str, amounts: tuple[int, ...]
+) -> tuple[list[dict[str, Any]], str]:
+    """Runs the chosen cells of one kind of budget; tabulates whatever has been kept."""
+    for graph in settings.graphs:
+        for links in settings.links:
+            for method in search_cells.LISTED:
+                search_cells.listed_cell(cells, settings.reference, graph, links, method)
+    for amount in sorted(amounts):
+        for graph in settings.graphs:
+            for links in settings.links:
+                cell = Cell(graph, links, unit, amount)
+                for seed in range(settings.seeds):
+                    for method in settings.methods:
+                        search_cells.compare_cell(cells, settings.reference, cell, method, seed)
+                print(f"{graph}, {links}, {amount:,} {unit}: done", flush=True)
+    wanted = [cell for cell in CELLS if cell.unit == unit]
+    return search_tables.tabulate(cells, wanted, max(settings.seeds, SEEDS))
+
+
+def _check_choices(settings: SearchSettings) -> None:
+    """Raises `ValueError` where an option names what no cell has."""
+    for option, chosen, known in (
+        ("--graphs", settings.graphs, GRAPHS),
+        ("--methods", settings.methods, METHODS),
+        ("--budgets", settings.budgets, BUDGETS["evaluations"]),
+        ("--seconds", settings.seconds, BUDGETS["seconds"]),
+    ):
+        for choice in chosen:
+            if choice not in known:
+                listed = ", ".join(map(str, known))
+                raise ValueError(f"{option}: unknown {choice!r}; known: {listed}")
 
 
 if __name__ == "__main__":

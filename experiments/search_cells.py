@@ -1,5 +1,6 @@
 """The cells of `experiments.search`: one method on one problem, computed once and kept."""
 
+import dataclasses
 import pathlib
 import time
 from functools import cache
@@ -17,23 +18,51 @@ from doppler_jax.training.train import train_policy
 from doppler_jax.types import Costs, TaskGraph
 from experiments.cells import Cells
 
+WARM_UP_EVALUATIONS = 10_000
+"""Of the run before the clock starts: enough that no method shrinks its batches."""
 
-@cache
-def load_problem(graphs: pathlib.Path, name: str) -> tuple[TaskGraph, Costs]:
+METHODS = ("doppler", "doppler+search", "list+search", "annealing", "evolution", "local_search")
+"""`list+search` is the search of `doppler+search` from critical-path and HEFT placements."""
+
+LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
+"""Of these the best is the table's list scheduler."""
+
+_GENERATED = {
+    "random_layered_1k": ("random_layered", {"num_tasks": 57}, "p100x4"),
+    "llama_8": ("llama", {"num_layers": 8}, "p100x4"),
+    "random_layered_4k": ("random_layered", {"num_tasks": 88}, "v100x8"),
+    "llama_32": ("llama", {"num_layers": 32}, "v100x8"),
+}
+"""Workload at the sizes of its preset `paper` but for these, and cluster."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Cell:
+    """One problem under one budget: a row of the comparison."""
+
+    graph: str
+    links: str
+    unit: str  # of the budget: "evaluations" or "seconds"
+    amount: int
+
+
+def load_problem(reference: pathlib.Path, name: str) -> tuple[TaskGraph, Costs]:
     """Returns a problem by name: a published graph on 4 devices, or a generated one.
 
-    `random_layered_1k` and `llama_8` are on `p100x4`, `random_layered_4k` and `llama_32` on
-    `v100x8`; all are cut uniformly, for as many shards as there are devices.
+    `random_layered_1k` (970 tasks) and `llama_8` (2,026) are on `p100x4`, `random_layered_4k`
+    (3,944) and `llama_32` (19,874) on `v100x8`; all are cut uniformly, for as many shards
+    as there are devices.
     """
-    if (graphs / f"{name}.txt").exists():
-        graph = dj.load_graph(graphs / f"{name}.txt")
+    if (reference / f"{name}.txt").exists():
+        graph = dj.load_graph(reference / f"{name}.txt")
         return graph, dj.reference_costs(graph, num_devices=4)
-    workload, cluster_name = {
-        "random_layered_1k": (dj.make_workload("random_layered", num_tasks=250), "p100x4"),
-        "llama_8": (dj.make_workload("llama", "paper", num_layers=8), "p100x4"),
-        "random_layered_4k": (dj.make_workload("random_layered", num_tasks=500), "v100x8"),
-        "llama_32": (dj.make_workload("llama", "paper", num_layers=32), "v100x8"),
-    }[name]
+    return _generated_problem(name)
+
+
+@cache
+def _generated_problem(name: str) -> tuple[TaskGraph, Costs]:
+    kind, sizes, cluster_name = _GENERATED[name]
+    workload = dj.make_workload(kind, "paper", **sizes)
     cluster = dj.make_cluster(cluster_name)
     program = dj.trace(workload.fn, *workload.args)
     graph = dj.partition(
@@ -43,12 +72,12 @@ def load_problem(graphs: pathlib.Path, name: str) -> tuple[TaskGraph, Costs]:
 
 
 def learn_cell(
-    cells: Cells, graphs: pathlib.Path, name: str, budget_s: float, seed: int
+    cells: Cells, reference: pathlib.Path, name: str, budget_s: float, seed: int
 ) -> dict[str, Any]:
     """Returns what stages 1 and 2 make of a graph within seconds, compilation included."""
 
     def make() -> dict[str, Any]:
-        graph, costs = load_problem(graphs, name)
+        graph, costs = load_problem(reference, name)
         jax.clear_caches()
         began = time.monotonic()
         problem = make_problem(graph, costs)
@@ -71,35 +100,90 @@ def learn_cell(
     return cells.get(f"learn-{name}-{seed}", {"budget_s": budget_s}, make)
 
 
-def compare_cell(
-    cells: Cells,
-    graphs: pathlib.Path,
-    name: str,
-    links: str,
-    method: str,
-    evaluations: int,
-    seed: int,
+def listed_cell(
+    cells: Cells, reference: pathlib.Path, name: str, links: str, method: str
 ) -> dict[str, Any]:
-    """Returns what a method finds within a number of simulated executions."""
+    """Returns what a list scheduler makes of a problem."""
 
     def make() -> dict[str, Any]:
-        placed = dj.place(
-            *load_problem(graphs, name),
-            method=method,
-            links=links,
-            key=jax.random.key(seed),
-            max_evaluations=evaluations,
-        )
-        return {
-            "makespan_s": placed.makespan_s,
-            "lower_bound_s": placed.lower_bound_s,
-            "evaluations": placed.evaluations,
-            "seconds": placed.seconds,
-            "compile_s": placed.compile_s,
-            "curve": np.stack(
-                [placed.curve.evaluations, placed.curve.seconds, placed.curve.makespan_s]
-            ).tolist(),
-        }
+        placed = dj.place(*load_problem(reference, name), method=method, links=links)
+        return _record(placed)
 
-    label = f"{name}-{links}-{method.replace('+', '_')}-{evaluations}-{seed}"
-    return cells.get(label, {"evaluations": evaluations}, make)
+    return cells.get(_listed_name(name, links, method), {}, make)
+
+
+def compare_cell(
+    cells: Cells, reference: pathlib.Path, cell: Cell, method: str, seed: int
+) -> dict[str, Any]:
+    """Returns what a method finds within a cell's budget.
+
+    A budget in seconds begins after a run that has compiled everything; `first_s` is what
+    that run took.
+    """
+
+    def make() -> dict[str, Any]:
+        problem = load_problem(reference, cell.graph)
+        is_timed = cell.unit == "seconds"
+        first_s = _warm_up(reference, cell.graph, cell.links, method) if is_timed else None
+        placed = dj.place(
+            *problem,
+            method=method,
+            links=cell.links,
+            key=jax.random.key(seed),
+            budget_s=cell.amount if is_timed else None,
+            max_evaluations=None if is_timed else cell.amount,
+        )
+        return _record(placed) | {"first_s": first_s}
+
+    return cells.get(_compare_name(cell, method, seed), {cell.unit: cell.amount}, make)
+
+
+def kept(cells: Cells, cell: Cell, method: str, seed: int) -> dict[str, Any] | None:
+    """Returns the record of `compare_cell`, None if it was not made yet."""
+    return cells.find(_compare_name(cell, method, seed), {cell.unit: cell.amount})
+
+
+def kept_listed(cells: Cells, name: str, links: str) -> float | None:
+    """Returns the least makespan of the list schedulers, None unless all were run."""
+    records = [cells.find(_listed_name(name, links, method), {}) for method in LISTED]
+    makespans = [record["makespan_s"] for record in records if record is not None]
+    return min(makespans) if len(makespans) == len(LISTED) else None
+
+
+@cache
+def _warm_up(reference: pathlib.Path, name: str, links: str, method: str) -> float:
+    """Returns the seconds of a method's first run in this process, nearly all compilation."""
+    began = time.monotonic()
+    dj.place(
+        *load_problem(reference, name),
+        method=method,
+        links=links,
+        max_evaluations=WARM_UP_EVALUATIONS,
+    )
+    return time.monotonic() - began
+
+
+def _record(placed: dj.Placed) -> dict[str, Any]:
+    return {
+        "makespan_s": placed.makespan_s,
+        "lower_bound_s": placed.lower_bound_s,
+        "evaluations": placed.evaluations,
+        "seconds": placed.seconds,
+        "curve": np.stack(
+            [placed.curve.evaluations, placed.curve.seconds, placed.curve.makespan_s]
+        ).tolist(),
+        "placement": placed.placement.tolist(),
+    }
+
+
+def _compare_name(cell: Cell, method: str, seed: int) -> str:
+    unit = "s" if cell.unit == "seconds" else ""
+    return f"{cell.graph}-{cell.links}-{_file_name(method)}-{cell.amount}{unit}-{seed}"
+
+
+def _listed_name(graph: str, links: str, method: str) -> str:
+    return f"{graph}-{links}-{method}"
+
+
+def _file_name(method: str) -> str:
+    return method.replace("+", "_")
