@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import chex
 import jax
@@ -11,6 +12,7 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Policy
+from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import TrainState
 from doppler_jax.training.train import train_policy
 
@@ -32,6 +34,7 @@ def learn_placements(
     *,
     budget_s: float | None,
     max_evaluations: int | None,
+    links: Literal["parallel", "serial"],
 ) -> Learned:
     """Trains a policy for one problem by stages 1 and 2, from scratch; see `train_policy`.
 
@@ -41,8 +44,15 @@ def learn_placements(
       key: of everything random; it is consumed.
       budget_s: seconds after which no update starts.
       max_evaluations: placements that may be simulated.
+      links: `parallel` or `serial`, under which they are.
     """
-    trained = train_policy(problem, key, budget_s=budget_s, max_evaluations=max_evaluations)
+    trained = train_policy(
+        problem,
+        key,
+        budget_s=budget_s,
+        max_evaluations=max_evaluations,
+        simulate=SimConfig(links=links),
+    )
     return Learned(
         # On no device: what follows may run on others than training did.
         policy=Policy(params=jax.device_get(trained.state.params), config=trained.policy),

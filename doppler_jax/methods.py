@@ -198,6 +198,7 @@ def _learn(request: Request, taught: np.ndarray, share: float) -> tuple[Candidat
         request.key,
         budget_s=seconds,
         max_evaluations=evaluations,
+        links=request.objective.guide_links,
     )
     candidates = Candidates(
         placements=np.concatenate([taught, learned.placements]),

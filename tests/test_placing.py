@@ -375,3 +375,24 @@ def test_methods_are_sorted_names_and_doppler_is_the_default():
     default = inspect.signature(place).parameters["method"].default
     assert default == "doppler"
     assert default in list_methods()
+
+
+@pytest.mark.parametrize(
+    ("links", "guide"), [("parallel", "parallel"), ("serial", "serial"), ("engine", "serial")]
+)
+def test_training_simulates_the_links_that_are_asked_for(links, guide, monkeypatch):
+    asked = []
+
+    def train_policy(problem, key, *, simulate, **bounds):
+        asked.append(simulate.links)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(learned, "train_policy", train_policy)
+    with pytest.raises(KeyboardInterrupt):
+        place(
+            *from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2),
+            method="doppler",
+            links=links,
+            max_evaluations=100,
+        )
+    assert asked == [guide]

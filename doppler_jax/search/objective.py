@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import chex
 import jax
@@ -46,6 +47,11 @@ class Objective:
             raise ValueError(f"quantile is {self.quantile}; expected 0 to 1")
         if self.quantile is not None and not self.num_noise:
             raise ValueError("a quantile needs noise: give num_noise too")
+
+    @property
+    def guide_links(self) -> Literal["parallel", "serial"]:
+        """Links under which searches and training compare placements."""
+        return "parallel" if self.links == "parallel" else "serial"
 
     @property
     def simulations(self) -> int:
@@ -140,10 +146,12 @@ def _simulate(
     schedule: bool = False,
     factors: Factors | None = None,
 ) -> SimulationResult:
-    # `engine` is not vectorised: `serial`, which delays transfers less, is the guide.
-    links = "serial" if objective.links == "engine" else objective.links
     return simulate_instance(
-        problem.instance, placements, factors=factors, links=links, schedule=schedule
+        problem.instance,
+        placements,
+        factors=factors,
+        links=objective.guide_links,
+        schedule=schedule,
     )
 
 

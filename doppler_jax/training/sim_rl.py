@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Literal
 
 import chex
 import jax
@@ -35,6 +36,7 @@ class SimConfig:
     elite_weight: float = 4.0  # of their imitation beside the policy gradient
     num_chains: int = 128  # of local search beside the policy; at most `batch`, 0 for none
     search_rounds: int = 16  # moves of every chain per update
+    links: Literal["parallel", "serial", "engine"] = "parallel"  # of what is simulated
 
     @property
     def search_evaluations(self) -> int:
@@ -165,7 +167,9 @@ def _draw(
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(
             keys.reshape(-1), problem, tables
         )
-        makespan_s = simulate_instance(problem.instance, drawn.placement).makespan_s
+        makespan_s = simulate_instance(
+            problem.instance, drawn.placement, links=config.links
+        ).makespan_s
         return jax.tree.map(
             lambda array: array.reshape(keys.shape + array.shape[1:]), (drawn, makespan_s)
         )
@@ -193,7 +197,7 @@ def _search(
     shards: int,
 ) -> tuple[Chains, Chains]:
     """Tempers the chains, to which the first episodes are proposed; see `temper`."""
-    run = partial(temper, rounds=config.search_rounds)
+    run = partial(temper, rounds=config.search_rounds, links=config.links)
     if shards > 1:
         cut = PartitionSpec(AXIS)
         run = jax.shard_map(

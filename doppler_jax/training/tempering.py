@@ -36,6 +36,7 @@ def temper(
     proposals: Chains,
     best_s: chex.Array,
     rounds: int,
+    links: str = "parallel",
 ) -> tuple[Chains, Chains]:
     """Returns the chains after proposals and `rounds` of moves, and the best each has met.
 
@@ -49,6 +50,7 @@ def temper(
         none, except to begin with.
       best_s: `[]` the best makespan known, which scales the temperatures.
       rounds: a move of every chain each.
+      links: of what is simulated.
     """
     temperature_s = _ladder(chains.makespan_s.shape[0]) * best_s
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, number)
@@ -58,7 +60,7 @@ def temper(
     listens = (number // RUNGS) % 2 == 0
     accepted &= listens | jnp.isinf(chains.makespan_s)
     chains = _where(accepted, proposals, chains)
-    times = simulate_instance(instance, chains.placement, schedule=True)
+    times = simulate_instance(instance, chains.placement, links=links, schedule=True)
     # Moves of this call keep to the critical chains of its start.
     critical = critical_chain(instance, chains.placement, times.start_s, times.finish_s)
 
@@ -72,7 +74,7 @@ def temper(
         again = _uniform(again_keys) < 1 / 3
         twice = mutate(twice_keys, instance, placement, critical)
         placement = jnp.where(again[:, None], twice, placement)
-        makespan_s = simulate_instance(instance, placement).makespan_s
+        makespan_s = simulate_instance(instance, placement, links=links).makespan_s
         moved = Chains(placement=placement, makespan_s=makespan_s)
         accepted = _accepts(accept_keys, temperature_s, chains.makespan_s, makespan_s)
         best = _where(makespan_s < best.makespan_s, moved, best)

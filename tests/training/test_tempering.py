@@ -9,7 +9,7 @@ from doppler_jax.training.tempering import RUNGS, Chains
 from tests.generators import random_problem
 from tests.policies.cases import DEVICES, padded_problem, quick_jit
 
-temper = quick_jit(tempering.temper, static_argnames="rounds")
+temper = quick_jit(tempering.temper, static_argnames=("rounds", "links"))
 exchange = quick_jit(tempering._exchange)
 TASKS, BUCKET, CHAINS = 12, 24, 2 * RUNGS
 NUMBER = np.arange(CHAINS, dtype=np.int32)
@@ -26,8 +26,9 @@ def start(seed=0, makespan_s=np.inf):
     return problem, Chains(placement=np.zeros_like(placement), makespan_s=empty), proposals
 
 
-def seconds(problem, placement):
-    return np.asarray(simulate_instance(problem.instance, placement).makespan_s)
+def seconds(problem, placement, links="parallel"):
+    result = simulate_instance(problem.instance, placement, links=links)
+    return np.asarray(result.makespan_s)
 
 
 def test_chains_know_their_makespans_and_the_best_is_met():
@@ -44,6 +45,27 @@ def test_chains_know_their_makespans_and_the_best_is_met():
     rung = np.arange(CHAINS) % RUNGS
     made_s = np.asarray(chains.makespan_s)
     assert made_s[rung >= RUNGS - 4].mean() < made_s[rung < 4].mean()
+
+
+def test_chains_are_simulated_under_the_links_given():
+    problem, empty, proposals = start()
+    serial_s = seconds(problem, proposals.placement, "serial")
+    assert (serial_s > proposals.makespan_s).any()
+    proposals = proposals.replace(makespan_s=serial_s)
+    chains, best = temper(
+        jax.random.key(0),
+        problem.instance,
+        NUMBER,
+        empty,
+        proposals,
+        serial_s.min(),
+        rounds=3,
+        links="serial",
+    )
+    for found in (chains, best):
+        np.testing.assert_allclose(
+            found.makespan_s, seconds(problem, found.placement, "serial"), rtol=1e-6
+        )
 
 
 def test_an_empty_chain_takes_any_proposal_and_a_settled_one_none_that_is_far_worse():
