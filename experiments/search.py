@@ -15,6 +15,7 @@ name what is missing. Every makespan is the float64 oracle's.
 """
 
 import dataclasses
+import os
 import pathlib
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from doppler_jax.reports.tables import format_table
 from experiments import search_cells, search_tables
 from experiments.cells import Cells
 from experiments.config import check_settings
+from experiments.problems import use_host_devices
 from experiments.provenance import provenance
 from experiments.search_cells import METHODS, Cell
 
@@ -74,6 +76,8 @@ class SearchSettings:
     seeds: int = SEEDS
     budget_s: float = 120.0
     """Seconds of a run of `learn`, compilation included."""
+    host_devices: int = os.cpu_count() or 1
+    """Devices that the CPU is split into; training and simulation use all."""
     reference: pathlib.Path = pathlib.Path("../shared/reference_graphs")
     """Folder with the published graphs."""
     runs: pathlib.Path = pathlib.Path("runs")
@@ -84,6 +88,7 @@ def main(settings: SearchSettings) -> None:
     """Runs what is missing, prints and writes the tables."""
     check_settings(settings)
     _check_choices(settings)
+    use_host_devices(settings.host_devices)
     folder = settings.runs / "search"
     cells = Cells(folder / "cells")
     results: dict[str, Any] = {}

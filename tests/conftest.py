@@ -15,6 +15,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
 
 
+def pytest_runtest_setup(item):
+    """A test marked `gpu` is skipped where there is none."""
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     """Where DOPPLER_REQUIRE_SHARED is set, a test of the published graphs must not skip."""

@@ -125,7 +125,7 @@ def test_subsets_add_up_to_one_table(tiny, tmp_path, monkeypatch):
     placed = dj.place(*tiny, method="heft")
     monkeypatch.setattr(dj, "place", place)
     settings = {"parts": ("compare",), "links": ("serial",), "budgets": (10_000,), "seeds": 1}
-    settings |= {"reference": tmp_path, "runs": tmp_path}
+    settings |= {"reference": tmp_path, "runs": tmp_path, "host_devices": 4}
     for graph in ("ffnn_192nodes", "llama_8"):
         search.main(SearchSettings(graphs=(graph,), **settings))
     assert len(asked) == 2 * (len(METHODS) + len(search_cells.LISTED))

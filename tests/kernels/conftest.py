@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,9 @@ def executables():
 def ray_pair():
     """Two device processes, in a Ray that has room for two more."""
     ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray forks before it execs, which JAX warns of
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         with kernels.ray_devices(2) as devices:
             yield devices
