@@ -19,7 +19,7 @@ from experiments.machine import (
     seconds_of,
 )
 from experiments.pinned import SHARDINGS, Pinned
-from kernels.calibrate import calibrate
+from kernels.calibration import measure_calibration
 
 MATMUL = 1024
 """Rows of the squares whose product the pinned processes compute."""
@@ -194,7 +194,9 @@ def _place(
     """Returns measured costs, and the placement by critical-path list scheduling at them."""
     sharded, _ = program
     calibration.parent.mkdir(parents=True, exist_ok=True)
-    measured = calibrate(sharded, machine.devices(backend), backend=backend, path=calibration)
+    measured = measure_calibration(
+        sharded, machine.devices(backend), backend=backend, path=calibration
+    )
     costs = dj.make_costs(sharded, measured)
     return costs, dj.place(sharded.graph, costs, method="critical_path")
 

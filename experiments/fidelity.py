@@ -1,6 +1,6 @@
 """How true the simulator is to the engine: `python -m experiments.fidelity`.
 
-For each workload: this machine is calibrated (`kernels.calibrate`), placements of every
+For each workload: this machine is calibrated by `kernels.measure_calibration`, placements of any
 quality are chosen at even quantiles of simulated makespan, simulated with the calibrated
 costs under each kind of link, and measured in turns, several rounds. The folder
 runs/fidelity/BACKENDxDEVICES/ gets fidelity.md, fidelity.json, fidelity.png, and all that is
@@ -33,7 +33,7 @@ from experiments.fidelity_cells import (
 from experiments.machine import BackendName, Machine
 from experiments.problems import use_host_devices
 from experiments.provenance import provenance
-from kernels.calibration import calibrate
+from kernels.calibration import measure_calibration
 from kernels.compile import get_backend
 
 COLUMNS = (
@@ -144,7 +144,7 @@ def compare(
     sharded = dj.partition(program, settings.num_shards)
     devices = machine.devices(settings.backend)
     path = folder / "calibration.json"
-    calibration = calibrate(sharded, devices, backend=settings.backend, path=path)
+    calibration = measure_calibration(sharded, devices, backend=settings.backend, path=path)
     costs = dj.make_costs(sharded, calibration)
     placements = choose_placements(
         sharded.graph, costs, settings.placements + settings.teaching, settings.seed

@@ -89,10 +89,15 @@ def choose_workload(
     cluster: dj.Cluster,
     cluster_name: str,
     strategy: Strategy = "planner",
+    num_shards: int | None = None,
 ) -> Chosen:
-    """Returns a workload cut for the devices of a cluster, from shapes alone."""
+    """Returns a workload cut for the devices of a cluster, from shapes alone.
+
+    Tensors get `num_shards` blocks, by default the next power of two of the devices.
+    """
     workload = dj.make_workload(name, preset)
-    num_shards = 1 << (cluster.num_devices - 1).bit_length()
+    if num_shards is None:
+        num_shards = 1 << (cluster.num_devices - 1).bit_length()
     program = dj.trace(workload.fn, *workload.args)
     sharded = dj.partition(program, num_shards, strategy=strategy, cluster=cluster)
     return Chosen(

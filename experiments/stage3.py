@@ -31,7 +31,7 @@ from experiments.problems import (
     workload_label,
 )
 from experiments.stages import Trained, find_policy, run_stage3
-from kernels.calibration import calibrate
+from kernels.calibration import measure_calibration
 from kernels.compile import check_mode
 
 NUM_SAMPLES = 64
@@ -61,7 +61,7 @@ def main(settings: Stage3Settings) -> None:
     with Machine(settings.host_devices) as machine:
         devices = machine.devices(backend)
         assert chosen.sharded is not None
-        calibration = calibrate(
+        calibration = measure_calibration(
             chosen.sharded, devices, backend=backend, path=folder / "calibration.json"
         )
         # Times of another mode or guard must not mix with those in the log.

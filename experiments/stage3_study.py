@@ -34,7 +34,7 @@ from experiments.machine import Machine
 from experiments.problems import Chosen, choose_workload, saved_host, use_host_devices
 from experiments.provenance import provenance
 from experiments.stages import run_stage3
-from kernels.calibration import calibrate
+from kernels.calibration import measure_calibration
 
 FACTORS = {"calibrated": 1.0, "ten times": 10.0, "a tenth": 0.1}
 """What stage 2 believed of transfers, over what they cost."""
@@ -67,6 +67,9 @@ class StudySettings:
     backend: BackendChoice = "auto"
     """Of the engine, as for stage 3."""
     num_devices: int = 2
+    num_shards: int = 4
+    """Blocks per tensor of the uniform cut: the planner's leaves little to transfer, and so
+    little that false costs could spoil."""
     evaluations: int = 200_000
     """Placements that stages 1 and 2 simulate."""
     num_updates: int = 20
@@ -162,11 +165,13 @@ def calibrated(
     folder: pathlib.Path,
 ) -> Chosen:
     """Returns a workload with what its kernels and transfers cost on the devices."""
-    chosen = choose_workload(name, settings.preset, saved_host(folder), "host")
+    chosen = choose_workload(
+        name, settings.preset, saved_host(folder), "host", "uniform", settings.num_shards
+    )
     assert chosen.sharded is not None
     (folder / name).mkdir(parents=True, exist_ok=True)
     path = folder / name / "calibration.json"
-    calibration = calibrate(chosen.sharded, devices, backend=backend, path=path)
+    calibration = measure_calibration(chosen.sharded, devices, backend=backend, path=path)
     return dataclasses.replace(chosen, costs=dj.make_costs(chosen.sharded, calibration))
 
 

@@ -1,7 +1,7 @@
 """Runs placed programs on real devices."""
 
 from .automatic import place_and_compile
-from .calibration import calibrate
+from .calibration import measure_calibration
 from .compile import PlacedFunction, compile
 from .compile_cache import cache_compilations
 from .errors import TaskError
@@ -18,10 +18,10 @@ __all__ = [
     "RayDevices",
     "TaskError",
     "cache_compilations",
-    "calibrate",
     "compile",
     "make_measure",
     "make_paired_measure",
+    "measure_calibration",
     "measure_s",
     "place_and_compile",
     "ray_devices",

@@ -16,7 +16,7 @@ from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import Resident, trace
 
 from .backend import Options
-from .calibration import calibrate
+from .calibration import measure_calibration
 from .compile import PlacedFunction, check_mode, get_backend, load
 from .measure import pair_placements
 from .online import OnlineFunction
@@ -88,7 +88,7 @@ def place_and_compile(
     cluster = measure_host(devices) if backend == "local" else None
     sharded = partition(program, num_shards, cluster=cluster)
     flatten_args(sharded, args, {})  # shapes can be traced but not run
-    costs = make_costs(sharded, calibrate(sharded, devices, backend=backend))
+    costs = make_costs(sharded, measure_calibration(sharded, devices, backend=backend))
     placed = place(
         sharded.graph,
         costs,

@@ -20,7 +20,7 @@ from doppler_jax import cli
 from doppler_jax.costs.measured import Calibration
 from doppler_jax.reports.tables import format_seconds, print_table
 
-from .calibration import calibrate
+from .calibration import measure_calibration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def main(settings: CalibrateSettings) -> None:
         devices = _devices(settings, stack)
         shown = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
         bar = shown.add_task("calibrating")
-        calibration = calibrate(
+        calibration = measure_calibration(
             sharded,
             devices,
             backend=settings.backend,

@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is measured next, how many measurements are done, and how many there are."""
 
 
-def calibrate(
+def measure_calibration(
     sharded: ShardedProgram,
     devices: Sequence[Any],
     *,

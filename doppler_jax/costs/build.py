@@ -16,8 +16,8 @@ from doppler_jax.types import Cluster, Costs, ShardedProgram, TaskGraph
 def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration) -> Costs:
     """Returns the costs of a task graph on a cluster, or of a program as calibrated.
 
-    On a cluster: roofline tasks, linear transfers. A calibration (`kernels.calibrate`) has
-    measured seconds of each kernel, so it needs the program, which knows its kernels.
+    On a cluster: roofline tasks, linear transfers. `kernels.measure_calibration` has measured
+    seconds of each kernel, so a calibration needs the program, which knows its kernels.
 
     Raises:
       ValueError: the cluster is not one (`check_cluster`), a kernel was not measured, a

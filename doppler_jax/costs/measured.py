@@ -1,6 +1,7 @@
 """Costs as measured: a calibration of devices, and the costs that it gives.
 
-`kernels.calibrate` makes one through the engine; `make_costs` takes it in place of a cluster.
+`kernels.measure_calibration` makes one through the engine; `make_costs` takes it in place of a
+cluster.
 """
 
 import dataclasses

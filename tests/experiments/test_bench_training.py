@@ -20,6 +20,7 @@ def bench(folder, name="tiny", **settings):
     return json.loads((folder / "bench_training.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_benchmark_is_written(tmp_path, capsys, monkeypatch):
     static = ("policy", "config", "shards")
     update = quick_jit(sim_rl.update_on, static_argnames=static)

@@ -114,7 +114,9 @@ def test_placing_gets_what_calibration_leaves(monkeypatch):
     ],
 )
 def test_place_and_compile_refuses_before_it_measures(monkeypatch, options, message):
-    monkeypatch.setattr(automatic, "calibrate", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(
+        automatic, "measure_calibration", lambda *a, **k: pytest.fail("measured")
+    )
     with pytest.raises(ValueError, match=message):
         compiled(**options)
 
@@ -122,6 +124,8 @@ def test_place_and_compile_refuses_before_it_measures(monkeypatch, options, mess
 def test_a_shape_is_no_argument(monkeypatch):
     """What is placed is also run."""
     shape = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-    monkeypatch.setattr(automatic, "calibrate", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(
+        automatic, "measure_calibration", lambda *a, **k: pytest.fail("measured")
+    )
     with pytest.raises(ValueError, match=r"args\[1\] is ShapeDtypeStruct.* expected an array"):
         kernels.place_and_compile(fn, ARGS[0], shape, devices=jax.devices()[:2])

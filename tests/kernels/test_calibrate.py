@@ -12,7 +12,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration_files import load_calibration
-from kernels.calibration import calibrate
+from kernels.calibration import measure_calibration
 from kernels.calibration_programs import kernel_program, transfer_program
 
 from .conftest import KERNELS, build
@@ -31,7 +31,7 @@ def measured(sharded, tmp_path_factory):
     """Calibration of two devices, its file, and the steps that were told of."""
     path = tmp_path_factory.mktemp("calibration") / "here.json"
     told = []
-    found = calibrate(
+    found = measure_calibration(
         sharded,
         jax.devices()[:2],
         repeats=3,
@@ -61,7 +61,7 @@ def test_every_kernel_and_link_is_measured(sharded, measured):
 def test_what_the_file_has_is_not_measured_again(sharded, measured):
     found, path, _ = measured
     told = []
-    again = calibrate(
+    again = measure_calibration(
         sharded, jax.devices()[:2], path=path, progress=lambda *what: told.append(what)
     )
     assert told == [("done", 0, 0)]
@@ -77,7 +77,7 @@ def test_it_goes_on_from_where_it_stopped(sharded, measured, tmp_path):
     partial = tmp_path / "partial.json"
     partial.write_text(json.dumps(data))
     told = []
-    again = calibrate(
+    again = measure_calibration(
         sharded,
         jax.devices()[:2],
         repeats=1,
@@ -98,7 +98,7 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(sharded, jax.devices()[:2], repeats=1, path=path, progress=stop)
+        measure_calibration(sharded, jax.devices()[:2], repeats=1, path=path, progress=stop)
     kept = load_calibration(path)
     assert len(kept.kernels) == 4
     assert not kept.transfers
@@ -106,12 +106,12 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
 
 def test_a_file_of_other_devices_is_refused(sharded, measured):
     with pytest.raises(ValueError, match="remove the file"):
-        calibrate(sharded, jax.devices()[1:3], path=measured[1])
+        measure_calibration(sharded, jax.devices()[1:3], path=measured[1])
 
 
 def test_repeats_must_be_positive(sharded):
     with pytest.raises(ValueError, match="repeats is 0"):
-        calibrate(sharded, jax.devices()[:2], repeats=0)
+        measure_calibration(sharded, jax.devices()[:2], repeats=0)
 
 
 def test_kernel_programs_wait_for_nothing():
