@@ -1,6 +1,6 @@
 """How true the simulator is to the engine: `python -m experiments.fidelity`.
 
-For each workload: this machine is calibrated by `kernels.measure_calibration`, placements of any
+For each workload: `kernels.measure_calibration` calibrates this machine, placements of every
 quality are chosen at even quantiles of simulated makespan, simulated with the calibrated
 costs under each kind of link, and measured in turns, several rounds. The folder
 runs/fidelity/BACKENDxDEVICES/ gets fidelity.md, fidelity.json, fidelity.png, and all that is
