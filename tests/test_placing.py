@@ -197,6 +197,7 @@ def test_critical_path_by_hand():
         assert placed.makespan_s == makespan
 
 
+@pytest.mark.slow
 def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
     gains = []
     for name in PROBLEMS:

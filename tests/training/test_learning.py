@@ -122,7 +122,8 @@ def test_parts_of_the_update_can_be_left_out():
     assert dataclasses.replace(SIM, search_rounds=0).evaluations == SIM.batch
 
 
-@pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [2, 4])
 def test_several_devices_compute_what_one_does(shards):
     # A ladder of chains for each of four devices; a fifth elite, which is hard to share.
     config = SimConfig(batch=128, minibatches=2, num_elites=5, num_chains=128, search_rounds=1)
