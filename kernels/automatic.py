@@ -93,7 +93,7 @@ def place_and_compile(
         sharded.graph,
         costs,
         method=method,
-        links="serial",  # truest to real ones, as measured in docs/engine.md
+        links="serial",  # truest to real ones, as measured in docs/fidelity.md
         key=key,
         budget_s=max(budget_s - (time.monotonic() - began), _LEAST_PLACING_S),
     )

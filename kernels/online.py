@@ -187,7 +187,7 @@ class OnlineFunction:
                     jax.random.key(seed),
                     count=_PROPOSALS,
                     evaluations=_EVALUATIONS,
-                    links="serial",  # real links are shared; see docs/engine.md
+                    links="serial",  # real links are shared; see docs/fidelity.md
                 )
             )
         while self._waiting:

@@ -1,8 +1,7 @@
 """One TCP connection between every two device processes, for tensors and signals.
 
-An actor call per tensor, by way of Ray's object store, does the same. It was measured to
-take far longer, and far more of the devices' cores, for small tensors, and about as much
-of both for large ones.
+An actor call per tensor, by way of Ray's object store, would do the same; it takes several
+messages between processes for each, on the cores that compute.
 """
 
 import dataclasses

@@ -36,8 +36,8 @@ def run_batch(
     `lanes` is how many of a large batch go into a CPU kernel, as was measured for `run`.
 
     On the CPU a chunk of lanes is one kernel, loops and all, told so by `native`. XLA
-    otherwise dispatches every operation of a loop's body by itself, about 0.1 us each, which
-    is most of the time where a body works on a few hundred numbers. The attributes that ask
+    otherwise dispatches every operation of a loop's body by itself, which is most of the time
+    where a body works on a few hundred numbers. The attributes that ask
     for it are XLA's own (its pass for small loops sets them); where they are unknown they do
     nothing. Such a kernel cannot hold scatters or sorts: `native` code writes lane by lane, and
     `vmap` is a loop over kernels.

@@ -239,3 +239,9 @@ def test_a_line_ignores_an_odd_transfer_and_never_falls():
     assert latency_s > 0
     assert seconds_per_byte == 0
     assert fit_line(np.array([0.0]), np.array([2e-4])) == pytest.approx((2e-4, 0.0))
+
+
+def test_a_kernel_is_traced_once_for_its_digest(sharded, monkeypatch):
+    before = kernel_digests(sharded.kernels)
+    monkeypatch.setattr(jax, "make_jaxpr", None)
+    assert kernel_digests(sharded.kernels) == before
