@@ -169,13 +169,15 @@ def test_stream_donates_nothing():
 @all_modes
 def test_a_call_leaves_nothing_behind(mode):
     step = compile_on(build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 1], None, mode=mode)
+    gc.collect()
+    before = big_bytes()  # other tests of this process may keep some
     for _ in range(3):
         out = step(X)
         ref = weakref.ref(out["out"])
         del out
         gc.collect()
         assert ref() is None
-        assert big_bytes() == 0
+        assert big_bytes() <= before
 
 
 @pytest.mark.slow
