@@ -1,13 +1,16 @@
-"""Names for kernels that last: equal for equal computations, in every process."""
+"""Names that last for kernels and problems: equal for equal ones, in every process."""
 
+import dataclasses
 import hashlib
 import re
 import weakref
 from collections.abc import Iterable
 
+import chex
 import jax
+import numpy as np
 
-from doppler_jax.types import Kernel
+from doppler_jax.types import Costs, Kernel, TaskGraph
 
 _known: "weakref.WeakKeyDictionary[Kernel, str]" = weakref.WeakKeyDictionary()
 """Digests of kernels in use: each takes a tracing, and refitting asks again and again."""
@@ -21,6 +24,30 @@ def kernel_digests(kernels: Iterable[Kernel]) -> dict[Kernel, str]:
             _known[kernel] = _digest(kernel)
         found[kernel] = _known[kernel]
     return found
+
+
+def problem_digest(graph: TaskGraph, costs: Costs) -> str:
+    """Returns a digest of a graph and its costs: of every array, whatever its width."""
+    digest = hashlib.sha256()
+    for part in (graph, costs):
+        for field in dataclasses.fields(part):
+            _add_array(digest, field.name, getattr(part, field.name))
+    return digest.hexdigest()[:32]
+
+
+def tree_digest(tree: chex.ArrayTree) -> str:
+    """Returns a digest of a tree of arrays, such as a policy's parameters."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        _add_array(digest, jax.tree_util.keystr(path), leaf)
+    return digest.hexdigest()[:32]
+
+
+def _add_array(digest: "hashlib._Hash", name: str, values: chex.Array) -> None:
+    array = np.asarray(values)
+    wide = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+    digest.update(f"{name}{wide.dtype.kind}{wide.shape}".encode())
+    digest.update(np.ascontiguousarray(wide).tobytes())
 
 
 def _digest(kernel: Kernel) -> str:

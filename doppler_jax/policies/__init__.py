@@ -1,1 +1,19 @@
-"""Policies."""
+"""SEL and PLC as pure functions, for use in any JAX program; see docs/embedding.md."""
+
+from doppler_jax.policies.features import FEATURE_VERSION, Problem, make_problem
+from doppler_jax.policies.model import PolicyConfig, apply, init_params
+from doppler_jax.policies.rollout import Episode, PolicyTables, greedy, log_prob, sample
+
+__all__ = [
+    "FEATURE_VERSION",
+    "Episode",
+    "PolicyConfig",
+    "PolicyTables",
+    "Problem",
+    "apply",
+    "greedy",
+    "init_params",
+    "log_prob",
+    "make_problem",
+    "sample",
+]

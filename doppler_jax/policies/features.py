@@ -13,9 +13,10 @@ from doppler_jax.graphs import levels
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.graphs.instance import Instance, make_instance
 from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.graphs.ties import NUM_TIES, strongest_ties
 from doppler_jax.types import Costs, TaskGraph, pytree
 
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3
 
 
 @pytree
@@ -33,6 +34,9 @@ class Problem:
     topological_rank: chex.Array  # [N + 1] int32, position in a topological order
     unit_s: chex.Array  # [] mean of a task's compute and largest output transfer
     succ_transfer_s: chex.Array  # [N + 1, S] mean transfer time of each outgoing edge
+    tie_task: chex.Array  # [N + 1, K] int32, tasks that each belongs with, or N
+    tie_weight: chex.Array  # [N + 1, K] how much, 0 or adding up to 1
+    graph_features: chex.Array  # [2] devices, and mean compute per device over longest path
 
 
 def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
@@ -74,6 +78,8 @@ def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
         topological_rank=_topological_rank(graph, size),
         unit_s=np.float32(unit_s),
         succ_transfer_s=_mean_transfer_s(instance),
+        **_ties(graph, costs, size),
+        graph_features=_graph_features(compute_s, b_level_s, costs.num_devices),
     )
     return jax.tree.map(jnp.asarray, problem)
 
@@ -104,6 +110,25 @@ def _task_features(
         ],
         axis=1,
     )
+
+
+def _ties(graph: TaskGraph, costs: Costs, size: int) -> dict[str, np.ndarray]:
+    task, weight = strongest_ties(graph, costs)
+    tie_task = np.full((size + 1, NUM_TIES), size, np.int32)
+    tie_weight = np.zeros((size + 1, NUM_TIES), np.float32)
+    tie_task[: len(task)] = np.where(task < 0, size, task)
+    tie_weight[: len(task)] = weight
+    return {"tie_task": tie_task, "tie_weight": tie_weight}
+
+
+def _graph_features(
+    compute_s: np.ndarray, b_level_s: np.ndarray, num_devices: int
+) -> np.ndarray:
+    """Logarithms of the devices, and of the work of each over the longest path `[2]`."""
+    longest_s = float(np.max(b_level_s, initial=0.0))
+    work_s = float(compute_s.sum()) / num_devices
+    share = work_s / longest_s if longest_s > 0 else 0.0
+    return np.log1p(np.array([num_devices, share], np.float32))
 
 
 def _mean_transfer_s(instance: Instance) -> np.ndarray:

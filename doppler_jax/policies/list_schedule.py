@@ -7,6 +7,9 @@ from doppler_jax.policies.features import Problem
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES
 from doppler_jax.types import pytree
 
+SAME = 1e-3
+"""Units of time that two finishes may differ by and be called the same."""
+
 
 @pytree
 class ListSchedule:
@@ -60,7 +63,10 @@ def device_features(
     earliest start and latest end; earliest start of the task), its compute on d, and the
     co-parent affinity: transfer time of the other inputs of its readers that are on d,
     and whether there are any. Points in time count from the earliest possible start over
-    all devices, all times in units, compressed by a signed logarithm.
+    all devices, all times in units, compressed by a signed logarithm. After them, for policies
+    of many graphs: finish after the earliest possible one, and whether it is that one; how long
+    the device would idle; transfer time of the inputs that are elsewhere; the share of the
+    task's ties that is on d, of all and of those placed.
     """
     instance = problem.instance
     d = instance.num_devices
@@ -82,26 +88,35 @@ def device_features(
     allowed = jnp.isfinite(compute_s)
     est_s = jnp.where(allowed, jnp.maximum(state.free_s, arrival_s), jnp.inf)
     base_s = est_s.min()
+    late_s = est_s + compute_s
+    late_s = jnp.where(allowed, late_s - late_s.min(), 0.0)
 
     any_input = on.any(0)
     affinity_s = state.near_s[instance.succ_task[task]].sum(0)
-    features = jnp.stack(
-        [
-            state.load_s - state.load_s.min(),
-            input_compute_s,
-            jnp.where(any_input, first_start_s - base_s, 0.0),
-            jnp.where(any_input, last_end_s - base_s, 0.0),
-            jnp.where(allowed, est_s - base_s, 0.0),
-            jnp.where(allowed, compute_s, 0.0),
-            affinity_s,
-        ],
+    times_s = [
+        state.load_s - jnp.where(allowed, state.load_s, jnp.inf).min(),
+        input_compute_s,
+        jnp.where(any_input, first_start_s - base_s, 0.0),
+        jnp.where(any_input, last_end_s - base_s, 0.0),
+        jnp.where(allowed, est_s - base_s, 0.0),
+        jnp.where(allowed, compute_s, 0.0),
+        affinity_s,
+        late_s,
+        jnp.where(allowed, est_s - state.free_s, 0.0),
+        jnp.where(real, move_s, 0.0).sum(0),
+    ]
+    features = jnp.stack(times_s, axis=-1) / problem.unit_s
+    features = jnp.sign(features) * jnp.log1p(jnp.abs(features))
+    tied = state.device[problem.tie_task[task]][:, None] == jnp.arange(d)[None]
+    tied_share = jnp.where(tied, problem.tie_weight[task][:, None], 0.0).sum(0)
+    ties = jnp.stack([tied_share, tied_share / jnp.maximum(tied_share.sum(), 1e-6)], axis=-1)
+    flags = jnp.stack([affinity_s > 0, late_s <= SAME * problem.unit_s], axis=-1)
+    flags = flags.astype(features.dtype)
+    features = jnp.concatenate(
+        [features[:, :7], flags[:, :1], features[:, 7:8], flags[:, 1:], features[:, 8:], ties],
         axis=-1,
     )
-    features = features / problem.unit_s
-    features = jnp.sign(features) * jnp.log1p(jnp.abs(features))
-    related = (affinity_s > 0).astype(features.dtype)[:, None]
-    features = jnp.concatenate([features, related], axis=-1)
-    chex.assert_shape(features, (d, NUM_DEVICE_FEATURES["coparent"]))
+    chex.assert_shape(features, (d, NUM_DEVICE_FEATURES["general"]))
     return features, Estimates(est_s=est_s, allowed=allowed)
 
 

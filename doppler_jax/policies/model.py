@@ -9,15 +9,23 @@ import jax.numpy as jnp
 
 from doppler_jax.policies.encoder import Encoder
 from doppler_jax.policies.features import FEATURE_VERSION, Problem
-from doppler_jax.policies.place import NUM_DEVICE_FEATURES, Place
+from doppler_jax.policies.place import NUM_DEVICE_FEATURES, Place, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
-from doppler_jax.policies.select import Select
+from doppler_jax.policies.select import Select, b_level_scores
 
-Features = Literal["position", "coparent", "paper"]
+Features = Literal["position", "coparent", "paper", "general"]
 """What the policies see: the paper's features; beside them the co-parent affinity, which
 tells siblings apart once a relative is placed; beside both, each task's position in a
 topological order, which tells all tasks apart, so that any placement can be learned, at the
-price that symmetric tasks depend on the order of their ids."""
+price that symmetric tasks depend on the order of their ids. `general`, for policies of many
+graphs, has in place of positions what the graph is like as a whole, and device features that
+compare finishes."""
+
+SelectRule = Literal["learned", "b_level"]
+"""SEL: learned, or the teacher's largest b-level (the ablation "PLC only")."""
+
+PlaceRule = Literal["learned", "earliest"]
+"""PLC: learned, or the teacher's earliest start (the ablation "SEL only")."""
 
 OCTAVES = 10
 """Frequencies of a position's sines and cosines (Vaswani et al. 2017)."""
@@ -31,7 +39,16 @@ class PolicyConfig:
     rounds: int = 3  # of message passing
     member_width: int = 8  # of what PLC knows of the tasks on a device
     features: Features = "position"  # see `Features`
+    select: SelectRule = "learned"
+    place: PlaceRule = "learned"
     feature_version: int = FEATURE_VERSION
+
+    def __post_init__(self) -> None:
+        if self.feature_version != FEATURE_VERSION:
+            raise ValueError(
+                f"a policy of feature version {self.feature_version}; this library computes "
+                f"{FEATURE_VERSION}"
+            )
 
 
 class DopplerPolicy(nn.Module):
@@ -42,18 +59,26 @@ class DopplerPolicy(nn.Module):
     @nn.compact
     def __call__(self, problem: Problem) -> PolicyTables:
         """Returns the tables of the problem."""
-        if self.config.features == "position":
+        config = self.config
+        if config.features == "position":
             seen = jnp.concatenate([problem.task_features, _positions(problem)], axis=-1)
             problem = dataclasses.replace(problem, task_features=seen)
-        embedding = Encoder(self.config.width, self.config.rounds)(problem)
-        return PolicyTables(
-            score=Select(self.config.width)(problem, embedding),
-            place=Place(
-                self.config.width,
-                NUM_DEVICE_FEATURES[self.config.features],
-                self.config.member_width,
-            )(problem, embedding),
-        )
+        elif config.features == "general":
+            rows = (problem.task_features.shape[0], problem.graph_features.shape[0])
+            about = jnp.broadcast_to(problem.graph_features[None], rows)
+            seen = jnp.concatenate([problem.task_features, about], axis=-1)
+            problem = dataclasses.replace(problem, task_features=seen)
+        embedding = Encoder(config.width, config.rounds)(problem)
+        num_features = NUM_DEVICE_FEATURES[config.features]
+        if config.select == "b_level":
+            score = b_level_scores(problem)
+        else:
+            score = Select(config.width)(problem, embedding)
+        if config.place == "earliest":
+            place = earliest_tables(problem, num_features)
+        else:
+            place = Place(config.width, num_features, config.member_width)(problem, embedding)
+        return PolicyTables(score=score, place=place)
 
 
 def _positions(problem: Problem) -> chex.Array:

@@ -8,8 +8,14 @@ import jax.numpy as jnp
 from doppler_jax.policies.features import Problem
 from doppler_jax.types import pytree
 
-NUM_DEVICE_FEATURES = {"paper": 6, "coparent": 8, "position": 8}
-"""Device features of each set; the paper's are the start of the larger one."""
+NUM_DEVICE_FEATURES = {"paper": 6, "coparent": 8, "position": 8, "general": 14}
+"""Device features of each set; every set is the start of the larger ones."""
+
+EARLIEST = 4
+"""The device feature that says how much later than possible the task would start there."""
+
+STEEPNESS = 1e4
+"""Of the earliest-start rule: far below it float32 no longer tells starts apart."""
 
 
 @pytree
@@ -51,6 +57,18 @@ class Place(nn.Module):
             kernel=kernel,
             out=out[:, 0],
         )
+
+
+def earliest_tables(problem: Problem, num_features: int) -> PlaceTables:
+    """Returns tables that all but surely choose the earliest start."""
+    rows = problem.task_features.shape[0]
+    return PlaceTables(
+        task=jnp.zeros((rows, 1)),
+        member=jnp.zeros((rows, 1)),
+        member_kernel=jnp.zeros((1, 1)),
+        kernel=jnp.zeros((num_features, 1)).at[EARLIEST].set(1.0),
+        out=jnp.full(1, -STEEPNESS),
+    )
 
 
 def device_logits(

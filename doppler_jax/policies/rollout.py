@@ -60,18 +60,18 @@ PlaceWeights = Callable[[chex.Array, chex.Array, Estimates, chex.Array], chex.Ar
 
 def sample(key: chex.PRNGKey, problem: Problem, tables: PolicyTables) -> Episode:
     """Returns an episode drawn from the policy; the key is consumed."""
-    # Scores are bounded, so that no exponential overflows.
-    weight = jnp.exp(tables.score)
 
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
-        return jnp.where(frontier, weight[head], 0.0)
+        scores = jnp.where(frontier, tables.score[head], -jnp.inf)
+        # With the bound an empty frontier has weights 0 and not nan.
+        return jnp.exp(scores - scores.max(initial=jnp.finfo(jnp.float32).min))
 
     def place(task: chex.Array, members: chex.Array, *seen: Any) -> chex.Array:
         logits = _logits(tables, task, members, *seen)
         return jnp.exp(logits - logits.max())
 
     draw = jax.random.uniform(key, (problem.instance.padded_tasks, 2))
-    return _run(problem, tables.place.member, select, place, draw)
+    return _run(problem, tables.place.member, select, place, draw, _num_features(tables))
 
 
 def greedy(problem: Problem, tables: PolicyTables) -> Episode:
@@ -84,7 +84,7 @@ def greedy(problem: Problem, tables: PolicyTables) -> Episode:
         return _largest(_logits(tables, task, members, *seen))
 
     draw = jnp.zeros((problem.instance.padded_tasks, 2))
-    return _run(problem, tables.place.member, select, place, draw)
+    return _run(problem, tables.place.member, select, place, draw, _num_features(tables))
 
 
 def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
@@ -124,7 +124,7 @@ def follow(problem: Problem, tables: PolicyTables, placement: chex.Array) -> Epi
         return (devices == where[task]).astype(jnp.float32)
 
     draw = jnp.zeros((problem.instance.padded_tasks, 2))
-    return _run(problem, _no_members(problem), select, place, draw)
+    return _run(problem, _no_members(problem), select, place, draw, _num_features(tables))
 
 
 def log_prob(
@@ -144,10 +144,15 @@ def log_prob(
         episode.features,
         jnp.isfinite(problem.instance.compute_s[task]),
     )
-    select, select_entropy = _categorical(scores, (episode.heads == task[:, None]), real)
+    select, select_entropy = categorical(scores, (episode.heads == task[:, None]), real)
     chosen = device[:, None] == jnp.arange(logits.shape[1])[None]
-    place, place_entropy = _categorical(logits, chosen, real)
+    place, place_entropy = categorical(logits, chosen, real)
     return select + place, select_entropy + place_entropy
+
+
+def _num_features(tables: PolicyTables) -> int:
+    """Returns how many of the device features the policy reads."""
+    return tables.place.kernel.shape[0]
 
 
 def _no_members(problem: Problem) -> chex.Array:
@@ -169,20 +174,24 @@ def _largest(values: chex.Array) -> chex.Array:
     return (values == values.max()).astype(jnp.float32)
 
 
-def _draw(weight: chex.Array, draw: chex.Array) -> chex.Array:
+def draw_index(weight: chex.Array, draw: chex.Array) -> chex.Array:
     """Returns an index with probability proportional to `weight` `[K]`, of a draw of [0, 1).
 
     Never one of weight 0, whatever rounding does, unless all are; draw 0 gives the first.
     """
-    # A product with a triangle of ones is faster on CPUs than a cumulative sum.
-    reached = jnp.tril(jnp.ones((weight.shape[0],) * 2)) @ weight
+    # Products with triangles of ones are faster on CPUs than a cumulative sum; wide graphs,
+    # of thousands of chains, take small triangles.
+    if weight.shape[0] <= 128:
+        reached = jnp.tril(jnp.ones((weight.shape[0],) * 2)) @ weight
+    else:
+        reached = _sums_before(weight[:, None], block=64)[:, 0] + weight
     possible = weight > 0
     passed = possible & (reached > draw * reached[-1])
     last = weight.shape[0] - 1 - jnp.argmax(possible[::-1])
     return jnp.where(passed.any(), jnp.argmax(passed), last).astype(jnp.int32)
 
 
-def _categorical(
+def categorical(
     logits: chex.Array, chosen: chex.Array, real: chex.Array
 ) -> tuple[chex.Array, chex.Array]:
     """Log-probability of the choice and entropy, `[T]` from `[T, K]`; 0 where not real."""
@@ -227,6 +236,7 @@ def _run(
     select: SelectWeights,
     place: PlaceWeights,
     draw: chex.Array,
+    num_features: int | None = None,
 ) -> Episode:
     """Runs an episode: draws a task of the frontier, then its device.
 
@@ -236,6 +246,7 @@ def _run(
       select: SEL.
       place: PLC.
       draw: `[T, 2]` of [0, 1), for the task and the device of each step.
+      num_features: of the device features, how many are recorded and seen; by default all.
     """
     instance = problem.instance
     nobody = instance.padded_tasks
@@ -244,11 +255,12 @@ def _run(
         state: ListSchedule, draw: chex.Array
     ) -> tuple[ListSchedule, tuple[chex.Array, ...]]:
         frontier = (state.missing == 0) & (state.head != nobody)
-        chosen = state.head[_draw(select(state.head, frontier), draw[0])]
+        chosen = state.head[draw_index(select(state.head, frontier), draw[0])]
         task = jnp.where(frontier.any(), chosen, nobody)
         features, estimates = device_features(problem, state, task)
+        features = features[:, :num_features]  # what nobody reads is not computed
         members = state.member / jnp.maximum(state.count, 1.0)[:, None]
-        device = _draw(place(task, members, estimates, features), draw[1])
+        device = draw_index(place(task, members, estimates, features), draw[1])
         record = (task, device, state.head, frontier, features)
         return append(problem, member, state, task, device, estimates.est_s[device]), record
 

@@ -11,6 +11,10 @@ MAX_SCORE = 20.0
 """Scores are squashed to plus or minus this, so that no choice becomes impossible."""
 
 
+STEEPNESS = 64.0
+"""Of the b-level rule: a rank below the largest is e to this less likely."""
+
+
 class Select(nn.Module):
     """Scores every task once; the policy is the softmax of the scores over the frontier."""
 
@@ -31,6 +35,11 @@ class Select(nn.Module):
         hidden = nn.leaky_relu(nn.Dense(self.width)(known))
         score = nn.Dense(1, kernel_init=nn.initializers.zeros)(hidden)[:, 0]
         return MAX_SCORE * jnp.tanh(score / MAX_SCORE)
+
+
+def b_level_scores(problem: Problem) -> chex.Array:
+    """Returns scores `[N + 1]` that all but surely choose the largest b-level."""
+    return STEEPNESS * problem.b_rank.astype(jnp.float32)
 
 
 def path_sum(values: chex.Array, following: chex.Array) -> chex.Array:

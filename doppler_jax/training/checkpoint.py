@@ -26,10 +26,11 @@ STATE_VERSION = 2
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A trained pair of policies: parameters as a plain tree, and the networks' sizes."""
+    """A trained policy: parameters as a plain tree, and what it takes to use them."""
 
     params: chex.ArrayTree
-    config: PolicyConfig
+    config: Any  # `PolicyConfig`, or the settings of another learned method
+    method: str = "doppler"  # of `place`, whose policy it is
 
 
 class Checkpoints:
@@ -107,8 +108,8 @@ class Checkpoints:
         self._manager.close()
 
 
-def load_policy(path: str | pathlib.Path) -> Policy:
-    """Returns the policy of a checkpoint, of the newest one if `path` is a run's folder.
+def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any]]:
+    """Returns parameters and `meta` of a checkpoint, of the newest one in a run's folder.
 
     Raises:
       ValueError: there is no checkpoint there, or it has another feature version.
@@ -124,7 +125,32 @@ def load_policy(path: str | pathlib.Path) -> Policy:
                 f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"
             )
         params = _load(manager, folder, "params", ocp.args.StandardRestore())
-    return Policy(params=params, config=PolicyConfig(**meta["policy"]))
+    return params, meta
+
+
+def write_policy(path: str | pathlib.Path, policy: Policy, meta: dict[str, Any]) -> None:
+    """Writes a policy as a checkpoint in a folder, with `meta`, JSON, beside what it is.
+
+    Raises:
+      ValueError: there is a checkpoint already.
+    """
+    folder = pathlib.Path(path)
+    header = {
+        "format": FORMAT,
+        "method": policy.method,
+        # DOPPLER's own settings hold the version already.
+        "policy": {"feature_version": FEATURE_VERSION, **dataclasses.asdict(policy.config)},
+    }
+    with ocp.CheckpointManager(folder.absolute()) as manager:
+        if manager.all_steps():
+            raise ValueError(f"{folder}: holds a checkpoint already")
+        manager.save(
+            0,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(jax.tree.map(np.asarray, policy.params)),
+                meta=ocp.args.JsonSave({**meta, **header}),
+            ),
+        )
 
 
 def _load(

@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges
+from doppler_jax.graphs.ties import strongest_ties
+from doppler_jax.policies.list_schedule import SAME
 
 
 @dataclasses.dataclass
@@ -15,7 +17,7 @@ class Step:
     device: int
     frontier: set
     est_s: np.ndarray  # [D] inf where the device cannot run the task
-    features: np.ndarray  # [D, 8]
+    features: np.ndarray  # [D, 14]
     members: list  # per device, the tasks that are on it
 
 
@@ -24,7 +26,7 @@ def steps(graph, costs, tasks, devices):
     d = costs.num_devices
     edges = list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
     num_bytes = costs.tensor_bytes[graph.edge_tensor]
-    unit_s = time_unit_s(graph, costs)
+    unit_s, ties = time_unit_s(graph, costs), strongest_ties(graph, costs)
     load_s, free_s, members = np.zeros(d), np.zeros(d), [[] for _ in range(d)]
     where, start_s, finish_s = {}, {}, {}
     for v, here in zip(tasks, devices, strict=True):
@@ -37,7 +39,12 @@ def steps(graph, costs, tasks, devices):
         able = np.isfinite(costs.compute_s[v])
         est_s = np.where(able, np.maximum(free_s, arrival_s), np.inf)
         base_s = est_s.min()
-        rows = np.zeros((d, 8))
+        late_s = est_s + costs.compute_s[v] - (est_s + costs.compute_s[v]).min()
+        tied = [
+            sum(w for u, w in zip(*(t[v] for t in ties), strict=True) if where.get(u) == x)
+            for x in range(d)
+        ]
+        rows = np.zeros((d, 14))
         for x in range(d):
             on = [u for u, _ in producers if where[u] == x]
             affinity_s = sum(
@@ -47,7 +54,7 @@ def steps(graph, costs, tasks, devices):
                 if r == reader and where.get(u) == x
             )
             rows[x] = [
-                load_s[x] - load_s.min(),
+                load_s[x] - load_s[able].min(),
                 sum(costs.compute_s[u, x] for u in on),
                 min(start_s[u] for u in on) - base_s if on else 0.0,
                 max(finish_s[u] for u in on) - base_s if on else 0.0,
@@ -55,9 +62,19 @@ def steps(graph, costs, tasks, devices):
                 costs.compute_s[v, x] if able[x] else 0.0,
                 affinity_s,
                 0.0,
+                late_s[x] if able[x] else 0.0,
+                0.0,
+                est_s[x] - free_s[x] if able[x] else 0.0,
+                sum(
+                    costs.latency_s[where[u], x] + size * costs.seconds_per_byte[where[u], x]
+                    for u, size in producers
+                ),
+                tied[x],
+                tied[x] / max(sum(tied), 1e-6),
             ]
-        rows = np.sign(rows) * np.log1p(np.abs(rows) / unit_s)
+        rows[:, :12] = np.sign(rows[:, :12]) * np.log1p(np.abs(rows[:, :12]) / unit_s)
         rows[:, 7] = rows[:, 6] > 0
+        rows[:, 9] = ~able | (late_s <= SAME * unit_s)
         yield Step(v, here, frontier, est_s, rows, [list(tasks) for tasks in members])
         where[v], start_s[v] = here, est_s[here]
         free_s[here] = finish_s[v] = est_s[here] + costs.compute_s[v, here]

@@ -197,7 +197,7 @@ def test_no_draw_takes_what_has_no_weight():
     for weight in ([0, 3, 1e-8, 0], [1, 0, 0, 1e-8], [0, 0, 2, 0], [0.1] * 7 + [0]):
         weight = np.array(weight, np.float32)
         for draw in (0.0, 0.3, 0.7, np.float32(1 - 2**-23), np.float32(1.0)):
-            assert weight[int(rollout._draw(weight, np.float32(draw)))] > 0
+            assert weight[int(rollout.draw_index(weight, np.float32(draw)))] > 0
 
 
 def test_the_teacher_breaks_ties_uniformly():
@@ -205,3 +205,14 @@ def test_the_teacher_breaks_ties_uniformly():
     tasks, devices = first_choices(lambda batch: teach(batch, problem), batches=10)
     count = np.bincount(tasks[:, 0] * DEVICES + devices[:, 0], minlength=9)
     assert np.abs(count - len(tasks) / 9).max() < 5 * np.sqrt(len(tasks) / 9)
+
+
+@pytest.mark.parametrize("width", [3, 128, 129, 1000])
+def test_draws_follow_the_weights_at_any_width(width):
+    rng = np.random.default_rng(width)
+    weight = np.where(rng.random(width) < 0.5, rng.integers(1, 9, width), 0).astype(np.float32)
+    weight[1] = 5.0
+    draws = np.linspace(0, 1, 512, endpoint=False, dtype=np.float32)
+    found = jax.vmap(rollout.draw_index, in_axes=(None, 0))(weight, draws)
+    expected = np.searchsorted(np.cumsum(weight), draws * weight.sum(), side="right")
+    np.testing.assert_array_equal(found, expected)

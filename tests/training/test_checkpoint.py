@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from doppler_jax.policies.features import FEATURE_VERSION
+from doppler_jax.policy_files import load_policy
 from doppler_jax.training import checkpoint
-from doppler_jax.training.checkpoint import Checkpoints, load_policy
+from doppler_jax.training.checkpoint import Checkpoints
 from tests.policies.cases import CONFIG
 from tests.training.cases import (
     SIM,
@@ -161,7 +162,7 @@ def test_another_projects_checkpoint_is_refused(run, tmp_path):
 
 LOAD = """
 import sys
-from doppler_jax.training.checkpoint import load_policy
+from doppler_jax.policy_files import load_policy
 for path in sys.argv[1:]:
     try:
         load_policy(path)

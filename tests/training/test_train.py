@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.training import train
+from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.sim_rl import SimConfig, init_sim_state
 from doppler_jax.training.train import fit_updates, train_policy
 from tests.policies.cases import CONFIG, quick_jit
@@ -83,3 +84,22 @@ def test_no_bound_and_counts_that_do_not_fit_are_refused():
         init_sim_state(jax.random.key(0), {}, chains_case()[2], SimConfig(batch=4))
     with pytest.raises(ValueError, match="minibatches is 3; expected a divisor of batch, 256"):
         init_sim_state(jax.random.key(0), {}, chains_case()[2], SimConfig(minibatches=3))
+
+
+def test_training_goes_on_from_a_given_policy(monkeypatch):
+    # Its batch is 64 episodes, each update 88 evaluations.
+    source = trained(max_episodes=2 * 64)
+    assert int(source.state.episodes) == 128
+    initial = Policy(params=jax.device_get(source.state.params), config=CONFIG)
+    monkeypatch.setattr(train, "imitation_update", None)  # there is no stage 1
+    monkeypatch.setattr(train, "_init_params", None)
+    tuned = train_policy(
+        chains_case()[2], jax.random.key(1), max_episodes=191, initial=initial, simulate=SIM
+    )
+    assert tuned.policy == CONFIG
+    assert (int(tuned.state.update), int(tuned.state.episodes)) == (2, 128)
+    moved = jax.tree.map(
+        lambda new, old: np.abs(new - old).max(), tuned.state.params, initial.params
+    )
+    # Two updates of two Adam steps move no parameter further than their learning rates do.
+    assert 0 < max(jax.tree.leaves(moved)) <= 4 * SIM.learning_rate * 1.01

@@ -1,0 +1,199 @@
+"""Families of random task graphs, from NumPy generators: what one policy for many is made on.
+
+A task makes one tensor. Sizes are plain numbers around 1: costs give them a unit.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.tensor_programs import tensor_program
+from doppler_jax.types import TaskGraph
+
+HELD_OUT = ("cholesky", "series_parallel")
+"""Families that the base policy is never trained on."""
+
+MAX_KINDS = 6
+"""Kinds of tasks that a graph has at most; the tasks of a kind cost about the same."""
+
+Edges = Sequence[tuple[int, int]]
+Structure = tuple[np.ndarray, Edges]
+"""The kind `[N]` of every task, and (producer, reader) of every edge."""
+
+
+def list_families() -> list[str]:
+    """Returns the names that `make_family` knows, sorted."""
+    return sorted(_FAMILIES)
+
+
+def make_family(name: str, rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Returns a random graph of a family.
+
+    Args:
+      name: of the family.
+      rng: of its structure and its sizes.
+      num_tasks: about as many tasks; families on a grid come as close as they can.
+
+    Raises:
+      ValueError: there is no such family, or `num_tasks` is below 4.
+    """
+    if name not in _FAMILIES:
+        raise ValueError(f"unknown family {name!r}; known: {', '.join(list_families())}")
+    if num_tasks < 4:
+        raise ValueError(f"num_tasks is {num_tasks}; expected at least 4")
+    return _FAMILIES[name](rng, num_tasks)
+
+
+def _random_sizes(rng: np.random.Generator, structure: Structure) -> TaskGraph:
+    """Returns the graph with random sizes per kind, and at times per task."""
+    kind, edges = structure
+    spread = float(rng.choice([0.0, 0.0, 0.3, 1.0]))
+    shape = (int(kind.max(initial=0)) + 1, 2)
+    by_kind = np.exp(rng.normal(0.0, rng.uniform(0.0, 1.5), shape))
+    sizes = by_kind[kind] * np.exp(rng.normal(0.0, spread, (len(kind), 2)))
+    return _graph(sizes[:, 0], sizes[:, 1], edges)
+
+
+def _graph(flops: np.ndarray, tensor_bytes: np.ndarray, edges: Edges) -> TaskGraph:
+    ends = np.array(edges, np.int64).reshape(-1, 2)
+    return make_graph(
+        flops=flops,
+        tensor_producer=np.arange(len(flops)),
+        tensor_bytes=tensor_bytes,
+        edge_tensor=ends[:, 0],
+        edge_reader=ends[:, 1],
+    )
+
+
+def _layered(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Random layers: a task reads one task of the layer before, and some of any before."""
+    most = max(2, round(float(rng.uniform(0.5, 2.0)) * num_tasks**0.5))
+    chance, reach = float(rng.uniform(0.1, 1.0)), int(rng.integers(1, 4))
+    kinds: list[int] = []
+    edges: list[tuple[int, int]] = []
+    layers: list[list[int]] = []
+    count = 0
+    while count < num_tasks:
+        size = min(int(rng.integers(1, most + 1)), num_tasks - count)
+        tasks = list(range(count, count + size))
+        kinds += [int(rng.integers(MAX_KINDS))] * size
+        for v in tasks if layers else ():
+            edges.append((int(rng.choice(layers[-1])), v))
+            near = [u for layer in layers[-reach:] for u in layer]
+            extra = int(rng.binomial(min(3, len(near)), chance))
+            edges += [(int(u), v) for u in rng.choice(near, extra, replace=False)]
+        layers.append(tasks)
+        count += size
+    return _random_sizes(rng, (np.array(kinds), edges))
+
+
+def _series_parallel(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Edges replaced at random by two in series, or by two parallel ways, until it is full."""
+    kinds, edges, count = [0, 1], [(0, 1)], 2
+    share = float(rng.uniform(0.3, 0.7))
+    while count < num_tasks:
+        place = int(rng.integers(len(edges)))
+        u, v = edges[place]
+        kinds.append(int(rng.integers(MAX_KINDS)))
+        if rng.random() < share:
+            edges[place] = (u, count)
+        else:
+            edges.append((u, count))
+        edges.append((count, v))
+        count += 1
+    return _random_sizes(rng, (np.array(kinds), edges))
+
+
+def _fork_join(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Stages of parallel chains between a fork and a join."""
+    kinds, edges, count, join = [0], [], 1, 0
+    widest = max(3, min(24, num_tasks // 3))
+    while count < num_tasks:
+        width, depth = int(rng.integers(2, widest)), int(rng.integers(1, 4))
+        fork, steps = join, rng.integers(1, MAX_KINDS, depth).tolist()
+        ends = []
+        for _ in range(width):
+            last = fork
+            for kind in steps:
+                kinds.append(kind)
+                edges.append((last, count))
+                last, count = count, count + 1
+            ends.append(last)
+        kinds.append(0)
+        join, count = count, count + 1
+        edges += [(end, join) for end in ends]
+    return _random_sizes(rng, (np.array(kinds), edges))
+
+
+class _InPlace:
+    """Kernels that work on tiles in place: each reads the tile's last version, and others."""
+
+    def __init__(self) -> None:
+        self.flops: list[float] = []
+        self.edges: list[tuple[int, int]] = []
+        self._last: dict[tuple[int, int], int] = {}
+
+    def run(self, cost: float, tile: tuple[int, int], *reads: int) -> int:
+        """Adds a kernel and returns its task."""
+        task = len(self.flops)
+        before = [self._last[tile]] if tile in self._last else []
+        self.flops.append(cost)
+        self.edges += [(u, task) for u in (*reads, *before)]
+        self._last[tile] = task
+        return task
+
+
+def _cholesky(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Tiled Cholesky factorisation, A = L L^T."""
+    tiles = _tiles(num_tasks, lambda t: t * (t + 1) * (t + 2) // 6)
+    matrix = _InPlace()
+    for k in range(tiles):
+        factor = matrix.run(1 / 3, (k, k))
+        solved = {i: matrix.run(1.0, (i, k), factor) for i in range(k + 1, tiles)}
+        for i in range(k + 1, tiles):
+            matrix.run(1.0, (i, i), solved[i])
+            for j in range(k + 1, i):
+                matrix.run(2.0, (i, j), solved[i], solved[j])
+    return _tiled(rng, matrix)
+
+
+def _lu(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Tiled LU factorisation without pivoting."""
+    tiles = _tiles(num_tasks, lambda t: t * (t + 1) * (2 * t + 1) // 6)
+    matrix = _InPlace()
+    for k in range(tiles):
+        factor = matrix.run(2 / 3, (k, k))
+        rest = range(k + 1, tiles)
+        column = {i: matrix.run(1.0, (i, k), factor) for i in rest}
+        row = {j: matrix.run(1.0, (k, j), factor) for j in rest}
+        for i in rest:
+            for j in rest:
+                matrix.run(2.0, (i, j), column[i], row[j])
+    return _tiled(rng, matrix)
+
+
+def _tiles(num_tasks: int, count: Callable[[int], int]) -> int:
+    """Returns the tiles per side whose number of tasks is closest."""
+    return min(range(2, 64), key=lambda tiles: abs(count(tiles) - num_tasks))
+
+
+def _tiled(rng: np.random.Generator, matrix: _InPlace) -> TaskGraph:
+    """Returns the graph of equal tiles, at times with kernels of uneven speed."""
+    spread = float(rng.choice([0.0, 0.0, 0.2]))
+    uneven = np.exp(rng.normal(0.0, spread, len(matrix.flops)))
+    return _graph(np.array(matrix.flops) * uneven, np.ones(len(uneven)), matrix.edges)
+
+
+def _tensor_program(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    return _graph(*tensor_program(rng, num_tasks))
+
+
+_FAMILIES: dict[str, Callable[[np.random.Generator, int], TaskGraph]] = {
+    "cholesky": _cholesky,
+    "fork_join": _fork_join,
+    "layered": _layered,
+    "lu": _lu,
+    "series_parallel": _series_parallel,
+    "tensor_program": _tensor_program,
+}

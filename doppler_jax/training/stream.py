@@ -1,0 +1,124 @@
+"""Placement problems drawn at random, from many families, clusters and ratios, in buckets."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from doppler_jax.costs.clusters import make_cluster
+from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
+from doppler_jax.graphs.families import HELD_OUT, make_family
+from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
+from doppler_jax.programs.partition import partition
+from doppler_jax.programs.trace import trace
+from doppler_jax.programs.workloads import list_workloads, make_workload
+from doppler_jax.types import Costs, TaskGraph
+
+WORKLOADS = "workload"
+"""The source that draws from the registry's workloads, traced and cut."""
+
+TRAINED = (
+    "tensor_program",
+    "tensor_program",
+    WORKLOADS,
+    WORKLOADS,
+    "layered",
+    "fork_join",
+    "lu",
+)
+"""Sources of the problems to train on; one named twice is drawn twice as often."""
+
+CCR = (0.1, 10.0)
+"""Least and largest ratio of communication to computation; its logarithm is uniform."""
+
+TRIES = 50
+"""Draws of a problem that fits a bucket, before it counts as impossible."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Problems that share a compilation: all are padded to the same sizes."""
+
+    sizes: Sizes
+    least_tasks: int
+    share: float  # of the updates
+    links: str = "parallel"
+
+    @property
+    def name(self) -> str:
+        return f"{self.sizes.tasks}x{self.sizes.devices}{'s' * (self.links == 'serial')}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A problem of the stream."""
+
+    source: str  # its family, or the workload
+    graph: TaskGraph
+    costs: Costs
+    problem: Problem  # padded to the bucket
+
+
+def draw_problems(
+    rng: np.random.Generator, bucket: Bucket, sources: Sequence[str], count: int
+) -> list[Drawn]:
+    """Returns problems of a bucket, the sources in turn.
+
+    Raises:
+      ValueError: a source is none, or has nothing that fits the bucket.
+    """
+    return [_draw(rng, bucket, sources[i % len(sources)]) for i in range(count)]
+
+
+def held_out_sources() -> tuple[str, ...]:
+    """Returns the families that are kept from training."""
+    return HELD_OUT
+
+
+def _draw(rng: np.random.Generator, bucket: Bucket, source: str) -> Drawn:
+    most, devices = bucket.sizes.tasks, bucket.sizes.devices
+    for _ in range(TRIES):
+        graph = _draw_graph(rng, source, bucket.least_tasks, most)
+        if not bucket.least_tasks <= graph.num_tasks <= most:
+            continue
+        count = int(rng.integers(2 if devices <= 4 else devices // 2 + 1, devices + 1))
+        kind = ClusterKind(
+            num_devices=count,
+            is_unequal=bool(rng.random() < 0.4),
+            num_islands=2 if count >= 4 and rng.random() < 0.3 else 1,
+        )
+        ccr = float(np.exp(rng.uniform(*np.log(CCR))))
+        latency_share = 0.2 if rng.random() < 0.2 else 0.0
+        costs = costs_of_ccr(graph, random_cluster(rng, kind), ccr, latency_share)
+        problem = make_problem(graph, costs)
+        if bucket.sizes.holds(problem_sizes(problem)):
+            return Drawn(source, graph, costs, pad_problem(problem, bucket.sizes))
+    raise ValueError(f"{source}: {TRIES} draws, and none fits {bucket.sizes}")
+
+
+def _draw_graph(rng: np.random.Generator, source: str, least: int, most: int) -> TaskGraph:
+    if source != WORKLOADS:
+        wanted = int(np.exp(rng.uniform(np.log(max(least, 4)), np.log(most))))
+        return make_family(source, rng, wanted)
+    fitting = [g for g in workload_graphs() if least <= g.num_tasks <= most]
+    if not fitting:
+        raise ValueError(f"no workload has {least} to {most} tasks")
+    return fitting[int(rng.integers(len(fitting)))]
+
+
+@cache
+def workload_graphs() -> tuple[TaskGraph, ...]:
+    """Returns the registry's workloads, small, cut in several ways."""
+    cluster = make_cluster("p100x4")
+    graphs = []
+    for name in list_workloads():
+        for preset in ("small", "medium"):
+            workload = make_workload(name, preset)
+            program = trace(workload.fn, *workload.args)
+            cuts = [(shards, "uniform") for shards in (2, 4, 8)] + [(4, "planner")]
+            for shards, strategy in cuts:
+                cut = partition(program, shards, strategy=strategy, cluster=cluster)
+                graphs.append(cut.graph)
+    return tuple(graphs)

@@ -1,0 +1,191 @@
+"""Problems of the stream, their experts, and an update on them: two problems, one bucket."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.graphs.families import HELD_OUT
+from doppler_jax.policies import model, rollout
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.stacking import Sizes, problem_sizes
+from doppler_jax.simulator.simulate import simulate
+from doppler_jax.training.experts import keep, make_pool
+from doppler_jax.training.experts import search as plain_search
+from doppler_jax.training.pretrain import Weights, evaluate, init_learning, pretrain_update
+from doppler_jax.training.stream import TRAINED, Bucket, draw_problems
+from tests.policies.cases import quick_jit
+
+BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
+POLICY = PolicyConfig(width=16, rounds=2, features="general")
+
+search = quick_jit(plain_search.__wrapped__, static_argnames="links")
+quick_update = quick_jit(
+    pretrain_update.__wrapped__, static_argnames=("policy", "batch", "links")
+)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return draw_problems(np.random.default_rng(0), BUCKET, ("layered", "fork_join"), 2)
+
+
+@pytest.fixture(scope="module")
+def pool(drawn):
+    starts = [critical_path(one.graph, one.costs)[None] for one in drawn]
+    return make_pool(drawn, starts, "parallel")
+
+
+@pytest.fixture(scope="module")
+def learning(drawn):
+    return init_learning(jax.random.key(0), POLICY, drawn[0].problem)
+
+
+def weights(**changed):
+    values = {"learning_rate": 1e-3, "gradient": 1.0, "imitation": 1.0, "entropy": 1e-2}
+    arrays = {name: jnp.float32(value) for name, value in {**values, **changed}.items()}
+    return Weights(**arrays)
+
+
+def update(learning, pool, seed, **changed):
+    return quick_update(
+        jax.random.key(seed),
+        learning,
+        pool,
+        weights(**changed),
+        policy=POLICY,
+        batch=16,
+        links="parallel",
+    )
+
+
+def oracle_s(drawn, placements):
+    rows = zip(drawn, np.asarray(placements), strict=True)
+    return [
+        simulate(one.graph, one.costs, row[: one.graph.num_tasks]).makespan_s[0]
+        for one, row in rows
+    ]
+
+
+def test_problems_are_of_the_bucket_and_seeded(drawn):
+    again = draw_problems(np.random.default_rng(0), BUCKET, ("layered", "fork_join"), 2)
+    for one, same in zip(drawn, again, strict=True):
+        assert 12 <= one.graph.num_tasks <= 24
+        assert problem_sizes(one.problem).tasks == 24
+        assert one.problem.instance.num_devices == 3
+        np.testing.assert_array_equal(one.costs.compute_s, same.costs.compute_s)
+    assert [one.source for one in drawn] == ["layered", "fork_join"]
+
+
+def test_held_out_families_are_not_trained_on():
+    assert not set(HELD_OUT) & set(TRAINED)
+
+
+@pytest.mark.slow
+def test_workloads_are_drawn_within_the_bucket():
+    wide = Bucket(Sizes(64, 192, 16, 16, 64, 4), least_tasks=30, share=1.0)
+    for one in draw_problems(np.random.default_rng(0), wide, ("workload",), 3):
+        assert 30 <= one.graph.num_tasks <= 64
+    tiny = Bucket(Sizes(4, 8, 4, 4, 4, 2), least_tasks=3, share=1.0)
+    with pytest.raises(ValueError, match="no workload has 3 to 4 tasks"):
+        draw_problems(np.random.default_rng(0), tiny, ("workload",), 1)
+
+
+def test_a_source_that_cannot_fit_is_refused():
+    narrow = dataclasses.replace(BUCKET, sizes=dataclasses.replace(BUCKET.sizes, chains=1))
+    with pytest.raises(ValueError, match="lu: 50 draws, and none fits Sizes"):
+        draw_problems(np.random.default_rng(0), narrow, ("lu",), 1)
+
+
+@pytest.fixture(scope="module")
+def found(pool):
+    return search(jax.random.key(0), pool, "parallel")
+
+
+def test_search_improves_and_says_the_truth(drawn, pool, found):
+    assert (found.best_s < pool.best_s).any()
+    assert (found.best_s <= pool.best_s).all()
+    np.testing.assert_allclose(found.best_s, oracle_s(drawn, found.best_placement), rtol=1e-5)
+    # What a policy found better is taken up by the chains.
+    better = found.replace(best_s=found.best_s * 0.5)
+    after = search(jax.random.key(1), better, "parallel")
+    assert (np.asarray(after.best_s) == np.asarray(better.best_s)).all()
+
+
+def test_keep_takes_the_better():
+    entry = jax.tree.map(lambda leaf: leaf, _Entry(np.array([0, 0]), np.float32(2.0)))
+    worse = keep(entry, jnp.array([[1, 1]]), jnp.array([3.0]))
+    better = keep(entry, jnp.array([[1, 1], [2, 2]]), jnp.array([3.0, 1.0]))
+    assert worse.best_placement.tolist() == [0, 0]
+    assert (better.best_placement.tolist(), float(better.best_s)) == ([2, 2], 1.0)
+
+
+@dataclasses.dataclass
+class _Entry:
+    best_placement: np.ndarray
+    best_s: np.float32
+
+    def replace(self, **changed):
+        return dataclasses.replace(self, **changed)
+
+
+jax.tree_util.register_dataclass(_Entry, ["best_placement", "best_s"], [])
+
+
+def test_a_fresh_policy_is_a_list_scheduler(drawn, learning):
+    """b-levels in falling order, each task where it finishes early beside its like."""
+    for one in drawn:
+        problem = one.problem
+        tables = model.apply(learning.params, POLICY, problem)
+        episode = jax.jit(rollout.greedy)(problem, tables)
+        seen = np.asarray(episode.features)
+        merit, able = 3.0 * seen[:, :, 13] - 8.0 * seen[:, :, 8], problem.instance.compute_s
+        for step in range(one.graph.num_tasks):
+            task, device = int(episode.actions.task[step]), int(episode.actions.device[step])
+            can = np.isfinite(able[task])
+            assert merit[step, device] >= np.where(can, merit[step], -np.inf).max() - 1e-4
+            frontier = np.asarray(episode.heads[step])[np.asarray(episode.frontier_mask[step])]
+            level = np.asarray(problem.task_features)[:, 3]
+            assert level[task] >= level[frontier].max() - 1e-6
+
+
+def test_other_features_are_refused(drawn):
+    with pytest.raises(ValueError, match="needs features 'general', all learned"):
+        init_learning(jax.random.key(0), PolicyConfig(features="paper"), drawn[0].problem)
+
+
+def test_an_update_keeps_the_best(drawn, found, learning):
+    _, entries, _ = update(learning, found, 0)
+    assert (entries.best_s <= found.best_s).all()
+    np.testing.assert_allclose(
+        entries.best_s, oracle_s(drawn, entries.best_placement), rtol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_updates_learn(found, learning):
+    state, entries, first = update(learning, found, 0)
+    for seed in range(1, 60):
+        state, entries, metrics = update(state, entries, seed, learning_rate=3e-3)
+    assert float(metrics["mean_ratio"]) < float(first["mean_ratio"])
+    assert float(metrics["loss"]) < float(first["loss"])
+
+    greedy_s, best_s = evaluate(
+        jax.random.key(0), state.params, entries, policy=POLICY, samples=8, links="parallel"
+    )
+    before_s, _ = evaluate(
+        jax.random.key(0), learning.params, entries, policy=POLICY, samples=8, links="parallel"
+    )
+    assert (best_s <= greedy_s).all()
+    assert (np.asarray(greedy_s) / before_s).mean() < 1
+
+
+def test_weights_of_zero_change_nothing(pool, learning):
+    state, _, _ = update(learning, pool, 0, gradient=0.0, imitation=0.0, entropy=0.0)
+    for leaf, before in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(learning.params), strict=True
+    ):
+        np.testing.assert_array_equal(leaf, before)
