@@ -14,6 +14,7 @@ from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
 from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
 from doppler_jax.graphs.networkx_io import from_networkx, to_networkx
 from doppler_jax.placing import Placed, list_methods, place
+from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.programs.evaluate import evaluate
 from doppler_jax.programs.explain import Explanation, explain
 from doppler_jax.programs.partition import partition
@@ -34,7 +35,7 @@ from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import SimulationResult, simulate
 from doppler_jax.simulator.synchronous import simulate_synchronous
 from doppler_jax.simulator.validate import validate
-from doppler_jax.training.checkpoint import Policy, load_policy
+from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import (
     RESIDENT,
     Cluster,
@@ -95,6 +96,7 @@ __all__ = [
     "save_calibration",
     "save_cluster",
     "save_graph",
+    "save_policy",
     "simulate",
     "simulate_oracle",
     "simulate_synchronous",

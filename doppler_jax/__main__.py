@@ -20,12 +20,13 @@ class Place:
     """Task graph: DOPPLER text or this project's JSON."""
     cluster: str = "reference_x4"
     """Name of a preset (see `list`), or a cluster's JSON file."""
-    method: str = "doppler"
+    method: str = "doppler+search"
     """Placement method (see `list`)."""
     policy: pathlib.Path | None = None
-    """Checkpoint or run folder of a trained policy, for doppler; otherwise it trains one."""
+    """Checkpoint or run folder of a trained policy, for methods that learn; doppler+search
+    otherwise takes the one that ships, or trains one if the budget is large."""
     budget_s: float | None = None
-    """Seconds to search or train (if nothing bounds it, 10 and 60)."""
+    """Seconds to search or train (if nothing bounds it, 5 to 10, and 60)."""
     max_evaluations: int | None = None
     """Executions that may be simulated."""
     links: str = "parallel"
@@ -36,6 +37,8 @@ class Place:
     """Log-standard-deviation of every duration under noise."""
     quantile: float | None = None
     """Of the draws, to be minimised; their mean if not given."""
+    cache: pathlib.Path | None = None
+    """Folder of placements found before: one for the same request is not searched for again."""
     seed: int = 0
     output: pathlib.Path | None = None
     """Write placement, priorities and makespan here as JSON; must not exist."""
@@ -79,6 +82,7 @@ def place(command: Place) -> None:
         num_noise=command.num_noise,
         noise_sigma=command.noise_sigma,
         quantile=command.quantile,
+        cache=command.cache,
     )
     if command.output is not None:
         write_json_atomic(

@@ -1,6 +1,7 @@
 """Placements of a policy, given or trained for the problem: what `place` needs of training."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -32,9 +33,11 @@ def learn_placements(
     num_tasks: int,
     key: chex.PRNGKey,
     *,
+    config: PolicyConfig,
     budget_s: float | None,
     max_evaluations: int | None,
     links: Literal["parallel", "serial"],
+    record: Callable[[int, float], None] | None = None,
 ) -> Learned:
     """Trains a policy for one problem by stages 1 and 2, from scratch; see `train_policy`.
 
@@ -42,16 +45,24 @@ def learn_placements(
       problem: what to place.
       num_tasks: its tasks, without padding.
       key: of everything random; it is consumed.
+      config: sizes and rules of the networks.
       budget_s: seconds after which no update starts.
       max_evaluations: placements that may be simulated.
       links: `parallel` or `serial`, under which they are.
+      record: told after each update of the evaluations spent and the best makespan.
     """
+    simulate = SimConfig(links=links)
+    if config.place == "earliest":
+        # An elite says where tasks go, which this policy does not learn.
+        simulate = dataclasses.replace(simulate, elite_weight=0.0)
     trained = train_policy(
         problem,
         key,
         budget_s=budget_s,
         max_evaluations=max_evaluations,
-        simulate=SimConfig(links=links),
+        policy=config,
+        simulate=simulate,
+        record=record,
     )
     return Learned(
         # On no device: what follows may run on others than training did.

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
-import chex
 import jax
 import numpy as np
 
+from doppler_jax.base_policy import load_base_policy
 from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.enumerative import enumerative
 from doppler_jax.baselines.etf import etf
 from doppler_jax.baselines.exact import exact
 from doppler_jax.baselines.heft import heft
@@ -18,67 +19,39 @@ from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.learned import learn_placements, policy_candidates
+from doppler_jax.learned import policy_candidates
+from doppler_jax.learned_methods import doppler, learn_doppler, learner
+from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import Search, run_search
-from doppler_jax.search.budget import Budget, CurveRecorder
+from doppler_jax.search.budget import Budget
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
-from doppler_jax.search.objective import Objective, SearchProblem
+from doppler_jax.search.objective import Objective
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.training.checkpoint import Policy
-from doppler_jax.training.train import LEAST_EVALUATIONS
 from doppler_jax.types import Costs, TaskGraph
 
-SAMPLES = 1000
-"""Placements that `random` and `doppler` with a policy draw if nothing bounds them."""
-
-SECONDS = {"doppler": 60.0, "exact": 60.0}
-"""Seconds that a method takes if nothing bounds it and it does not end by itself."""
+EXACT_S = 60.0
+"""Seconds that `exact` takes if nothing bounds it."""
 
 SEARCH_S = 10.0
-"""The same for methods that are not listed."""
+"""Seconds that searches take if nothing bounds them."""
 
 POLICY_STARTS = 256
 """Samples of a policy that `doppler+search` chooses its starting points from."""
 
+REFINE_S = 5.0
+"""Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
+
+LEAST_TRAINING = Budget(evaluations=50_000, seconds=30.0)
+"""Below either, `doppler+search` starts from the base policy: training would not pay."""
+
 REFINE = Annealing(hot=0.02)
 """The search of `doppler+search`: cooler at first, so that it stays near its starts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What a method is asked for."""
-
-    graph: TaskGraph
-    costs: Costs
-    objective: Objective
-    problem: SearchProblem
-    key: chex.PRNGKey
-    policy: Policy | None
-    budget: Budget
-    curve: CurveRecorder  # takes what is found on the way
-
-    def seconds_left(self, method: str) -> float:
-        """Returns the seconds until the bound, or until the default if there is none."""
-        bound = self.budget.seconds or SECONDS.get(method, SEARCH_S)
-        return max(bound - self.budget.seconds_spent(), 1e-3)
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidates:
-    """What a method proposes; the float64 oracle chooses among it."""
-
-    placements: np.ndarray  # [B, N] int
-    evaluations: int  # executions simulated
-    compile_s: float = 0.0  # of the search's own jits
-    interrupted: bool = False
-    priority: np.ndarray | None = None  # [N] ranks to try in place of `fifo`
-    lower_bound_s: float = 0.0  # proven for this problem
-
-
-Method = Callable[[Request], Candidates]
 
 
 def list_methods() -> list[str]:
@@ -86,9 +59,12 @@ def list_methods() -> list[str]:
     return sorted(METHODS)
 
 
-def takes_policy(method: str) -> bool:
-    """Returns whether a method can use a trained policy."""
-    return method in ("doppler", "doppler+search")
+def policy_of(method: str) -> str | None:
+    """Returns which method's policies a method can use, None if it takes none."""
+    if method == "doppler+search":
+        return "doppler"
+    learns = method in LEARNERS or method in ("doppler", "doppler_plc", "doppler_sel")
+    return method if learns else None
 
 
 def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
@@ -157,66 +133,27 @@ def _search_from(
 
 
 def _bounded(budget: Budget) -> Budget:
-    if budget.evaluations is None and budget.seconds is None:
-        return dataclasses.replace(budget, seconds=SEARCH_S)
-    return budget
+    return budget if budget.is_bounded else dataclasses.replace(budget, seconds=SEARCH_S)
 
 
 def _random(request: Request) -> Candidates:
     budget = request.budget
-    if budget.evaluations is None and budget.seconds is None:
+    if not budget.is_bounded:
         budget = dataclasses.replace(budget, evaluations=SAMPLES)
     request = dataclasses.replace(request, budget=budget)
     nothing = np.zeros((0, request.graph.num_tasks), np.int64)
     return _search_from(request, RandomSearch(), nothing, nothing)
 
 
-def _doppler(request: Request) -> Candidates:
-    if request.policy is not None:
-        count = (request.budget.evaluations or SAMPLES) // request.objective.simulations
-        problem = make_problem(request.graph, request.costs)
-        drawn = policy_candidates(problem, request.policy, request.key, max(count, 1))
-        return Candidates(drawn, max(count, 1) * request.objective.simulations)
-    # The teacher's placement competes: the result is never worse than what was imitated.
-    taught = critical_path(request.graph, request.costs)[None]
-    evaluations = request.budget.evaluations
-    if evaluations is not None and evaluations < len(taught) + LEAST_EVALUATIONS:
-        return Candidates(taught, 1)
-    return _learn(request, taught, share=1.0)[0]
-
-
-def _learn(request: Request, taught: np.ndarray, share: float) -> tuple[Candidates, Policy]:
-    """Trains on a share of the budget; returns `taught` with what was found, and the policy."""
-    evaluations, seconds = request.budget.evaluations, None
-    if request.budget.seconds is not None or evaluations is None:
-        seconds = share * request.seconds_left("doppler")
-    if evaluations is not None:
-        evaluations = int(share * evaluations) - len(taught)
-    learned = learn_placements(
-        make_problem(request.graph, request.costs),
-        request.graph.num_tasks,
-        request.key,
-        budget_s=seconds,
-        max_evaluations=evaluations,
-        links=request.objective.guide_links,
-    )
-    candidates = Candidates(
-        placements=np.concatenate([taught, learned.placements]),
-        evaluations=learned.evaluations + len(taught),
-        interrupted=learned.interrupted,
-    )
-    return candidates, learned.policy
-
-
 def _doppler_search(request: Request) -> Candidates:
     learn_key, draw_key, search_key = jax.random.split(request.key, 3)
     listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
-    policy, starts, spent = request.policy, listed, 0
     evaluations = request.budget.evaluations
+    policy, starts, spent = _known_policy(request), listed, 0
     if policy is None and (evaluations is None or evaluations >= 4 * POLICY_STARTS):
         budget = _bounded(request.budget)
         asked = dataclasses.replace(request, budget=budget, key=learn_key)
-        learned, policy = _learn(asked, listed[:1], share=0.5)
+        learned, policy = learn_doppler(asked, listed[:1], PolicyConfig(), share=0.5)
         starts, spent = np.concatenate([learned.placements, listed]), learned.evaluations
         if learned.interrupted:
             return dataclasses.replace(learned, placements=starts)
@@ -226,7 +163,7 @@ def _doppler_search(request: Request) -> Candidates:
         drawn = policy_candidates(problem, policy, draw_key, max(count, 1))
         starts = np.concatenate([drawn, starts])
     found = _search_from(
-        dataclasses.replace(request, key=search_key),
+        dataclasses.replace(request, key=search_key, budget=_bounded_refinement(request)),
         REFINE,
         starts,
         np.concatenate([starts[:1], listed]),
@@ -234,6 +171,20 @@ def _doppler_search(request: Request) -> Candidates:
         spent=spent,
     )
     return dataclasses.replace(found, evaluations=found.evaluations + spent)
+
+
+def _known_policy(request: Request) -> Policy | None:
+    """Returns the policy that was given, or the base policy where training would not pay."""
+    trains = request.budget.is_bounded and request.budget.allows(LEAST_TRAINING)
+    return request.policy if request.policy is not None or trains else load_base_policy()
+
+
+def _bounded_refinement(request: Request) -> Budget:
+    """Returns the budget, of `REFINE_S` from now if nothing bounds it."""
+    if request.budget.is_bounded:
+        return request.budget
+    seconds = request.budget.seconds_spent() + REFINE_S
+    return dataclasses.replace(request.budget, seconds=seconds)
 
 
 def _list_search(request: Request) -> Candidates:
@@ -247,7 +198,7 @@ def _exact(request: Request) -> Candidates:
     graph, costs = request.graph, request.costs
     if request.problem.memory is None:  # limits that nothing reaches are none
         costs = dataclasses.replace(costs, capacity_bytes=np.full(costs.num_devices, np.inf))
-    result = exact(graph, costs, budget_s=request.seconds_left("exact"))
+    result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
     order = topological_order(graph)
     rank = np.empty(graph.num_tasks, np.int64)
     rank[order[np.argsort(result.start_s[order], kind="stable")]] = np.arange(len(rank))
@@ -258,8 +209,11 @@ METHODS: dict[str, Method] = {
     "annealing": _searching(Annealing()),
     "cpop": _listed(cpop),
     "critical_path": _listed(critical_path),
-    "doppler": _doppler,
+    "doppler": doppler(PolicyConfig()),
     "doppler+search": _doppler_search,
+    "doppler_plc": doppler(PolicyConfig(select="b_level")),
+    "doppler_sel": doppler(PolicyConfig(place="earliest")),
+    "enumerative": _listed(enumerative),
     "etf": _listed(etf),
     "evolution": _searching(Evolution()),
     "exact": _exact,
@@ -272,4 +226,5 @@ METHODS: dict[str, Method] = {
     "random": _random,
     "round_robin": _listed(round_robin),
     "single": _listed(single),
+    **{name: learner(name, settings) for name, settings in LEARNERS.items()},
 }

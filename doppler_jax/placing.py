@@ -1,16 +1,21 @@
 """`place`: one door to every placement method."""
 
 import dataclasses
+import math
+import pathlib
 import time
 
 import chex
 import jax
 import numpy as np
 
+from doppler_jax import placement_cache
 from doppler_jax.costs.build import check_costs
+from doppler_jax.files import PathLike
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
-from doppler_jax.methods import METHODS, Candidates, Request, list_methods, takes_policy
+from doppler_jax.methods import METHODS, list_methods, policy_of
+from doppler_jax.request import Candidates, Request
 from doppler_jax.search.budget import Budget, Curve, CurveRecorder
 from doppler_jax.search.objective import (
     Judgement,
@@ -51,7 +56,7 @@ def place(
     graph: TaskGraph,
     costs: Costs,
     *,
-    method: str = "doppler",
+    method: str = "doppler+search",
     policy: Policy | None = None,
     key: chex.PRNGKey | None = None,
     budget_s: float | None = None,
@@ -60,6 +65,7 @@ def place(
     num_noise: int = 0,
     noise_sigma: float = 0.1,
     quantile: float | None = None,
+    cache: PathLike | None = None,
 ) -> Placed:
     """Places a task graph on devices so that it finishes soon.
 
@@ -72,12 +78,15 @@ def place(
         that fit are returned.
       method: one of `list_methods()`. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
-        a search from samples; without a policy it trains on half of the budget.
-      policy: from `load_policy`; for `doppler` and `doppler+search` only.
+        a search from samples; without a policy it takes them from the base policy that
+        ships (`base_policy.py`) or, given 30 s and 50,000 evaluations or more, trains on
+        half of the budget.
+      policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       budget_s: seconds; methods that search stop at the first block of about 0.2 s that
-        passes them, training at the update (60 s for training and `exact`, 10 s for
-        searches if no bound is given).
+        passes them, training at the update. If no bound is given it is 60 s for training
+        and `exact`, 10 s for searches, and 5 s for the search of `doppler+search`, which
+        begin when the samples are there.
       max_evaluations: executions that may be simulated, a placement under noise counting
         once per draw; never exceeded. `random`, and `doppler` with a policy, simulate
         1000 placements if no bound is given.
@@ -85,6 +94,9 @@ def place(
       num_noise: draws of noise; with 0 the makespan itself is minimised.
       noise_sigma: log-standard-deviation of every duration under noise.
       quantile: of the draws, to be minimised in place of their mean.
+      cache: a folder of placements found before. Where one was found for the same graph,
+        costs and other arguments, it is returned as it was, once the oracle has confirmed
+        what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
 
     Returns:
       The best placement found, judged by the float64 oracle.
@@ -98,29 +110,47 @@ def place(
     objective = Objective(links, num_noise, noise_sigma, quantile)
     check_graph(graph)
     check_costs(graph, costs)
-    noise_key, key = jax.random.split(jax.random.key(0) if key is None else key)
-    problem = make_search_problem(graph, costs, objective, noise_key)
-    recorder = CurveRecorder()
-    candidates = METHODS[method](
-        Request(
-            graph=graph,
-            costs=costs,
-            objective=objective,
-            problem=problem,
-            key=key,
-            policy=policy,
-            budget=Budget(max_evaluations, budget_s, began),
-            curve=recorder,
+    key = jax.random.key(0) if key is None else key
+    path = None
+    if cache is not None:
+        bounds = {"budget_s": budget_s, "max_evaluations": max_evaluations}
+        path = placement_cache.request_path(
+            cache, graph, costs, objective, method, policy, key, bounds
         )
+    noise_key, key = jax.random.split(key)
+    problem = make_search_problem(graph, costs, objective, noise_key)
+    request = Request(
+        graph=graph,
+        costs=costs,
+        objective=objective,
+        problem=problem,
+        key=key,
+        policy=policy,
+        budget=Budget(max_evaluations, budget_s, began),
+        curve=CurveRecorder(),
     )
-    placement, judgement, queue = _best(graph, costs, candidates, objective, problem)
+    placed = None if path is None else _recall(path, method, request)
+    if placed is None:
+        placed = _find(method, request)
+        if path is not None and not placed.interrupted:
+            _keep(path, placed)
+    return placed
+
+
+def _find(method: str, request: Request) -> Placed:
+    """Returns the best of what a method proposes."""
+    graph, costs = request.graph, request.costs
+    candidates = METHODS[method](request)
+    placement, judgement, queue = _best(
+        graph, costs, candidates, request.objective, request.problem
+    )
     if judgement.overflow:
         raise ValueError(
             f"method {method!r} found no placement that fits: {judgement.overflow}"
         )
     rank = np.empty(graph.num_tasks, np.int64)
     rank[topological_order(graph)] = np.arange(graph.num_tasks)
-    seconds = time.monotonic() - began
+    seconds = request.budget.seconds_spent()
     return Placed(
         placement=placement.astype(np.int64),
         priority=start_order(judgement.schedule, rank),
@@ -133,9 +163,36 @@ def place(
         evaluations=candidates.evaluations,
         seconds=seconds,
         compile_s=candidates.compile_s,
-        curve=recorder.finish(candidates.evaluations, seconds, judgement.value_s),
+        curve=request.curve.finish(candidates.evaluations, seconds, judgement.value_s),
         interrupted=candidates.interrupted,
     )
+
+
+def _recall(path: pathlib.Path, method: str, request: Request) -> Placed | None:
+    """Returns what a file keeps, None where the oracle does not confirm its worth."""
+    graph, costs = request.graph, request.costs
+    kept = placement_cache.find(path, graph, costs)
+    if kept is None:
+        return None
+    priority = kept.priority if kept.queue == "priority" else None
+    judgement = judge(
+        graph, costs, kept.placement, request.objective, request.problem.factors, priority
+    )
+    if not math.isclose(judgement.value_s, kept.objective_s, rel_tol=1e-9):
+        return None
+    return Placed(
+        **{field.name: getattr(kept, field.name) for field in dataclasses.fields(kept)},
+        makespan_s=judgement.makespan_s,
+        schedule=judgement.schedule,
+        method=method,
+        interrupted=False,
+    )
+
+
+def _keep(path: pathlib.Path, placed: Placed) -> None:
+    names = [field.name for field in dataclasses.fields(placement_cache.Kept)]
+    kept = placement_cache.Kept(**{name: getattr(placed, name) for name in names})
+    placement_cache.keep(path, kept)
 
 
 def _check_request(
@@ -143,9 +200,14 @@ def _check_request(
 ) -> None:
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
-    if policy is not None and not takes_policy(method):
-        takers = " and ".join(repr(m) for m in list_methods() if takes_policy(m))
-        raise ValueError(f"method {method!r} takes no policy; only {takers} do")
+    wanted = policy_of(method)
+    if policy is not None and wanted is None:
+        takers = ", ".join(repr(m) for m in list_methods() if policy_of(m))
+        raise ValueError(f"method {method!r} takes no policy; only these do: {takers}")
+    if policy is not None and policy.method != wanted:
+        raise ValueError(
+            f"method {method!r} takes a policy of {wanted!r}; this one is of {policy.method!r}"
+        )
     for name, bound in (("budget_s", budget_s), ("max_evaluations", max_evaluations)):
         if bound is not None and not bound > 0:
             raise ValueError(f"{name} is {bound}; expected more than 0")

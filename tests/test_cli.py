@@ -201,6 +201,7 @@ def test_place_with_a_policy_and_a_cluster_file(command, capsys):
     save_tiny_checkpoint(pathlib.Path("run"))
     pathlib.Path("c.json").write_text(cluster_json())
     words = ["--policy", "run", "--max-evaluations", "4", "--cluster", "c.json"]
+    words += ["--method", "doppler"]
     assert command("place", "g.txt", *words) == 0
     placement = capsys.readouterr().out.splitlines()[-1].removeprefix("placement: ")
     assert set(map(int, placement.split())) <= {0, 1}

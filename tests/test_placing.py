@@ -13,16 +13,18 @@ from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.learned import policy_candidates
+from doppler_jax.learned_methods import doppler
+from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import list_methods
 from doppler_jax.placing import place
 from doppler_jax.policies import features
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.search.budget import Budget
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
-from doppler_jax.training import train
 from doppler_jax.training.checkpoint import Policy
 from tests.generators import random_problem
 from tests.search.cases import one_size
@@ -34,6 +36,11 @@ BOUND = 24
 SEARCHES = ("annealing", "doppler+search", "evolution", "list+search", "local_search")
 COMPILED = (*SEARCHES, "doppler", "random")
 
+ELSEWHERE = {*LEARNERS, "doppler_plc", "doppler_sel"}
+"""Methods whose runs are tested in tests/learners: each compiles long."""
+
+HERE = [method for method in list_methods() if method not in ELSEWHERE]
+
 
 SMALL = PolicyConfig(width=8, rounds=1)
 
@@ -42,8 +49,10 @@ SMALL = PolicyConfig(width=8, rounds=1)
 def _one_small_compilation():
     # Every problem of this file has one padded size, and doppler trains a small policy.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "PolicyConfig", lambda: SMALL)
+        patch.setattr(methods, "PolicyConfig", lambda: SMALL)
+        patch.setitem(methods.METHODS, "doppler", doppler(SMALL))
         patch.setattr(methods, "POLICY_STARTS", BOUND // 4)
+        patch.setattr(methods, "load_base_policy", lambda: None)
         patch.setattr(methods, "RandomSearch", lambda: RandomSearch(draws=BOUND))
         one_size(patch)
         patch.setattr(features, "bucket_size", lambda size, smallest: 64)
@@ -107,7 +116,7 @@ def assert_is_sound(placed, graph, costs):
 # Graphs without a homed input are another shape to compile for, and training compiles long.
 CELLS = [
     pytest.param(m, name, marks=[pytest.mark.slow] * ("doppler" in m and name == "no task"))
-    for m in list_methods()
+    for m in HERE
     for name in PROBLEMS
 ]
 
@@ -129,7 +138,7 @@ def test_every_method_places_every_problem(method, name):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=[pytest.mark.slow] * (m in COMPILED)) for m in list_methods()],
+    [pytest.param(m, marks=[pytest.mark.slow] * (m in COMPILED)) for m in HERE],
 )
 def test_one_device_has_one_placement(method):
     graph, costs = random_problem(np.random.default_rng(0), 12, 1)
@@ -138,7 +147,7 @@ def test_one_device_has_one_placement(method):
     np.testing.assert_array_equal(placed.placement, np.zeros(12))
 
 
-@pytest.mark.parametrize("method", list_methods())
+@pytest.mark.parametrize("method", HERE)
 def test_the_key_decides(method):
     graph, costs = make("unequal")
     one, same = (
@@ -203,7 +212,9 @@ def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
     for name in PROBLEMS:
         graph, costs = make(name)
         taught = makespan_s(simulate_oracle(graph, costs, critical_path(graph, costs)))
-        gains.append(taught - place(graph, costs, max_evaluations=BOUND).makespan_s)
+        gains.append(
+            taught - place(graph, costs, method="doppler", max_evaluations=BOUND).makespan_s
+        )
     assert min(gains) >= 0
     assert max(gains) > 0  # its samples are worth something
 
@@ -212,15 +223,15 @@ def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
     graph, costs = make("unequal")
     worst = np.full((1, 12), int(costs.compute_s.sum(axis=0).argmax()))
     monkeypatch.setattr(learned, "elite_placements", lambda state, num_tasks: worst)
-    placed = place(graph, costs, max_evaluations=BOUND)
+    placed = place(graph, costs, method="doppler", max_evaluations=BOUND)
     np.testing.assert_array_equal(placed.placement, critical_path(graph, costs))
 
 
 def test_doppler_stops_at_the_first_bound():
     graph, costs = make("unequal")
-    placed = place(graph, costs, budget_s=1e-9, max_evaluations=BOUND)
+    placed = place(graph, costs, method="doppler", budget_s=1e-9, max_evaluations=BOUND)
     assert BOUND / 2 < placed.evaluations <= BOUND  # one update and the teacher
-    only_teacher = place(graph, costs, max_evaluations=1)
+    only_teacher = place(graph, costs, method="doppler", max_evaluations=1)
     assert only_teacher.evaluations == 1
     np.testing.assert_array_equal(only_teacher.placement, critical_path(graph, costs))
 
@@ -229,7 +240,7 @@ def test_doppler_stops_at_the_first_bound():
 @pytest.mark.parametrize("bound", [5, 128, 300])
 def test_doppler_never_simulates_more_than_allowed(bound):
     graph, costs = make("unequal")
-    placed = place(graph, costs, max_evaluations=bound)
+    placed = place(graph, costs, method="doppler", max_evaluations=bound)
     assert bound / 2 < placed.evaluations <= bound
     assert_is_sound(placed, graph, costs)
 
@@ -245,7 +256,8 @@ def policy():
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_doppler_with_a_policy_returns_its_best_sample(policy, name):
     graph, costs = make(name)
-    placed = place(graph, costs, policy=policy, key=jax.random.key(3), max_evaluations=BOUND)
+    options = {"policy": policy, "key": jax.random.key(3), "max_evaluations": BOUND}
+    placed = place(graph, costs, method="doppler", **options)
     assert_is_sound(placed, graph, costs)
     assert placed.evaluations == BOUND
     _, key = jax.random.split(jax.random.key(3))
@@ -261,6 +273,57 @@ def test_the_first_candidate_of_a_policy_is_its_greedy_one(policy):
     )
     np.testing.assert_array_equal(one[0], other[0])
     assert (one[1:] != other[1:]).any()
+
+
+@pytest.fixture
+def drawn_from(monkeypatch, policy):
+    """The policies that placements were drawn from; the base policy is the untrained one."""
+    policies = []
+
+    def candidates(problem, policy, key, count):
+        policies.append(policy)
+        return policy_candidates(problem, policy, key, count)
+
+    monkeypatch.setattr(methods, "policy_candidates", candidates)
+    monkeypatch.setattr(methods, "load_base_policy", lambda: policy)
+    return policies
+
+
+def test_small_budgets_start_from_the_base_policy(policy, drawn_from, monkeypatch):
+    graph, costs = make("unequal")
+    monkeypatch.setattr(methods, "REFINE_S", 1e-3)
+    for bounds in ({}, {"max_evaluations": BOUND}, {"budget_s": 1e-3}):
+        placed = place(graph, costs, **bounds)
+        assert_is_sound(placed, graph, costs)
+        assert placed.method == "doppler+search"
+    assert len(drawn_from) == 3
+    assert all(drawn is policy for drawn in drawn_from)
+
+
+def test_large_budgets_train_and_a_given_policy_is_taken(policy, drawn_from, monkeypatch):
+    graph, costs = make("unequal")
+    other = Policy(params=policy.params, config=policy.config)
+    place(graph, costs, policy=other, max_evaluations=BOUND)
+    monkeypatch.setattr(methods, "LEAST_TRAINING", Budget(evaluations=BOUND, seconds=1.0))
+    place(graph, costs, max_evaluations=BOUND)
+    assert drawn_from[0] is other
+    assert len(drawn_from) == 2
+    assert drawn_from[1] is not policy
+
+
+def test_each_bound_must_allow_training():
+    least = Budget(evaluations=100, seconds=10.0)
+    assert Budget(evaluations=100).allows(least)
+    assert Budget(seconds=10.0).allows(least)
+    assert not Budget(evaluations=99).allows(least)
+    assert not Budget(evaluations=100, seconds=9.0).allows(least)
+    assert not Budget().is_bounded
+
+
+def test_without_a_base_policy_the_search_starts_from_lists(monkeypatch):
+    graph, costs = make("unequal")
+    placed = place(graph, costs, max_evaluations=4)  # too few to train with
+    assert placed.makespan_s <= place(graph, costs, method="heft").makespan_s
 
 
 def tight(graph, costs, share):
@@ -371,10 +434,10 @@ def test_bad_problems_are_refused(method):
         place(chain, costs, method=method)
 
 
-def test_methods_are_sorted_names_and_doppler_is_the_default():
+def test_methods_are_sorted_names_and_doppler_with_search_is_the_default():
     assert list_methods() == sorted(set(list_methods()))
     default = inspect.signature(place).parameters["method"].default
-    assert default == "doppler"
+    assert default == "doppler+search"
     assert default in list_methods()
 
 

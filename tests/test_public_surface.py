@@ -37,7 +37,12 @@ SURFACE = [
     (dj.from_edge_delays, ["weights", "edges"], {"num_devices": 4}),
     (dj.simulate, ["graph", "costs", "placements"], {}),
     (dj.load_policy, ["path"], {}),
-    (dj.place, ["graph", "costs"], {"method": "doppler", "policy": None, "key": None}),
+    (dj.save_policy, ["path", "policy"], {"meta": None}),
+    (
+        dj.place,
+        ["graph", "costs"],
+        {"method": "doppler+search", "policy": None, "key": None, "cache": None},
+    ),
     (dj.list_methods, [], {}),
     (
         kernels.compile,

@@ -1,9 +1,7 @@
 """Pictures of schedules: which device ran what, when."""
 
 import dataclasses
-import io
 import os
-import pathlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from doppler_jax.reports.pictures import write_png
 from doppler_jax.reports.tables import format_seconds, time_unit
 from doppler_jax.types import Schedule
 
@@ -39,18 +38,10 @@ def plot_gantt(
       ValueError: there is no panel, or a panel's lengths differ, a task is placed outside
         `num_devices`, or a time is negative, not finite or a finish before its start.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     if not panels:
         raise ValueError("no schedule to draw: panels is empty")
     checked = [_check_panel(*panel, num_devices) for panel in panels]
-    canvas = FigureCanvasAgg(_draw_figure(checked, num_devices))
-    picture = io.BytesIO()
-    canvas.print_png(picture)
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(picture.getvalue())
-    temporary.replace(path)
+    write_png(path, _draw_figure(checked, num_devices))
 
 
 def op_type(name: str) -> str:

@@ -1,14 +1,13 @@
 """Pictures of simulated against measured makespans."""
 
 import dataclasses
-import io
 import os
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from doppler_jax.reports.gantt import OTHER, PALETTE
+from doppler_jax.reports.pictures import write_png
 from doppler_jax.reports.tables import time_unit
 
 _COLUMNS = 3
@@ -32,7 +31,6 @@ def plot_scatter(path: str | os.PathLike[str], panels: Sequence[Panel]) -> None:
     Raises:
       ValueError: there is no panel, or one without points or with unequal lengths.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     if not panels:
@@ -68,9 +66,4 @@ def plot_scatter(path: str | os.PathLike[str], panels: Sequence[Panel]) -> None:
             ylabel=f"measured makespan ({unit})",
             title=panel.title,
         )
-    picture = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(picture)
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(picture.getvalue())
-    temporary.replace(path)
+    write_png(path, figure)

@@ -1,0 +1,232 @@
+"""GDP: all tasks placed at once by attention over GraphSAGE embeddings, trained by PPO."""
+
+import dataclasses
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.learners.graph_sage import GraphSage
+from doppler_jax.learners.learner import Explored
+from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
+from doppler_jax.policies.features import Problem
+from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training.losses import normalised_advantage
+from doppler_jax.types import pytree
+
+OCTAVES = 10
+"""Frequencies of the sines and cosines that name a task or a device."""
+
+
+@pytree
+class GdpLesson:
+    """What the loss reads of B episodes."""
+
+    placement: chex.Array  # [B, N] int32
+    log_p: chex.Array  # [B, N] of each task's device when it was drawn
+    advantage: chex.Array  # [B]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gdp:
+    """The method GDP and its settings.
+
+    A network (`GdpNetwork`) gives every task a distribution over devices, in one pass; an
+    episode draws all devices independently. The reward is minus the square root of the
+    makespan, and PPO raises the clipped surrogate of each task's choice with an entropy bonus.
+
+    Reference: Zhou et al., "GDP: Generalized Device Placement for Dataflow Graphs", arXiv
+    1910.01578, 2019. As published: GraphSAGE with max-pooling, segment-recurrent attention
+    without positions, superposition, no autoregression, PPO, the reward. Where we differ, or
+    chose what we could not find out:
+    - Their output layer has a unit per device. Here its column is computed from the device's
+      number (sines and cosines of it) and the task's time there, so that one set of
+      parameters serves any number of devices. Like theirs, it depends on how equal devices
+      are numbered.
+    - Their tasks carry operation, shapes and the ids of their neighbours. Ours carry the
+      features that all learned methods here share, and their position in topological order.
+    - Embeddings are standardised over the graph's tasks before the placer. Without that, all
+      tasks moved to one device together, and nothing was learned.
+    - The ratio is clipped for each task by itself.
+    - The mean reward that is subtracted is that of the batch, not of all trials before, and
+      the difference is divided by the batch's deviation.
+    - Memory is not part of the reward: `dj.place` looks after it.
+    - Sizes, rates and counts are ours, small enough for a CPU.
+    """
+
+    batch: int = 256  # episodes per update
+    epochs: int = 4
+    minibatches: int = 2
+    learning_rate: float = 1e-3
+    width: int = 64  # of embeddings and hidden layers
+    rounds: int = 3  # layers of GraphSAGE
+    layers: int = 2  # of attention
+    heads: int = 4
+    clip: float = 0.2  # of the ratio of probabilities, around 1
+    entropy_weight: float = 3e-2  # at the start
+    entropy_halving: int = 200  # updates after which it has halved
+
+    def evaluations(self, num_tasks: int) -> int:
+        """Returns how many placements an update simulates."""
+        del num_tasks
+        return self.batch
+
+    def proposal_evaluations(self, num_tasks: int) -> int:
+        """Returns 0: a proposal is a pass of the network."""
+        del num_tasks
+        return 0
+
+    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+        """Returns fresh parameters, all devices equally likely; the key is consumed."""
+        return GdpNetwork(self).init(key, problem)["params"]
+
+    def logits(self, params: chex.ArrayTree, problem: Problem) -> chex.Array:
+        """Returns the logits `[N, D]`, -inf where a device cannot run the task."""
+        logits = GdpNetwork(self).apply({"params": params}, problem)
+        chex.assert_shape(logits, problem.instance.compute_s[:-1].shape)
+        return logits
+
+    def explore(
+        self,
+        params: chex.ArrayTree,
+        problem: Problem,
+        key: chex.PRNGKey,
+        update: chex.Array,
+        links: str,
+    ) -> Explored:
+        """Draws and simulates `batch` placements; the key is consumed."""
+        del update
+        logits = self.logits(params, problem)
+        placement = _draw(key, logits, self.batch)
+        makespan_s = simulate_instance(problem.instance, placement, links=links).makespan_s
+        lesson = GdpLesson(
+            placement=placement,
+            log_p=chosen_log_prob(logits, placement),
+            advantage=normalised_advantage(jnp.sqrt(makespan_s)),
+        )
+        return Explored(lesson=lesson, placement=placement, makespan_s=makespan_s)
+
+    def loss(
+        self,
+        params: chex.ArrayTree,
+        problem: Problem,
+        lesson: GdpLesson,
+        update: chex.Array,
+    ) -> chex.Array:
+        """Returns minus surrogate and entropy bonus, means over tasks and episodes."""
+        logits = self.logits(params, problem)
+        ratio = jnp.exp(chosen_log_prob(logits, lesson.placement) - lesson.log_p)
+        gain = clipped_gain(ratio, lesson.advantage[:, None], self.clip)
+        real = _real_tasks(problem)
+        count = jnp.maximum(real.sum(dtype=gain.dtype), 1.0)
+        bonus = self.entropy_weight * 0.5 ** (update.astype(jnp.float32) / self.entropy_halving)
+        value = jnp.where(real, gain.mean(0) + bonus * _entropy(logits), 0.0)
+        return -value.sum() / count
+
+    def propose(
+        self,
+        params: chex.ArrayTree,
+        problem: Problem,
+        key: chex.PRNGKey,
+        count: int,
+        links: str,
+    ) -> chex.Array:
+        """Returns each task's likeliest device and `count - 1` draws; the key is consumed."""
+        del links
+        logits = self.logits(params, problem)
+        greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jnp.concatenate([greedy[None], _draw(key, logits, count - 1)])
+
+
+class GdpNetwork(nn.Module):
+    """GraphSAGE, then a placer of segment-recurrent attention with superposition."""
+
+    config: Gdp
+
+    @nn.compact
+    def __call__(self, problem: Problem) -> chex.Array:
+        """Returns the logits `[N, D]`, -inf where a device cannot run the task."""
+        width = self.config.width
+        real = _real_tasks(problem)
+        rank = jnp.asarray(problem.topological_rank)
+        num_tasks = jnp.maximum(real.sum(dtype=jnp.float32), 1.0)
+        position = waves(rank.astype(jnp.float32) / num_tasks)
+        seen = jnp.concatenate([problem.task_features, position], axis=-1)
+        embedding = GraphSage(width, self.config.rounds)(
+            seen, problem.edge_sender, problem.edge_receiver
+        )[:-1]
+        weight = real.astype(jnp.float32)[:, None] / num_tasks
+        pooled = (weight * embedding).sum(0)
+        spread = jnp.sqrt((weight * (embedding - pooled[None]) ** 2).sum(0) + 1e-6)
+        # Tasks of a graph embed alike; their differences are what the placer needs.
+        embedding = (embedding - pooled[None]) / spread[None]
+        # Superposition: every layer's input is scaled by what kind of graph it is.
+        scale = nn.Dense(width, bias_init=nn.initializers.ones)(pooled)[None, None]
+
+        order = jnp.argsort(rank[:-1])
+        hidden, there = cut_segments(embedding[order]), cut_segments(real[order])
+        for _ in range(self.config.layers):
+            hidden = SegmentAttention(width, self.config.heads)(scale * hidden, there)
+        hidden = nn.LayerNorm()(scale * hidden).reshape(-1, width)[jnp.argsort(order)]
+        return self._device_logits(hidden, problem)
+
+    def _device_logits(self, hidden: chex.Array, problem: Problem) -> chex.Array:
+        """Products of what a task asks for with each device's code and its time there."""
+        width = self.config.width
+        compute_s = problem.instance.compute_s[:-1]
+        devices = compute_s.shape[1]
+        allowed = jnp.isfinite(compute_s)
+        time = jnp.log1p(jnp.where(allowed, compute_s, 0.0) / problem.unit_s)
+        code = waves(jnp.arange(devices, dtype=jnp.float32) / 2**OCTAVES)
+        column = nn.Dense(width)(code)  # [D, width]
+        # Zeros: all devices are equally likely at the start.
+        query = nn.Dense(width + 1, kernel_init=nn.initializers.zeros)(hidden)
+        logits = query[:, :-1] @ column.T / width**0.5 + query[:, -1:] * time
+        return jnp.where(allowed, logits, -jnp.inf)
+
+
+def waves(turns: chex.Array) -> chex.Array:
+    """Returns sines and cosines `[K, 2 * OCTAVES]` of turns `[K]`, each octave twice as fast.
+
+    Numbers below `2**OCTAVES`, divided by it, are told apart by the fastest ones if they are
+    neighbours, by the slow ones if they are not.
+    """
+    rates = 2 * jnp.pi * jnp.exp2(jnp.arange(OCTAVES, dtype=jnp.float32))
+    angle = turns[:, None] * rates[None]
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def clipped_gain(ratio: chex.Array, advantage: chex.Array, clip: float) -> chex.Array:
+    """Returns PPO's surrogate: `min(r A, clip(r, 1 - clip, 1 + clip) A)`, element by element.
+
+    Its gradient is 0 where a choice has already been made likelier (if A is positive, less
+    likely if negative) by more than `clip`.
+
+    Reference: Schulman et al., "Proximal policy optimization algorithms", 2017.
+    """
+    clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
+    return jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def chosen_log_prob(logits: chex.Array, placement: chex.Array) -> chex.Array:
+    """Returns the log-probability `[B, N]` of every device of placements `[B, N]`."""
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits)[None], placement[..., None], -1)
+    return log_p[..., 0]
+
+
+def _entropy(logits: chex.Array) -> chex.Array:
+    """Returns the entropy `[N]` of every task's distribution."""
+    log_p = jax.nn.log_softmax(logits)
+    log_p = jnp.where(jnp.isfinite(logits), log_p, 0.0)
+    return -(jax.nn.softmax(logits) * log_p).sum(-1)
+
+
+def _draw(key: chex.PRNGKey, logits: chex.Array, count: int) -> chex.Array:
+    """Returns `count` placements `[count, N]`, each task's device drawn by itself."""
+    shape = (count, logits.shape[0])
+    return jax.random.categorical(key, logits, shape=shape).astype(jnp.int32)
+
+
+def _real_tasks(problem: Problem) -> chex.Array:
+    return jnp.arange(problem.instance.padded_tasks) < problem.instance.num_tasks

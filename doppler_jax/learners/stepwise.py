@@ -1,0 +1,277 @@
+"""Methods that choose a (task, device) pair at each step, on the list schedule of DOPPLER.
+
+Unlike DOPPLER's own rollout, every step looks at all tasks of the frontier. What a step
+looked at is too large to keep, so a loss runs the recorded actions again, block by block.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from doppler_jax.learners.learner import Explored
+from doppler_jax.policies import model
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.list_schedule import ListSchedule, append, begin, device_features
+from doppler_jax.policies.model import Features, PolicyConfig
+from doppler_jax.policies.place import PlaceTables, device_logits
+from doppler_jax.policies.rollout import Actions, categorical, draw_index, teach
+from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training.losses import CHUNK, normalised_advantage
+from doppler_jax.types import pytree
+
+IMITATED = 30
+"""Updates that imitate the critical-path teacher before the policy gradient begins."""
+
+ENTROPY_WEIGHT, ENTROPY_HALVING = 1e-2, 200
+"""Of the entropy bonus: at the start, and the updates after which it has halved."""
+
+
+@pytree
+class Pairs:
+    """The choices of a step: W heads of chains, D devices."""
+
+    logits: chex.Array  # [W, D] of one softmax; -inf where the choice is not legal
+    est_s: chex.Array  # [W, D] earliest start
+
+
+@pytree
+class Lesson:
+    """B episodes and what the log-probability of each weighs."""
+
+    actions: Actions  # [B, T]
+    weight: chex.Array  # [B]
+
+
+def frontier(problem: Problem, state: ListSchedule) -> chex.Array:
+    """Returns which heads of chains may be placed next, bool `[W]`."""
+    return (state.missing == 0) & (state.head != problem.instance.padded_tasks)
+
+
+def place_logits(
+    tables: PlaceTables, problem: Problem, state: ListSchedule
+) -> tuple[chex.Array, chex.Array]:
+    """Returns PLC's logits of every head on every device, and its start there, `[W, D]`."""
+    on = (state.device[:, None] == jnp.arange(problem.instance.num_devices)[None]).astype(
+        tables.member.dtype
+    )
+    members = (on.T @ tables.member) / jnp.maximum(on.sum(0), 1.0)[:, None]
+    features, estimates = jax.vmap(device_features, in_axes=(None, None, 0))(
+        problem, state, state.head
+    )
+    members = jnp.broadcast_to(members, (len(state.head), *members.shape))
+    logits = device_logits(tables, state.head, members, features, estimates.allowed)
+    return logits, estimates.est_s
+
+
+def run(
+    policy: "Stepwise",
+    params: chex.ArrayTree,
+    prepared: Any,
+    problem: Problem,
+    draw: chex.Array,
+    *,
+    greedy: bool = False,
+) -> tuple[Actions, chex.Array]:
+    """Runs an episode: actions `[T]` and the placement `[N]`.
+
+    Args:
+      policy: the method.
+      params: its parameters.
+      prepared: what it prepared.
+      problem: the problem.
+      draw: `[T, 2]` of [0, 1), for the task and the device of each step.
+      greedy: takes the likeliest pair instead; the draws are 0 then.
+    """
+    instance = problem.instance
+
+    def step(state: ListSchedule, draw: chex.Array) -> tuple[ListSchedule, Actions]:
+        pairs = policy.pairs(params, prepared, problem, state)
+        # With the bound an empty frontier has weights 0 and not nan.
+        most = pairs.logits.max(initial=jnp.finfo(jnp.float32).min)
+        weight = jnp.exp(pairs.logits - most)
+        if greedy:
+            weight = (pairs.logits == most).astype(jnp.float32)
+        slot = draw_index(weight.sum(1), draw[0])
+        device = draw_index(weight[slot], draw[1])
+        possible = frontier(problem, state).any()
+        task = jnp.where(possible, state.head[slot], instance.padded_tasks)
+        start_s = pairs.est_s[slot, device]
+        state = append(problem, _no_members(problem), state, task, device, start_s)
+        return state, Actions(task=task, device=device)
+
+    state, actions = jax.lax.scan(step, begin(problem, _no_members(problem)), draw)
+    return actions, jnp.where(state.device[:-1] == instance.num_devices, 0, state.device[:-1])
+
+
+def log_prob(
+    policy: "Stepwise",
+    params: chex.ArrayTree,
+    prepared: Any,
+    problem: Problem,
+    actions: Actions,
+) -> tuple[chex.Array, chex.Array]:
+    """Returns log-probability and entropy of an episode's choices, `[]` each.
+
+    Differentiable in `params` and `prepared`, within the memory that the policy's `block` sets.
+    """
+    instance = problem.instance
+    devices = jnp.arange(instance.num_devices)
+
+    def step(
+        state: ListSchedule, action: Actions
+    ) -> tuple[ListSchedule, tuple[chex.Array, chex.Array]]:
+        pairs = policy.pairs(params, prepared, problem, state)
+        real = action.task != instance.padded_tasks
+        chosen = (state.head == action.task)[:, None] & (devices == action.device)[None]
+        judged = categorical(pairs.logits.reshape(1, -1), chosen.reshape(1, -1), real[None])
+        start_s = jnp.where(chosen & real, pairs.est_s, 0.0).sum()
+        state = append(
+            problem, _no_members(problem), state, action.task, action.device, start_s
+        )
+        return state, (judged[0][0], judged[1][0])
+
+    @jax.checkpoint
+    def steps(
+        state: ListSchedule, part: Actions
+    ) -> tuple[ListSchedule, tuple[chex.Array, chex.Array]]:
+        return jax.lax.scan(step, state, part)
+
+    spare = -instance.padded_tasks % policy.block
+    parts = Actions(
+        task=jnp.pad(actions.task, (0, spare), constant_values=instance.padded_tasks),
+        device=jnp.pad(actions.device, (0, spare)),
+    )
+    parts = jax.tree.map(lambda array: array.reshape(-1, policy.block), parts)
+    _, (log_p, entropy) = jax.lax.scan(steps, begin(problem, _no_members(problem)), parts)
+    return log_p.sum(), entropy.sum()
+
+
+def sample(
+    policy: "Stepwise",
+    params: chex.ArrayTree,
+    problem: Problem,
+    key: chex.PRNGKey,
+    batch: int,
+) -> tuple[Actions, chex.Array]:
+    """Returns the actions `[B, T]` and placements `[B, N]` of sampled episodes."""
+    draw = jax.random.uniform(key, (batch, problem.instance.padded_tasks, 2))
+    prepared = policy.prepare(params, problem)
+    return jax.vmap(lambda one: run(policy, params, prepared, problem, one))(draw)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepwise(abc.ABC):
+    """Settings of such a method; what differs between them are `prepare` and `pairs`.
+
+    REINFORCE with normalised advantages, after `IMITATED` updates that imitate the
+    critical-path teacher; its episodes are simulated and counted like all others.
+    """
+
+    batch: int = 32
+    epochs: int = 1
+    minibatches: int = 2
+    learning_rate: float = 2e-3
+    width: int = 32
+    rounds: int = 3
+    features: Features = "position"
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int:
+        """Steps of which a gradient keeps in memory what they looked at."""
+
+    @abc.abstractmethod
+    def prepare(self, params: chex.ArrayTree, problem: Problem) -> Any:
+        """Returns what the steps of all episodes share."""
+
+    @abc.abstractmethod
+    def pairs(
+        self, params: chex.ArrayTree, prepared: Any, problem: Problem, state: ListSchedule
+    ) -> Pairs:
+        """Returns the choices in a state of the list schedule, a function of the state."""
+
+    @property
+    def config(self) -> PolicyConfig:
+        """Of the networks, which are DOPPLER's own."""
+        return PolicyConfig(width=self.width, rounds=self.rounds, features=self.features)
+
+    def evaluations(self, num_tasks: int) -> int:
+        """Returns the placements that an update simulates: one per episode."""
+        del num_tasks
+        return self.batch
+
+    def proposal_evaluations(self, num_tasks: int) -> int:
+        """Returns 0: a proposal is one episode."""
+        del num_tasks
+        return 0
+
+    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+        """Returns fresh parameters; the key is consumed."""
+        return model.init_params(key, self.config, problem)
+
+    def explore(
+        self,
+        params: chex.ArrayTree,
+        problem: Problem,
+        key: chex.PRNGKey,
+        update: chex.Array,
+        links: str,
+    ) -> Explored:
+        """Returns episodes of the teacher in the first updates, of the policy afterwards."""
+
+        def imitated(key: chex.PRNGKey) -> tuple[Actions, chex.Array]:
+            keys = jax.random.split(key, self.batch)
+            episodes = jax.vmap(teach, in_axes=(0, None))(keys, problem)
+            return episodes.actions, episodes.placement
+
+        def drawn(key: chex.PRNGKey) -> tuple[Actions, chex.Array]:
+            return sample(self, params, problem, key, self.batch)
+
+        is_taught = update < IMITATED
+        actions, placement = jax.lax.cond(is_taught, imitated, drawn, key)
+        makespan_s = simulate_instance(problem.instance, placement, links=links).makespan_s
+        weight = jnp.where(is_taught, 1.0, normalised_advantage(makespan_s))
+        return Explored(
+            lesson=Lesson(actions=actions, weight=weight),
+            placement=placement,
+            makespan_s=makespan_s,
+        )
+
+    def loss(
+        self, params: chex.ArrayTree, problem: Problem, lesson: Lesson, update: chex.Array
+    ) -> chex.Array:
+        """Returns minus the mean of weighted log-probability and entropy bonus, per step."""
+        prepared = self.prepare(params, problem)
+
+        def judge(actions: Actions) -> tuple[chex.Array, chex.Array]:
+            return log_prob(self, params, prepared, problem, actions)
+
+        log_p, entropy = jax.lax.map(judge, lesson.actions, batch_size=CHUNK)
+        bonus = ENTROPY_WEIGHT * 0.5 ** (update.astype(jnp.float32) / ENTROPY_HALVING)
+        bonus = jnp.where(update < IMITATED, 0.0, bonus)
+        steps = jnp.maximum(problem.instance.num_tasks, 1).astype(log_p.dtype)
+        return -(lesson.weight * log_p + bonus * entropy).mean() / steps
+
+    def propose(
+        self,
+        params: chex.ArrayTree,
+        problem: Problem,
+        key: chex.PRNGKey,
+        count: int,
+        links: str,
+    ) -> chex.Array:
+        """Returns the greedy placement and `count - 1` samples, `[count, N]`."""
+        del links
+        _, placements = sample(self, params, problem, key, count)
+        nothing = jnp.zeros((problem.instance.padded_tasks, 2))
+        prepared = self.prepare(params, problem)
+        _, likeliest = run(self, params, prepared, problem, nothing, greedy=True)
+        return placements.at[0].set(likeliest)
+
+
+def _no_members(problem: Problem) -> chex.Array:
+    return jnp.zeros((problem.task_features.shape[0], 1))

@@ -1,0 +1,126 @@
+"""Stepwise policies: probabilities of what is sampled, legality, learning."""
+
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.learners import stepwise
+from doppler_jax.learners.joint import Joint
+from doppler_jax.learners.learner import init_learner, learner_update
+from doppler_jax.learners.per_step import PerStep
+from doppler_jax.policies.features import make_problem
+from doppler_jax.simulator.simulate import simulate_instance
+from tests.policies.cases import quick_jit
+
+DRAWS = 4096
+LEARNERS = {
+    "joint": Joint(batch=16, minibatches=2, width=4, rounds=1, learning_rate=1e-2),
+    "per_step": PerStep(batch=16, width=4, rounds=1, learning_rate=1e-2),
+}
+
+
+def make_case():
+    """Two tasks and their reader on two devices, of which one cannot run the last task."""
+    graph, costs = from_edge_delays([1.0, 2.0, 1.5], [(0, 2, 0.5), (1, 2, 2.0)], num_devices=2)
+    compute_s = costs.compute_s * np.array([1.0, 1.3])
+    compute_s[2, 1] = np.inf
+    return graph, costs.replace(compute_s=compute_s)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return make_problem(*make_case())
+
+
+def random_params(learner, problem, scale=1.0):
+    """Parameters without the zeros of fresh ones, which make every choice equally likely."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(learner.init, jax.random.key(0), problem)
+    return jax.tree.map(lambda leaf: rng.normal(0, scale, leaf.shape).astype("f4"), shapes)
+
+
+@pytest.fixture(
+    scope="module", params=["joint", pytest.param("per_step", marks=pytest.mark.slow)]
+)
+def drawn(request, problem):
+    """Sampled episodes, their log-probabilities and entropies, and what they shared."""
+    learner = LEARNERS[request.param]
+    params = random_params(learner, problem, 0.5)
+
+    @quick_jit
+    def draw(params, key):
+        actions, placement = stepwise.sample(learner, params, problem, key, DRAWS)
+        prepared = learner.prepare(params, problem)
+
+        def judge(actions):
+            return stepwise.log_prob(learner, params, prepared, problem, actions)
+
+        return actions, placement, *jax.vmap(judge)(actions), prepared
+
+    found = jax.tree.map(np.asarray, draw(params, jax.random.key(1)))
+    return found
+
+
+def test_what_is_sampled_has_the_probability_that_is_forced(drawn):
+    actions, _, log_p, entropy, tables = drawn
+    rows = np.stack([actions.task[:, :3], actions.device[:, :3]], -1).reshape(DRAWS, -1)
+    counts = Counter(map(tuple, rows))
+    probability = dict(zip(map(tuple, rows), np.exp(log_p), strict=True))
+    # Two orders of the first two tasks, 2 x 2 devices for them; the third has no choice.
+    assert len(probability) == 8
+    assert sum(probability.values()) == pytest.approx(1, abs=1e-5)
+    for row, count in counts.items():
+        expected = DRAWS * probability[row]
+        assert abs(count - expected) < 5 * np.sqrt(expected)
+    assert max(probability.values()) > 1.5 * min(probability.values())
+    # The mean of entropies of the steps is the entropy of the episode.
+    whole = -sum(p * np.log(p) for p in probability.values())
+    assert entropy.mean() == pytest.approx(whole, rel=0.05)
+    if tables is not None:
+        # Of one softmax over pairs: PLC's logits weigh in on which task is first.
+        first = sum(p for row, p in probability.items() if row[0] == 0)
+        by_select = float(jax.nn.softmax(tables.score[:2])[0])
+        assert abs(first - by_select) > 1e-2
+
+
+def test_episodes_are_legal(drawn):
+    actions, placement, log_p, _, _ = drawn
+    assert np.isfinite(log_p).all()
+    assert (np.sort(actions.task[:, :3]) == np.arange(3)).all()
+    assert (actions.task[:, 2] == 2).all()  # after what it reads
+    assert (actions.task[:, 3:] == placement.shape[1]).all()
+    assert (placement[:, 2] == 0).all()
+    found = np.take_along_axis(placement, actions.task[:, :3], axis=1)
+    np.testing.assert_array_equal(found, actions.device[:, :3])
+
+
+def chains(lengths=(3, 3)):
+    """Chains whose tensors take long to move: best is a device for each."""
+    total = sum(lengths)
+    edges = [(v, v + 1, 3.0) for v in range(total - 1) if v + 1 != lengths[0]]
+    return from_edge_delays(1.0 + 0.01 * np.arange(total), edges, num_devices=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNERS)
+def test_it_imitates_and_then_improves(name, monkeypatch):
+    """One compilation: the teacher's updates are the first five."""
+    monkeypatch.setattr(stepwise, "IMITATED", 5)
+    learner, problem = LEARNERS[name], make_problem(*chains())
+    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    params = random_params(learner, problem, 0.1)
+    state = init_learner(jax.random.key(0), problem, learner, params)
+    losses, means_s = [], []
+    for _ in range(40):
+        state, metrics = update(state, problem, learner, "parallel")
+        losses.append(float(metrics["loss"]))
+        means_s.append(float(metrics["makespan_mean_s"]))
+    assert losses[4] < losses[0]
+    assert np.mean(means_s[-5:]) < np.mean(means_s[5:10])
+    assert float(state.best_makespan_s) <= min(means_s) * (1 + 1e-5)
+    best_s = simulate_instance(problem.instance, state.best_placement[None]).makespan_s[0]
+    assert best_s == pytest.approx(float(state.best_makespan_s))
+    assert int(state.evaluations) == 40 * 16

@@ -1,0 +1,176 @@
+"""Learned methods in `place`: budgets, policies, files."""
+
+import dataclasses
+import json
+
+import chex
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import doppler_jax as dj
+from doppler_jax import learned_methods, methods
+from doppler_jax.learned_methods import NUM_PROPOSALS, learner
+from doppler_jax.learners import learner as trainer
+from doppler_jax.learners.learner import learner_update
+from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.policies.features import FEATURE_VERSION, make_problem
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from tests.generators import random_problem
+from tests.learners.cases import Toy, slow_device
+from tests.policies.cases import quick_jit
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _toy():
+    with pytest.MonkeyPatch.context() as patch:
+        quick = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+        patch.setattr(trainer, "learner_update", quick)
+        patch.setitem(LEARNERS, "toy", Toy(cost=2))
+        patch.setitem(methods.METHODS, "toy", learner("toy", Toy(cost=2)))
+        yield
+
+
+def toy_policy(logits=(0.0, 0.0, 0.0)):
+    params = {"logits": np.array(logits, np.float32)}
+    return dj.Policy(params=params, config=Toy(cost=2), method="toy")
+
+
+@pytest.mark.parametrize("bound", [5, 300])
+def test_training_and_proposals_keep_to_the_bound(bound):
+    placed = dj.place(*slow_device(), method="toy", max_evaluations=bound)
+    assert bound - 32 < placed.evaluations <= bound  # an update takes 32
+    assert placed.curve.evaluations[-1] == placed.evaluations
+    assert placed.makespan_s == makespan_s(simulate_oracle(*slow_device(), placed.placement))
+
+
+def test_a_bound_below_an_update_and_a_proposal_is_refused():
+    with pytest.raises(ValueError, match="max_evaluations is 3; method 'toy' needs 4 on this"):
+        dj.place(*slow_device(), method="toy", max_evaluations=3)
+    with pytest.raises(ValueError, match="max_evaluations is 1; a proposal of 'toy' needs 2"):
+        dj.place(*slow_device(), method="toy", policy=toy_policy(), max_evaluations=1)
+
+
+def test_proposals_of_the_trained_policy_compete(monkeypatch):
+    asked = []
+
+    def propose(learner, params, problem, key, count, links):
+        asked.append(count)
+        return np.full((count, 8), 2)
+
+    monkeypatch.setattr(learned_methods, "propose_placements", propose)
+    placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
+    assert asked == [NUM_PROPOSALS]
+    np.testing.assert_array_equal(placed.placement, np.full(8, 2))
+
+
+def test_the_best_of_training_competes(monkeypatch):
+    monkeypatch.setattr(
+        learned_methods,
+        "propose_placements",
+        lambda learner, params, problem, key, count, links: np.zeros((count, 8), int),
+    )
+    placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
+    assert (placed.placement != 0).any()
+
+
+def test_a_policy_proposes_and_does_not_train(monkeypatch):
+    monkeypatch.setattr(learned_methods, "train_learner", None)
+    placed = dj.place(
+        *slow_device(), method="toy", policy=toy_policy((0, 0, 1)), max_evaluations=2
+    )
+    assert placed.evaluations == 2
+    np.testing.assert_array_equal(placed.placement, np.full(8, 2))  # the likeliest
+
+
+@pytest.mark.parametrize(
+    ("method", "of", "message"),
+    [
+        ("gdp", "joint", "'gdp' takes a policy of 'gdp'; this one is of 'joint'"),
+        ("placeto", "placeto_once", "of 'placeto'; this one is of 'placeto_once'"),
+        ("doppler", "doppler_sel", "of 'doppler'; this one is of 'doppler_sel'"),
+        ("doppler+search", "joint", "of 'doppler'; this one is of 'joint'"),
+        ("heft", "joint", "'heft' takes no policy; only these do: 'doppler', 'doppler"),
+    ],
+)
+def test_policies_of_other_methods_are_refused(method, of, message):
+    policy = dj.Policy(params={}, config=LEARNERS.get(of, PolicyConfig()), method=of)
+    with pytest.raises(ValueError, match=message):
+        dj.place(*slow_device(), method=method, policy=policy)
+
+
+POLICIES = LEARNERS | {
+    "doppler": PolicyConfig(width=8),
+    "doppler_plc": PolicyConfig(select="b_level"),
+}
+
+
+@pytest.mark.parametrize("method", POLICIES)
+def test_every_policy_is_written_and_read(method, tmp_path):
+    params = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
+    settings = dataclasses.replace(POLICIES[method], width=24)
+    policy = dj.Policy(params=params, config=settings, method=method)
+    dj.save_policy(tmp_path / "here", policy, {"score": 1.5})
+    read = dj.load_policy(tmp_path / "here")
+    assert (read.method, read.config) == (method, settings)
+    chex.assert_trees_all_equal(read.params, params)
+    with pytest.raises(ValueError, match="here: holds a checkpoint already"):
+        dj.save_policy(tmp_path / "here", policy)
+
+
+def test_orbax_alone_restores_a_policy(tmp_path):
+    dj.save_policy(tmp_path, toy_policy((1.0, 2.0, 3.0)), {"seed": 7})
+    found = ocp.StandardCheckpointer().restore(tmp_path / "0" / "params")
+    np.testing.assert_array_equal(found["logits"], [1.0, 2.0, 3.0])
+    meta = json.loads((tmp_path / "0" / "meta" / "metadata").read_text())
+    assert meta["seed"] == 7
+    assert meta["method"] == "toy"
+    assert meta["policy"]["feature_version"] == FEATURE_VERSION
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "oracle"}, "a policy of the unknown method 'oracle'"),
+        ({"policy": {"feature_version": 1}}, "feature version 1, this library"),
+        (
+            {"policy": {"feature_version": FEATURE_VERSION, "depth": 3}},
+            "settings that 'toy' does not know: .*'depth'",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path, changes, message):
+    dj.save_policy(tmp_path, toy_policy())
+    file = tmp_path / "0" / "meta" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        dj.load_policy(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in LEARNERS if name != "toy"])
+def test_every_learner_trains_proposes_and_keeps_to_its_bound(name, tmp_path):
+    graph, costs = random_problem(np.random.default_rng(1), 7, 3)
+    costs = costs.replace(compute_s=costs.compute_s + np.diag([np.inf] * 3 + [0.0] * 4)[:, :3])
+    small = dataclasses.replace(LEARNERS[name], batch=4, width=8, rounds=1)
+    with pytest.MonkeyPatch.context() as patch:
+        quick = quick_jit(
+            trainer._propose.__wrapped__, static_argnames=("learner", "count", "links")
+        )
+        patch.setattr(trainer, "_propose", quick)
+        patch.setitem(methods.METHODS, name, learner(name, small))
+        placed = dj.place(graph, costs, method=name, max_evaluations=150)
+        assert 0 < placed.evaluations <= 150
+        assert np.isfinite(placed.makespan_s)
+        shapes = jax.eval_shape(small.init, jax.random.key(0), make_problem(graph, costs))
+        params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        dj.save_policy(tmp_path, dj.Policy(params=params, config=small, method=name))
+        policy = dj.load_policy(tmp_path)
+        # As many proposals as after training, so that they share its compilation.
+        each = small.proposal_evaluations(8) + 1
+        bound = min(NUM_PROPOSALS * each, max(150 // 4 // each, 1) * each)
+        placed = dj.place(graph, costs, method=name, policy=policy, max_evaluations=bound)
+        assert placed.evaluations == bound
+        assert np.isfinite(placed.makespan_s)

@@ -1,0 +1,283 @@
+"""Placeto: what it sees, what its steps earn, and that it learns."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.graphs.build import task_edges
+from doppler_jax.learners import placeto
+from doppler_jax.learners.learner import init_learner, learner_update
+from doppler_jax.learners.placeto import Placeto, advantages, placement_at, step_makespans
+from doppler_jax.learners.placeto_encoder import find_relatives, group_shares
+from doppler_jax.policies.features import make_problem
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.simulate import simulate_instance
+from tests.generators import random_problem
+from tests.policies.cases import padded_problem, quick_jit
+
+TASKS, DEVICES, EPISODES = 10, 3, 64
+LEARNERS = {
+    once: Placeto(once=once, batch=EPISODES, width=4, rounds=1) for once in (False, True)
+}
+
+
+spans = quick_jit(step_makespans, static_argnames="links")
+
+
+@quick_jit
+def all_shares(problem, order):
+    relatives = find_relatives(problem, order)
+    shares = jax.vmap(group_shares, in_axes=(None, None, 0))
+    return shares(problem, relatives, jnp.arange(len(order), dtype=jnp.int32))
+
+
+def pad(graph, costs):
+    return padded_problem(graph, costs, tasks=16, edges=64)
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Graph and costs; a fifth of the devices is unable to run a task."""
+    rng = np.random.default_rng(5)
+    graph, costs = random_problem(rng, TASKS, DEVICES, homes=False)
+    unable = rng.random((TASKS, DEVICES)) < 0.2
+    unable[np.arange(TASKS), rng.integers(0, DEVICES, TASKS)] = False
+    assert unable.any()
+    return graph, costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+
+
+@pytest.fixture(scope="module")
+def problem(case):
+    return pad(*case)
+
+
+class Compiled:
+    """A learner's functions, compiled once, and parameters without fresh ones' zeros."""
+
+    def __init__(self, learner, problem):
+        self.learner = learner
+        shapes = jax.eval_shape(lambda: learner.init(jax.random.key(0), problem))
+        rng = np.random.default_rng(0)
+        self.params = jax.tree.map(
+            lambda leaf: rng.normal(0, 0.7, leaf.shape).astype("f4"), shapes
+        )
+        self.explore = quick_jit(learner.explore, static_argnames="links")
+        self.propose = quick_jit(learner.propose, static_argnames=("count", "links"))
+        self.log_prob = quick_jit(learner.log_prob)
+        self.all_logits = quick_jit(self._all_logits)
+
+    def _all_logits(self, params, problem, start, end):
+        """Logits `[N, B, D]` of all steps, from placements changed one by one."""
+        policy, variables = self.learner.policy, {"params": params}
+        tables = policy.apply(variables, problem, method="tables")
+
+        def step(placement, step):
+            logits = policy.apply(variables, problem, tables, placement, step, method="logits")
+            task = tables.order[step]
+            return placement.at[:, task].set(end[:, task]), logits
+
+        return jax.lax.scan(step, start, jnp.arange(start.shape[1], dtype=jnp.int32))[1]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["each_step", "once"])
+def compiled(request, problem):
+    return Compiled(LEARNERS[request.param], problem)
+
+
+@pytest.fixture(scope="module")
+def explored(compiled, problem):
+    return compiled.explore(
+        compiled.params, problem, jax.random.key(1), jnp.int32(0), links="parallel"
+    )
+
+
+def visiting_order(problem):
+    return np.argsort(np.asarray(problem.topological_rank)[:TASKS])
+
+
+def test_parameters_know_neither_tasks_nor_devices(compiled, problem):
+    other = make_problem(*random_problem(np.random.default_rng(0), 3, 5))
+    shapes = [
+        jax.eval_shape(compiled.learner.init, jax.random.key(0), p) for p in (problem, other)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 45])
+def test_groups_are_those_of_a_plain_search(num_tasks):
+    graph, costs = random_problem(np.random.default_rng(4), num_tasks, DEVICES, homes=False)
+    problem = padded_problem(graph, costs, tasks=48, edges=1024)
+    order = np.argsort(np.asarray(problem.topological_rank)[:-1], kind="stable").astype("i4")
+    shares = np.asarray(all_shares(problem, order))[:num_tasks]
+    above = np.eye(num_tasks, dtype=bool)
+    senders, receivers = task_edges(graph)
+    for task in order[:num_tasks]:
+        above[task] |= above[senders[receivers == task]].any(0)
+    below = above.T & ~np.eye(num_tasks, dtype=bool)
+    beside = ~(above | above.T)
+    above &= ~np.eye(num_tasks, dtype=bool)
+    groups = np.stack([above, below, beside], 1).astype(float)
+    expected = groups / np.maximum(groups.sum(-1, keepdims=True), 1)
+    np.testing.assert_allclose(shares[:, :, :num_tasks], expected, rtol=1e-6)
+    assert not shares[:, :, num_tasks:].any()
+
+
+def test_probabilities_follow_relabelled_devices(compiled, case, problem, explored):
+    graph, costs = case
+    new = np.array([2, 0, 1], np.int32)  # device d becomes new[d]
+    old = np.argsort(new)
+    moved = pad(
+        graph,
+        dataclasses.replace(
+            costs,
+            compute_s=costs.compute_s[:, old],
+            latency_s=costs.latency_s[old][:, old],
+            seconds_per_byte=costs.seconds_per_byte[old][:, old],
+        ),
+    )
+    start, end = explored.lesson.start, explored.lesson.end
+    expected = compiled.all_logits(compiled.params, problem, start, end)[:TASKS]
+    found = compiled.all_logits(compiled.params, moved, new[start], new[end])[:TASKS]
+    np.testing.assert_allclose(found, np.asarray(expected)[..., old], rtol=1e-4, atol=1e-4)
+    finite = np.where(np.isfinite(expected), expected, np.nan)
+    assert np.nanmax(np.nanstd(finite, axis=-1)) > 0.1
+
+
+def test_padding_changes_nothing(compiled, case, problem, explored):
+    larger = padded_problem(*case, tasks=20, edges=80)
+    start, end = (np.asarray(a) for a in (explored.lesson.start, explored.lesson.end))
+    spare = ((0, 0), (0, 4))
+    expected = compiled.log_prob(compiled.params, problem, start, end)
+    found = compiled.log_prob(compiled.params, larger, np.pad(start, spare), np.pad(end, spare))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a)[:, :TASKS], b[:, :TASKS], atol=1e-4)
+        assert not np.asarray(a)[:, TASKS:].any()
+    assert np.std(expected[0][:, :TASKS]) > 0.1
+
+
+def test_log_probabilities_are_those_of_the_steps(compiled, problem, explored):
+    start, end = explored.lesson.start, explored.lesson.end
+    logits = compiled.all_logits(compiled.params, problem, start, end)[:TASKS]
+    expected = np.asarray(jax.nn.log_softmax(logits, axis=-1)).transpose(1, 0, 2)
+    chosen = np.asarray(end)[:, visiting_order(problem)]
+    expected = np.take_along_axis(expected, chosen[:, :, None], axis=-1)[..., 0]
+    log_p, entropy = compiled.log_prob(compiled.params, problem, start, end)
+    np.testing.assert_allclose(log_p[:, :TASKS], expected, rtol=1e-4, atol=1e-5)
+    # Given the steps before, a step's log-probability has the mean -entropy.
+    excess = np.asarray(log_p + entropy)[:, :TASKS].sum(-1)
+    assert abs(excess.mean()) < 4 * excess.std() / np.sqrt(EPISODES)
+    assert np.asarray(entropy)[:, :TASKS].min() >= 0
+
+
+def test_the_first_proposal_takes_likeliest_choices(problem):
+    compiled = Compiled(LEARNERS[True], problem)
+    placements = compiled.propose(
+        compiled.params, problem, jax.random.key(2), count=5, links="parallel"
+    )
+    assert (placements[1:] != placements[:1]).any()
+    start = placeto.start_on(problem, jnp.argmin(problem.instance.compute_s.sum(0))[None])
+    logits = compiled.all_logits(compiled.params, problem, start, placements[:1])
+    likeliest = np.asarray(logits)[:TASKS, 0].argmax(-1)
+    np.testing.assert_array_equal(placements[0, visiting_order(problem)], likeliest)
+
+
+def test_an_episode_is_known_by_its_best_step(case, problem, explored):
+    graph, costs = case
+    start, end = explored.lesson.start, explored.lesson.end
+    placements = np.stack(
+        [placement_at(problem, start, end, step) for step in range(17)], axis=1
+    )
+    assert ((placements[:, 1:] != placements[:, :-1]).sum(-1) <= 1).all()
+    np.testing.assert_array_equal(placements[:, -1, :TASKS], end[:, :TASKS])
+    able = np.isfinite(costs.compute_s)
+    assert able[np.arange(TASKS)[:, None], placements[..., :TASKS].reshape(-1, TASKS).T].all()
+    found = np.asarray(spans(problem, start, end, links="parallel"))
+    expected = [
+        [makespan_s(simulate_oracle(graph, costs, at)) for at in episode[:, :TASKS]]
+        for episode in placements[:3]
+    ]
+    np.testing.assert_allclose(found[:3], expected, rtol=1e-5)
+    np.testing.assert_allclose(explored.makespan_s, found.min(-1), rtol=1e-6)
+    best = makespan_s(simulate_oracle(graph, costs, np.asarray(explored.placement)[0, :TASKS]))
+    np.testing.assert_allclose(explored.makespan_s[0], best, rtol=1e-5)
+    assert (found.min(-1) < found[:, -1]).any()
+
+
+def test_chunks_of_the_simulation_change_nothing(problem, monkeypatch):
+    start, end = np.random.default_rng(0).integers(0, DEVICES, (2, EPISODES, 16), np.int32)
+    whole = spans(problem, start, end, links="parallel")
+    monkeypatch.setattr(placeto, "ENTRIES", 16 * 100)
+    in_chunks = quick_jit(lambda *args: step_makespans(*args, "parallel"))(problem, start, end)
+    np.testing.assert_allclose(in_chunks, whole, rtol=1e-6)
+    assert np.std(np.where(np.isfinite(whole), whole, 0.0)) > 0.1
+
+
+def test_rewards_of_the_steps_sum_to_what_the_episode_saved():
+    spans_s = np.random.default_rng(0).uniform(1, 2, (6, 9)).astype("f4")
+    rewards_s = -np.diff(spans_s)
+    returns_s = np.cumsum(rewards_s[:, ::-1], axis=-1)[:, ::-1]
+    np.testing.assert_allclose(returns_s[:, 0], spans_s[:, 0] - spans_s[:, -1], rtol=1e-4)
+    excess = returns_s - returns_s.mean(0)
+    np.testing.assert_allclose(advantages(spans_s), excess / excess.std(), rtol=1e-4, atol=1e-5)
+    assert not advantages(np.full((6, 9), 0.3, "f4")).any()
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 2])
+def test_the_smallest_problems(compiled, num_tasks):
+    graph, costs = random_problem(np.random.default_rng(1), num_tasks, DEVICES, homes=False)
+    problem = pad(graph, costs)
+    explored = compiled.explore(
+        compiled.params, problem, jax.random.key(1), jnp.int32(0), links="parallel"
+    )
+    start, end = explored.lesson.start, explored.lesson.end
+    log_p, entropy = compiled.log_prob(compiled.params, problem, start, end)
+    assert np.isfinite(explored.lesson.advantage).all()
+    assert ((np.asarray(log_p) < 0) == (np.arange(16) < num_tasks)).all()
+    assert ((np.asarray(entropy) > 0) == (np.arange(16) < num_tasks)).all()
+    assert (np.asarray(explored.makespan_s) > 0).all() == (num_tasks > 0)
+
+
+@pytest.mark.slow
+def test_updates_stay_finite_and_are_counted(problem):
+    learner = Placeto(once=True, batch=4, width=4, rounds=1)
+    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    smallest = [
+        random_problem(np.random.default_rng(1), size, DEVICES, homes=False) for size in (0, 1)
+    ]
+    for one in (problem, *(pad(*each) for each in smallest)):
+        state = init_learner(jax.random.key(0), one, learner)
+        for _ in range(2):
+            state, metrics = update(state, one, learner=learner, links="parallel")
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert int(state.evaluations) == 2 * 4 * 17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("once", [False, True])
+def test_it_improves_on_its_start_on_chainmm(once):
+    workload, cluster = dj.make_workload("chainmm"), dj.make_cluster("p100x4")
+    program = dj.trace(workload.fn, *workload.args)
+    graph = dj.partition(program, num_shards=4, cluster=cluster).graph
+    problem = make_problem(graph, dj.make_costs(graph, cluster))
+    learner = Placeto(once=once, width=8, rounds=2)
+    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    ends = quick_jit(learner.propose, static_argnames=("count", "links"))
+
+    def mean_s(params):
+        placements = ends(params, problem, jax.random.key(7), count=64, links="parallel")
+        return simulate_instance(problem.instance, placements).makespan_s.mean()
+
+    state = init_learner(jax.random.key(0), problem, learner)
+    one_device = placeto.start_on(problem, jnp.zeros(1, jnp.int32))
+    start_s = simulate_instance(problem.instance, one_device).makespan_s[0]
+    fresh_s = mean_s(state.params)
+    for _ in range(80):
+        state, _ = update(state, problem, learner=learner, links="parallel")
+    trained_s = mean_s(state.params)
+    assert trained_s < 0.85 * fresh_s
+    assert trained_s < 0.85 * start_s

@@ -1,0 +1,92 @@
+"""What docs/embedding.md shows works in a process of its own, with other devices."""
+
+import ast
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.learned import policy_candidates
+from doppler_jax.policies import FEATURE_VERSION, PolicyConfig, init_params, make_problem
+from tests.generators import random_problem
+from tests.test_readme import ROOT, read_blocks
+
+_, EXAMPLE, USE = (code for _, code in read_blocks(ROOT / "docs" / "embedding.md", {"python"}))
+CONFIG = PolicyConfig(width=4, rounds=1, features="coparent")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the checkpoint `policy`, its parameters random, beside nothing else."""
+    folder = tmp_path_factory.mktemp("embedding")
+    problem = make_problem(*random_problem(np.random.default_rng(0), 3, 2))
+    init = functools.partial(init_params, config=CONFIG, problem=problem)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"),
+        jax.eval_shape(init, jax.random.key(0)),
+    )
+    params = jax.device_put(params, jax.devices()[-1])  # one that others need not have
+    dj.save_policy(folder / "policy", dj.Policy(params=params, config=CONFIG), {"seed": 7})
+    return folder
+
+
+def run(folder, code):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True
+    )
+
+
+def test_the_example_imports_jax_orbax_and_our_functions_alone():
+    modules = set()
+    for node in ast.walk(ast.parse(EXAMPLE)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module)
+    assert modules == {"pathlib", "jax", "orbax.checkpoint", "doppler_jax.policies"}
+    lines = [line for line in EXAMPLE.splitlines() if line and "import" not in line]
+    assert len(lines) <= 10
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_it_places_as_the_library_does_on_any_devices(folder, devices):
+    configure = f"import jax\njax.config.update('jax_num_cpu_devices', {devices})\n"
+    report = (
+        "import json\n"
+        f"assert len(jax.devices()) == {devices}\n"
+        "print(json.dumps([best.tolist(), drawn.tolist()]))\n"
+    )
+    done = run(folder, configure + EXAMPLE + USE + report)
+    assert done.returncode == 0, done.stderr
+    best, drawn = json.loads(done.stdout.splitlines()[-1])
+    graph, costs = dj.from_edge_delays(
+        [2.0, 3.0, 3.0, 1.0], [(0, 1, 1.0), (0, 2, 1.0), (1, 3, 2.0), (2, 3, 2.0)], 2
+    )
+    policy = dj.load_policy(folder / "policy")
+    expected = policy_candidates(make_problem(graph, costs), policy, jax.random.key(0), 1)
+    assert best[:4] == expected[0].tolist()
+    assert np.shape(drawn) == (64, len(best))
+    assert len({tuple(row[:4]) for row in drawn}) > 1
+
+
+def test_meta_says_what_the_checkpoint_is(folder):
+    (path,) = pathlib.Path(folder / "policy").glob("*/meta/metadata")
+    meta = json.loads(path.read_text())
+    assert meta["format"] == "doppler_jax.checkpoint"
+    assert meta["policy"]["feature_version"] == FEATURE_VERSION
+    assert (meta["policy"]["features"], meta["policy"]["width"]) == ("coparent", 4)
+    assert meta["seed"] == 7
+
+
+def test_another_feature_version_is_refused_here_too():
+    with pytest.raises(ValueError, match=r"^a policy of feature version 99; this library comp"):
+        PolicyConfig(feature_version=99)

@@ -1,0 +1,192 @@
+"""`place(cache=...)`: a request is searched for once, and what is kept is not trusted."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from doppler_jax import methods, placing
+from doppler_jax.costs.digests import problem_digest, tree_digest
+from doppler_jax.placing import place
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.request import Candidates
+from doppler_jax.training.checkpoint import Policy
+from tests.generators import random_problem
+
+DEVICES = 3
+
+
+@pytest.fixture
+def problem():
+    return random_problem(np.random.default_rng(0), 12, DEVICES)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The requests that were searched for: each finds another single device."""
+    requests = []
+
+    def search(request):
+        requests.append(request)
+        n, d = request.costs.compute_s.shape
+        request.curve.add(5, 0.1, 1e9)
+        found = np.full((1, n), len(requests) % d)
+        return Candidates(found, 7, compile_s=0.25)
+
+    for name in ("random", "annealing"):
+        monkeypatch.setitem(methods.METHODS, name, search)
+    return requests
+
+
+def assert_same(found, expected):
+    for field in dataclasses.fields(expected):
+        a, b = getattr(found, field.name), getattr(expected, field.name)
+        jax.tree.map(np.testing.assert_array_equal, vars_of(a), vars_of(b))
+
+
+def vars_of(value):
+    """A tree of a field: dataclasses as dictionaries."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+
+def test_a_request_is_searched_for_once(problem, searches, tmp_path):
+    cache = tmp_path / "new" / "folder"
+    first = place(*problem, method="random", cache=cache)
+    again = place(*problem, method="random", cache=str(cache))
+    assert len(searches) == 1
+    assert_same(again, first)
+    assert (again.evaluations, again.compile_s) == (7, 0.25)
+    assert again.curve.evaluations.tolist() == [5, 7]
+    place(*problem, method="random")  # without a cache
+    assert len(searches) == 2
+    assert [path.suffix for path in cache.iterdir()] == [".json"]
+
+
+def changed(costs, name):
+    values = np.array(getattr(costs, name))
+    values.flat[1] *= 1 + 1e-12
+    return costs.replace(**{name: values})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "annealing"},
+        {"key": jax.random.key(1)},
+        {"budget_s": 2.0},
+        {"max_evaluations": 2},
+        {"links": "serial"},
+        {"num_noise": 1},
+        {"num_noise": 1, "noise_sigma": 0.2},
+        {"num_noise": 1, "quantile": 0.5},
+    ],
+)
+def test_whatever_decides_the_result_makes_another_request(
+    problem, searches, tmp_path, options
+):
+    base = {"num_noise": 1} if len(options) == 2 else {}
+    place(*problem, **({"method": "random"} | base), cache=tmp_path)
+    place(*problem, **({"method": "random"} | options), cache=tmp_path)
+    assert len(searches) == 2
+
+
+@pytest.mark.parametrize("name", ["compute_s", "tensor_bytes", "latency_s"])
+def test_the_slightest_change_of_a_cost_makes_another_request(
+    problem, searches, tmp_path, name
+):
+    graph, costs = problem
+    place(graph, costs, method="random", cache=tmp_path)
+    place(graph, changed(costs, name), method="random", cache=tmp_path)
+    assert len(searches) == 2
+
+
+def test_policies_are_told_apart_by_their_parameters(problem, searches, tmp_path, monkeypatch):
+    monkeypatch.setattr(placing, "_check_request", lambda *_: None)
+    for scale in (1.0, 1.0, 2.0):
+        policy = Policy(params={"w": np.full(2, scale, np.float32)}, config=PolicyConfig())
+        place(*problem, method="random", policy=policy, cache=tmp_path)
+    assert len(searches) == 2
+
+
+def edited(change):
+    def edit(path):
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        edited(lambda data: data["placement"].__setitem__(0, DEVICES)),
+        edited(lambda data: data["placement"].__setitem__(0, -1)),
+        edited(lambda data: data["placement"].pop()),
+        edited(lambda data: data["placement"].__setitem__(0, 2)),  # legal, worth another
+        edited(lambda data: data.__setitem__("objective_s", 1e-3)),
+        edited(lambda data: data.__setitem__("evaluations", None)),
+        edited(lambda data: data["priority"].__setitem__(0, 1)),
+        edited(lambda data: data.__setitem__("version", 2)),
+        edited(lambda data: data.pop("curve")),
+        lambda path: path.write_text(path.read_text()[:40]),
+        lambda path: path.write_bytes(b"\xff\x00"),
+    ],
+)
+def test_what_the_oracle_does_not_confirm_is_searched_for_again(
+    problem, searches, tmp_path, damage
+):
+    first = place(*problem, method="random", cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    damage(path)
+    again = place(*problem, method="random", cache=tmp_path)
+    assert len(searches) == 2
+    assert again.placement[0] != first.placement[0]
+    assert_same(place(*problem, method="random", cache=tmp_path), again)
+    assert len(searches) == 2
+
+
+def test_a_device_that_cannot_run_a_task_is_not_recalled(problem, searches, tmp_path):
+    graph, costs = problem
+    place(graph, costs, method="random", cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    compute_s = costs.compute_s.copy()
+    compute_s[3, 1] = np.inf  # where the first search puts everything
+    unable = costs.replace(compute_s=compute_s)
+    other = place(graph, unable, method="random", cache=tmp_path / "other")
+    (other_path,) = (tmp_path / "other").iterdir()
+    other_path.write_text(path.read_text())
+    again = place(graph, unable, method="random", cache=tmp_path / "other")
+    assert (other.placement != 1).all()
+    assert (again.placement != 1).all()
+    assert len(searches) == 3
+
+
+def test_interrupted_searches_are_not_kept(problem, monkeypatch, tmp_path):
+    def search(request):
+        found = np.zeros((1, request.graph.num_tasks), np.int64)
+        return Candidates(found, 7, interrupted=True)
+
+    monkeypatch.setitem(methods.METHODS, "random", search)
+    assert place(*problem, method="random", cache=tmp_path).interrupted
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_priorities_replay_what_was_kept(tmp_path):
+    graph, costs = random_problem(np.random.default_rng(3), 8, 2, homes=False)
+    first = place(graph, costs, method="exact", budget_s=30.0, cache=tmp_path)
+    assert first.queue == "priority"
+    assert_same(place(graph, costs, method="exact", budget_s=30.0, cache=tmp_path), first)
+
+
+def test_digests_mind_values_shapes_and_names_but_not_widths(problem):
+    graph, costs = problem
+    digest = problem_digest(graph, costs)
+    narrow = graph.replace(edge_tensor=np.asarray(graph.edge_tensor, np.int32))
+    assert problem_digest(narrow, costs) == digest
+    assert problem_digest(graph, changed(costs, "compute_s")) != digest
+    ones = np.ones(4)
+    trees = [{"a": ones}, {"b": ones}, {"a": ones.reshape(2, 2)}, {"a": ones.astype(int)}]
+    assert len({tree_digest(tree) for tree in trees}) == 4
