@@ -28,7 +28,7 @@ $(error give GRAPH=file or WORKLOAD=name, not both)
 endif
 endif
 
-.PHONY: help setup demo stage1 stage2 stage3 test test-slow lint bench clean
+.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow lint bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo 'make lint       ruff and mypy'
 	@echo 'make stage1     learn by imitation; stage2: in simulation; stage3: on measured times'
 	@echo '                WORKLOAD=chainmm (or another) or GRAPH=file, and CLUSTER=p100x4 (or another)'
+	@echo 'make pretrain   one policy for many graphs, an hour or two; what ships is checkpoints/base'
 	@echo 'make bench      benchmarks of simulator, training and engine'
 	@echo 'make setup      only create .venv; CUDA=1 adds the GPU libraries'
 	@echo 'make clean      remove .venv and caches; runs/ stays'
@@ -61,6 +62,9 @@ demo: $(INSTALLED)
 
 stage1 stage2 stage3: $(INSTALLED)
 	$(RUN) experiments.$@ $(STAGE_ARGS)
+
+pretrain: $(INSTALLED)
+	$(RUN) experiments.pretrain $(ARGS)
 
 bench: $(INSTALLED)
 	$(RUN) experiments.bench $(ARGS)

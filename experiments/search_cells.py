@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.learned import elite_placements, policy_candidates
@@ -17,6 +16,7 @@ from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.train import train_policy
 from doppler_jax.types import Costs, TaskGraph
 from experiments.cells import Cells
+from experiments.method_cells import placed_record
 
 WARM_UP_EVALUATIONS = 10_000
 """Of the run before the clock starts: enough that no method shrinks its batches."""
@@ -107,7 +107,7 @@ def listed_cell(
 
     def make() -> dict[str, Any]:
         placed = dj.place(*load_problem(reference, name), method=method, links=links)
-        return _record(placed)
+        return placed_record(placed)
 
     return cells.get(_listed_name(name, links, method), {}, make)
 
@@ -133,7 +133,7 @@ def compare_cell(
             budget_s=cell.amount if is_timed else None,
             max_evaluations=None if is_timed else cell.amount,
         )
-        return _record(placed) | {"first_s": first_s}
+        return placed_record(placed) | {"first_s": first_s}
 
     return cells.get(_compare_name(cell, method, seed), {cell.unit: cell.amount}, make)
 
@@ -161,19 +161,6 @@ def _warm_up(reference: pathlib.Path, name: str, links: str, method: str) -> flo
         max_evaluations=WARM_UP_EVALUATIONS,
     )
     return time.monotonic() - began
-
-
-def _record(placed: dj.Placed) -> dict[str, Any]:
-    return {
-        "makespan_s": placed.makespan_s,
-        "lower_bound_s": placed.lower_bound_s,
-        "evaluations": placed.evaluations,
-        "seconds": placed.seconds,
-        "curve": np.stack(
-            [placed.curve.evaluations, placed.curve.seconds, placed.curve.makespan_s]
-        ).tolist(),
-        "placement": placed.placement.tolist(),
-    }
 
 
 def _compare_name(cell: Cell, method: str, seed: int) -> str:

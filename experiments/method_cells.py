@@ -1,0 +1,129 @@
+"""Cells of the comparisons: a method of `dj.place` on a workload, run once and kept."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import doppler_jax as dj
+from doppler_jax.costs.digests import problem_digest
+from doppler_jax.methods import LEAST_TRAINING
+from experiments.cells import Cells
+from experiments.problems import Chosen, choose_workload
+
+NUM_SHARDS = 4
+"""Blocks per tensor of the uniform cut, as in the paper."""
+
+WARM_UP_S = 0.5
+"""Budget of a run before the clock starts: it compiles, and does one step of what there is.
+
+A budget in simulated executions could make batches smaller, and what they compile another.
+Where the run itself has time to train, so has the one before.
+"""
+
+WARM_UPS = 2
+"""Such runs: in the first one DOPPLER may spend the budget before stage 1 is compiled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a run may spend, of one kind."""
+
+    seconds: float | None = None  # they begin when everything has been compiled
+    evaluations: int | None = None  # simulated executions
+
+    def __str__(self) -> str:
+        if self.seconds is not None:
+            return f"{self.seconds:g} seconds"
+        return f"{self.evaluations:,} simulated executions"
+
+
+class MethodCells:
+    """Runs methods; knows what has been compiled in this process."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._first_s: dict[tuple[str, str], float] = {}
+
+    def get(self, chosen: Chosen, method: str, seed: int, budget: Budget) -> dict[str, Any]:
+        """Returns what a method finds for a problem within a budget.
+
+        Of a budget in seconds `first_s` is what the runs before took, which compiled.
+        """
+
+        def make() -> dict[str, Any]:
+            first_s = None
+            if budget.seconds is not None:
+                first_s = self._warm_up(chosen, method, budget.seconds)
+            placed = _place(chosen, method, seed, budget)
+            return placed_record(placed) | {"first_s": first_s, "tasks": chosen.graph.num_tasks}
+
+        terms = {
+            "problem": problem_digest(chosen.graph, chosen.costs),
+            "budget": dataclasses.asdict(budget),
+        }
+        amount = f"{budget.seconds:g}s" if budget.seconds is not None else budget.evaluations
+        words = method.replace("+", "_")
+        record = self._cells.get(f"{chosen.name}-{words}-{amount}-{seed}", terms, make)
+        return record | {"method": method, "seed": seed, "budget": str(budget)}
+
+    def _warm_up(self, chosen: Chosen, method: str, seconds: float) -> float:
+        key = chosen.name, method
+        if key not in self._first_s:
+            trains_s = LEAST_TRAINING.seconds or 0.0
+            budget = Budget(trains_s if seconds >= trains_s else WARM_UP_S)
+            began = time.monotonic()
+            for _ in range(WARM_UPS):
+                _place(chosen, method, 0, budget)
+            self._first_s[key] = time.monotonic() - began
+        return self._first_s[key]
+
+
+def paper_problem(workload: str, preset: str, cluster: str = "p100x4") -> Chosen:
+    """Returns a workload in the uniform cut on a preset cluster."""
+    return choose_workload(
+        workload, preset, dj.make_cluster(cluster), cluster, "uniform", NUM_SHARDS
+    )
+
+
+def check_names(option: str, chosen: Sequence[str], known: Sequence[str]) -> None:
+    """Raises `ValueError` where an option's names are none, or one is unknown."""
+    if not chosen:
+        raise ValueError(f"{option}: expected at least one of {', '.join(known)}")
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"{option}: unknown {name!r}; known: {', '.join(known)}")
+
+
+def placed_record(placed: dj.Placed) -> dict[str, Any]:
+    """Returns what is kept of a placement and of how it was found.
+
+    Raises:
+      KeyboardInterrupt: the search was stopped; what it found is not what its budget gives.
+    """
+    if placed.interrupted:
+        raise KeyboardInterrupt
+    return {
+        "makespan_s": placed.makespan_s,
+        "lower_bound_s": placed.lower_bound_s,
+        "evaluations": placed.evaluations,
+        "seconds": placed.seconds,
+        "curve": np.stack(
+            [placed.curve.evaluations, placed.curve.seconds, placed.curve.makespan_s]
+        ).tolist(),
+        "placement": placed.placement.tolist(),
+    }
+
+
+def _place(chosen: Chosen, method: str, seed: int, budget: Budget) -> dj.Placed:
+    return dj.place(
+        chosen.graph,
+        chosen.costs,
+        method=method,
+        key=jax.random.key(seed),
+        budget_s=budget.seconds,
+        max_evaluations=budget.evaluations,
+    )

@@ -1,0 +1,77 @@
+"""Trains the base policy, one for many graphs and clusters: `make pretrain`."""
+
+import dataclasses
+import pathlib
+import time
+
+import jax
+
+from doppler_jax import cli
+from doppler_jax.policies.model import PolicyConfig
+from experiments.config import check_settings
+from experiments.pretraining import Pretraining
+from experiments.problems import use_host_devices
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainSettings:
+    """Pretraining: one policy for many graphs and clusters."""
+
+    budget_s: float = 5400.0
+    """Seconds of training, those before the run was resumed counted; preparing is extra."""
+    buckets: tuple[str, ...] = ("64x8", "128x4", "128x8", "256x4", "256x8", "128x16")
+    """Sizes to train on, tasks x devices; 128x4s has serial links."""
+    problems: int = 70
+    """Problems of each bucket."""
+    held_out: int = 12
+    """Problems of each bucket that only measure, half of them of families never trained on."""
+    expert_searches: int = 15
+    """Searches of 672 simulations for every problem before training."""
+    group: int = 8
+    """Problems of an update."""
+    batch: int = 16
+    """Episodes of each."""
+    learning_rate: float = 1e-3
+    """At the start; it falls to a twentieth."""
+    imitation: float = 0.0
+    """Weight of the imitation of the best known, beside the policy gradient's 1."""
+    entropy: float = 1e-2
+    """Weight of the entropy at the start; it falls to 0."""
+    search_every: int = 5
+    """Updates after which the updated problems are searched again."""
+    validate_every_s: float = 300.0
+    """Seconds between measurements of the held-out problems."""
+    host_devices: int = 2
+    """Devices that the CPU is split into; an update's problems are cut over them."""
+    seed: int = 0
+    run: pathlib.Path = pathlib.Path("runs/pretrain")
+    """Folder of the run; what ships is in its `base`."""
+    policy: PolicyConfig = dataclasses.field(
+        default_factory=lambda: PolicyConfig(features="general", rounds=4)
+    )
+
+
+def main(settings: PretrainSettings) -> None:
+    """Trains until the budget is spent and says how good the policy is."""
+    check_settings(settings)
+    use_host_devices(settings.host_devices)
+    training = Pretraining(settings, settings.run)
+    training.prepare()
+    began, before_s = time.monotonic(), training.seconds
+    print(training.validate(), flush=True)
+    validated_s = training.seconds
+    while training.seconds < settings.budget_s:
+        training.update()
+        training.seconds = before_s + time.monotonic() - began
+        if training.seconds - validated_s >= settings.validate_every_s:
+            validated_s = training.seconds
+            print(training.validate(), flush=True)
+            training.save()
+    print(training.validate())
+    training.save()
+    print(f"base policy in {training.export()}")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", False)
+    cli.run(main, PretrainSettings, "Pretrains the base policy.")

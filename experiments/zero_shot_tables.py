@@ -1,0 +1,90 @@
+"""The tables and the picture of `experiments.zero_shot`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from doppler_jax.reports.gantt import OTHER, PALETTE
+from doppler_jax.reports.pictures import write_png
+from doppler_jax.reports.tables import format_seconds, format_table
+
+
+def tabulate_quality(groups: Mapping[str, Sequence[str]], found: Mapping[str, Any]) -> str:
+    """Returns the table of mean and worst ratios to the best makespan known, by group.
+
+    Args:
+      groups: the problems of each group; those without any are left out.
+      found: by problem, `best_s` and `makespan_s` by method.
+    """
+    groups = {group: names for group, names in groups.items() if names}
+    held_out = [n for group, names in groups.items() if group != "published" for n in names]
+    columns = {f"{group} ({len(names)})": names for group, names in groups.items()}
+    columns[f"held out ({len(held_out)})"] = held_out
+    labels = list(next(iter(found.values()))["makespan_s"])
+    rows = []
+    for label in labels:
+        cells = []
+        for names in columns.values():
+            ratio = np.array(
+                [found[n]["makespan_s"][label] / found[n]["best_s"] for n in names]
+            )
+            cells.append(f"{ratio.mean():.4f} ({ratio.max():.4f})")
+        rows.append((label, *cells))
+    return (
+        "Makespan over the best known, mean (worst); seconds begin once compiled, other "
+        "numbers are evaluations\n\n" + format_table(("method", *columns), rows)
+    )
+
+
+def tabulate_clusters(ratios: np.ndarray, families: Sequence[str]) -> str:
+    """Returns how greedy placements compare with HEFT's, by family and over all.
+
+    Args:
+      ratios: `[B]` makespans over HEFT's.
+      families: `[B]` of the graphs.
+    """
+    masks = {"all": np.ones(len(ratios), bool)}
+    masks |= {f: np.array([g == f for g in families]) for f in sorted(set(families))}
+    rows = [
+        (
+            name,
+            str(mask.sum()),
+            f"{100 * (ratios[mask] <= 1 + 1e-9).mean():.0f}",
+            *(f"{q:.3f}" for q in np.quantile(ratios[mask], (0.1, 0.5, 0.9, 1.0))),
+        )
+        for name, mask in masks.items()
+    ]
+    columns = ("family", "instances", "at or below HEFT (%)", "10%", "median", "90%", "worst")
+    return (
+        "Greedy placements over HEFT's, 8 devices of unequal speed in two islands\n\n"
+        + format_table(columns, rows)
+    )
+
+
+def tabulate_times(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns the seconds of greedy placements as a table."""
+    rows = [
+        (
+            f"{times['tasks']:,}",
+            *(format_seconds(times[part], 3) for part in ("features_s", "greedy_s")),
+            format_seconds(times["features_s"] + times["greedy_s"], 3),
+            format_seconds(times["first_s"], 3),
+        )
+        for times in found.values()
+    ]
+    columns = ("tasks", "features", "greedy placement", "together", "first, with compilation")
+    return "Zero-shot on one core, 4 devices\n\n" + format_table(columns, rows)
+
+
+def plot_ratios(path: str | os.PathLike[str], ratios: np.ndarray) -> None:
+    """Writes a PNG of how makespans over HEFT's, `[B]`, are distributed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.0, 3.2), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    axes.hist(ratios, bins=40, color=PALETTE[0])
+    axes.axvline(1.0, color=OTHER, linewidth=1)
+    axes.set(xlabel="makespan of the greedy placement over HEFT's", ylabel="instances")
+    write_png(path, figure)
