@@ -13,7 +13,7 @@ import numpy as np
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.heft import heft
-from doppler_jax.files import write_json_atomic
+from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policies.stacking import Sizes
 from doppler_jax.policy_files import save_policy
@@ -46,6 +46,9 @@ BUCKETS = {
         Bucket(Sizes(1024, 2560, 32, 32, 192, 8), least_tasks=400, share=0.2),
     )
 }
+MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run")
+"""Settings that a run may be resumed with others of."""
+
 SAMPLES = 64
 """Placements drawn of each held-out problem."""
 
@@ -69,10 +72,23 @@ class Pretraining:
         if unknown:
             raise ValueError(f"unknown buckets {sorted(unknown)}; known: {sorted(BUCKETS)}")
         self._settings, self._run = settings, run
+        self._check_same()
         self.seconds = 0.0
         self._updates = 0
         self._tasks: list[_Task] = []
         self._validations: list[dict[str, Any]] = []
+
+    def _check_same(self) -> None:
+        """Raises `ValueError` if the folder holds a run with other settings."""
+        path = self._run / "validations.json"
+        if not path.exists():
+            return
+        found = parse_json_object(path, read_text(path))["settings"]
+        wanted = _plain(self._settings)
+        names = [name for name in wanted if name not in MAY_CHANGE]
+        differing = [name for name in names if found.get(name) != wanted[name]]
+        if differing:
+            raise ValueError(f"{path}: a run with other settings: {', '.join(differing)}")
 
     def prepare(self) -> None:
         """Draws the problems, searches their best placements, and restores what is on disk."""

@@ -172,6 +172,12 @@ def test_random_differs_by_key_and_improves_with_more():
     assert more.makespan_s < few
 
 
+def test_random_proposes_something_however_little_time_there_is():
+    graph, costs = make("unequal")
+    placed = place(graph, costs, method="random", budget_s=1e-3)
+    assert np.isfinite(placed.makespan_s)
+
+
 def test_single_takes_the_device_of_least_total_compute():
     graph, costs = make("unequal")
     placed = place(graph, costs, method="single")

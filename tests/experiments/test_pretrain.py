@@ -56,6 +56,9 @@ def test_a_run_resumes_and_exports(settings, tmp_path):
     for ours, theirs in zip(params(training), params(resumed), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
+    with pytest.raises(ValueError, match="a run with other settings: batch"):
+        Pretraining(dataclasses.replace(settings, batch=8), tmp_path / "run")
+
     folder = resumed.export()
     policy = dj.load_policy(folder)
     assert policy.config == settings.policy

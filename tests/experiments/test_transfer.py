@@ -136,7 +136,7 @@ def test_the_default_runs_are_the_papers():
     defaults = TransferSettings()
     assert {(s, t) for s in defaults.source for t in defaults.target} == set(PAPER_MS)
     assert (defaults.shots, defaults.full, defaults.seeds) == ((0, 2000, 4000), 8000, 5)
-    assert defaults.training.num_chains == 0
+    assert defaults.training == SimConfig()
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_the_default_runs_are_the_papers():
         ({"target": ()}, "--target names no workload"),
         ({"shots": ()}, r"--shots are \(\); expected counts of episodes"),
         ({"shots": (-1,)}, r"--shots are \(-1,\)"),
-        ({"shots": (0, 63)}, "63 episodes are fewer than a batch of 64"),
-        ({"full": 10}, "10 episodes are fewer than a batch of 64"),
+        ({"shots": (0, 63)}, "63 episodes are fewer than a batch of 256"),
+        ({"full": 10}, "10 episodes are fewer than a batch of 256"),
         ({"seeds": 0}, "--seeds is 0; expected at least 1"),
     ],
 )

@@ -20,7 +20,7 @@ from doppler_jax.training.stream import TRAINED, Bucket, draw_problems
 from tests.policies.cases import quick_jit
 
 BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
-POLICY = PolicyConfig(width=16, rounds=2, features="general")
+POLICY = PolicyConfig(width=8, rounds=1, features="general")
 
 search = quick_jit(plain_search.__wrapped__, static_argnames="links")
 quick_update = quick_jit(
@@ -42,6 +42,11 @@ def pool(drawn):
 @pytest.fixture(scope="module")
 def learning(drawn):
     return init_learning(jax.random.key(0), POLICY, drawn[0].problem)
+
+
+@quick_jit
+def greedy_episode(params, problem):
+    return rollout.greedy(problem, model.apply(params, POLICY, problem))
 
 
 def weights(**changed):
@@ -139,8 +144,7 @@ def test_a_fresh_policy_is_a_list_scheduler(drawn, learning):
     """b-levels in falling order, each task where it finishes early beside its like."""
     for one in drawn:
         problem = one.problem
-        tables = model.apply(learning.params, POLICY, problem)
-        episode = jax.jit(rollout.greedy)(problem, tables)
+        episode = greedy_episode(learning.params, problem)
         seen = np.asarray(episode.features)
         merit, able = 3.0 * seen[:, :, 13] - 8.0 * seen[:, :, 8], problem.instance.compute_s
         for step in range(one.graph.num_tasks):
