@@ -179,7 +179,9 @@ def test_a_broken_checkpoint_is_refused(refuse):
 def test_a_policy_is_for_doppler_alone(refuse):
     save_tiny_checkpoint(pathlib.Path("run"))
     words = ["place", "g.txt", "--policy", "run", "--method", "single"]
-    refuse(words, "method 'single' takes no policy; only 'doppler' and 'doppler+search' do")
+    refuse(
+        words, "method 'single' takes no policy; only these do: 'doppler', 'doppler+search', "
+    )
 
 
 def test_place_writes_what_it_found(command, capsys):

@@ -15,11 +15,14 @@ from doppler_jax.graphs import instance
 from doppler_jax.policies import features, model, rollout
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.place import NUM_DEVICE_FEATURES, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from tests.generators import random_problem
 from tests.policies import reference
 
-CONFIG = PolicyConfig(width=8, rounds=2, member_width=reference.MEMBERS)
+CONFIG = PolicyConfig(
+    width=8, rounds=2, member_width=reference.MEMBERS, features="general"
+)  # of all features
 DEVICES = 3
 EPISODES = 64
 SIZES = [0, 1, 2, 8, 24, 64]
@@ -80,7 +83,8 @@ def replay_one(problem, actions):
     steps = problem.instance.padded_tasks
     score = jnp.zeros(steps + 1).at[actions.task].set(-jnp.arange(steps, dtype=jnp.float32))
     placement = jnp.zeros(steps, jnp.int32).at[actions.task].set(actions.device, mode="drop")
-    return rollout.follow(problem, PolicyTables(score=score, place=None), placement)
+    place = earliest_tables(problem, NUM_DEVICE_FEATURES["general"])  # for what is recorded
+    return rollout.follow(problem, PolicyTables(score=score, place=place), placement)
 
 
 sample = quick_jit(jax.vmap(rollout.sample, in_axes=(0, None, None)))

@@ -68,6 +68,7 @@ def test_tables_follow_relabelled_tasks_but_for_positions():
         relabelled, dataclasses.replace(costs, compute_s=costs.compute_s[old])
     )
     config = dataclasses.replace(CONFIG, features="coparent")
+    positions = dataclasses.replace(CONFIG, features="position")
 
     def tables(config, problem):
         shapes = jax.eval_shape(lambda: model.init_params(jax.random.key(0), config, problem))
@@ -77,7 +78,9 @@ def test_tables_follow_relabelled_tasks_but_for_positions():
 
     assert_rows_close(tables(config, moved), new, tables(config, problem), np.arange(24))
     with pytest.raises(AssertionError):
-        assert_rows_close(tables(CONFIG, moved), new, tables(CONFIG, problem), np.arange(24))
+        assert_rows_close(
+            tables(positions, moved), new, tables(positions, problem), np.arange(24)
+        )
 
 
 def test_episodes_follow_relabelled_devices():
