@@ -113,9 +113,9 @@ def assert_is_sound(placed, graph, costs):
     assert not placed.interrupted
 
 
-# Graphs without a homed input are another shape to compile for, and training compiles long.
+# Training compiles long.
 CELLS = [
-    pytest.param(m, name, marks=[pytest.mark.slow] * ("doppler" in m and name == "no task"))
+    pytest.param(m, name, marks=[pytest.mark.slow] * ("doppler" in m))
     for m in HERE
     for name in PROBLEMS
 ]
@@ -147,7 +147,9 @@ def test_one_device_has_one_placement(method):
     np.testing.assert_array_equal(placed.placement, np.zeros(12))
 
 
-@pytest.mark.parametrize("method", HERE)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * ("doppler" in m)) for m in HERE]
+)
 def test_the_key_decides(method):
     graph, costs = make("unequal")
     one, same = (
@@ -225,6 +227,7 @@ def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
     assert max(gains) > 0  # its samples are worth something
 
 
+@pytest.mark.slow
 def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
     graph, costs = make("unequal")
     worst = np.full((1, 12), int(costs.compute_s.sum(axis=0).argmax()))
@@ -233,6 +236,7 @@ def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
     np.testing.assert_array_equal(placed.placement, critical_path(graph, costs))
 
 
+@pytest.mark.slow
 def test_doppler_stops_at_the_first_bound():
     graph, costs = make("unequal")
     placed = place(graph, costs, method="doppler", budget_s=1e-9, max_evaluations=BOUND)
@@ -391,7 +395,9 @@ def test_ctrl_c_returns_the_best_so_far(monkeypatch):
     assert placed.makespan_s <= taught
 
 
-@pytest.mark.parametrize("method", SEARCHES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * ("doppler" in m)) for m in SEARCHES]
+)
 def test_searches_are_never_worse_than_what_they_start_from(method):
     for seed in range(10):
         graph, costs = random_problem(np.random.default_rng(seed), 12, DEVICES)

@@ -76,7 +76,7 @@ def test_curves_are_read_at_marks(tmp_path):
 @pytest.mark.slow
 def test_learned_methods_have_curves(tmp_path, monkeypatch):
     settings = EfficiencySettings(
-        methods=("joint",), evaluations=300, seeds=1, runs=tmp_path, **CHAINMM
+        methods=("gdp",), evaluations=300, seeds=1, runs=tmp_path, **CHAINMM
     )
     sample_efficiency.main(settings)
     folder = tmp_path / "sample_efficiency"
@@ -119,14 +119,12 @@ def test_a_method_ends_where_it_would_take_too_long(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_training_and_placing_are_timed(tmp_path, monkeypatch):
     settings = ScalingSettings(
-        methods=("joint",), sizes=(8, 12), num_devices=2, batch=2, repeats=1,
+        methods=("gdp",), sizes=(8, 12), num_devices=2, batch=2, repeats=1,
         runs=tmp_path, **HOST,
     )  # fmt: skip
     scaling.main(settings)
     text = (tmp_path / "scaling" / "scaling.md").read_text()
-    assert [row[:2] for row in table_rows(text)[2:]] == [
-        ["joint", size] for size in ("8", "12")
-    ]
+    assert [row[:2] for row in table_rows(text)[2:]] == [["gdp", size] for size in ("8", "12")]
     monkeypatch.setattr(dj, "place", None)
     scaling.main(settings)
     assert (tmp_path / "scaling" / "scaling.md").read_text() == text
@@ -217,7 +215,7 @@ def test_ablation_rows_stand_beside_the_paper():
 
 @pytest.mark.slow
 def test_stages_are_left_out_once(tmp_path, monkeypatch):
-    variants = ("joint", "without stage 2")
+    variants = ("without stage 2",)
     settings = AblationSettings(
         variants=variants, seeds=1, budget_s=0.1, runs=tmp_path, **CHAINMM
     )
