@@ -14,7 +14,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MAPPING = PYPROJECT["tool"]["setuptools"]["package-dir"]
+FOLDERS = PYPROJECT["tool"]["setuptools"]["package-dir"]
+DATA = {"doppler_jax.base": FOLDERS["doppler_jax.base"]}
+MAPPING = {name: folder for name, folder in FOLDERS.items() if name not in DATA}
 
 
 def test_every_package_folder_is_listed():
@@ -23,7 +25,7 @@ def test_every_package_folder_is_listed():
         for name, folder in MAPPING.items()
         for path in (ROOT / folder).rglob("*.py")
     }
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == expected
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == expected | DATA.keys()
 
 
 @pytest.mark.parametrize("folder", MAPPING.values())
@@ -89,7 +91,7 @@ def site(tmp_path_factory):
     wheels = tmp_path_factory.mktemp("wheels")
     theirs = download_hugging_face_kernels(wheels)
     source = tmp_path_factory.mktemp("source")  # building leaves files beside the sources
-    for name in ("pyproject.toml", "README.md", "LICENSE", *MAPPING.values()):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "checkpoints", *MAPPING.values()):
         (source / name).symlink_to(ROOT / name)
     pip = "-m", "pip"
     build = "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels
@@ -114,7 +116,18 @@ def test_wheel_and_hugging_face_share_no_file(site):
     for name, folder in MAPPING.items():
         files = (*(ROOT / folder).rglob("*.py"), ROOT / folder / "py.typed")
         expected = {f"{name}/{path.relative_to(ROOT / folder).as_posix()}" for path in files}
-        assert expected == {file for file in ours if file.startswith(f"{name}/")}
+        found = {file for file in ours if file.startswith(f"{name}/")}
+        assert expected == {file for file in found if not file.startswith("doppler_jax/base/")}
+
+
+@pytest.mark.slow
+def test_the_base_policy_is_installed(site, tmp_path):
+    (folder,) = DATA.values()
+    files = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*")}
+    installed = site / "doppler_jax" / "base"
+    assert files == {path.relative_to(installed) for path in installed.rglob("*")}
+    show = "from doppler_jax.base_policy import load_base_policy as f; print(f().method)"
+    assert run_python("-c", show, cwd=tmp_path, path=site) == "doppler"
 
 
 @pytest.mark.slow

@@ -18,6 +18,12 @@ from doppler_jax.types import Costs, TaskGraph, pytree
 
 FEATURE_VERSION = 3
 
+NORMALISATION = (
+    "times over the mean of a task's compute and largest output transfer, then log(1 + |x|) "
+    "with the sign; levels over the longest path"
+)
+"""How features are made scale-free: for the description of a checkpoint."""
+
 
 @pytree
 class Problem:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from doppler_jax.policies.features import FEATURE_VERSION
+from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.state import Elites, TrainState
 
@@ -55,6 +55,7 @@ class Checkpoints:
             "format": FORMAT,
             "state_version": STATE_VERSION,
             "policy": dataclasses.asdict(policy),
+            "normalisation": NORMALISATION,
         }
         if int(state.update) == self.latest():
             return
@@ -140,6 +141,7 @@ def write_policy(path: str | pathlib.Path, policy: Policy, meta: dict[str, Any])
         "method": policy.method,
         # DOPPLER's own settings hold the version already.
         "policy": {"feature_version": FEATURE_VERSION, **dataclasses.asdict(policy.config)},
+        "normalisation": NORMALISATION,
     }
     with ocp.CheckpointManager(folder.absolute()) as manager:
         if manager.all_steps():
