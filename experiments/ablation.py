@@ -89,7 +89,6 @@ def main(settings: AblationSettings) -> None:
     check_settings(settings)
     check_names("--workloads", settings.workloads, published.WORKLOADS)
     check_names("--variants", settings.variants, VARIANTS)
-    check_names("methods", [v for v in settings.variants if v in METHODS], dj.list_methods())
     use_host_devices(settings.host_devices)
     folder = settings.runs / "ablation"
     simulated = simulate(settings, folder)

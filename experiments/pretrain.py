@@ -20,7 +20,7 @@ class PretrainSettings:
     budget_s: float = 2000.0
     """Seconds of training, those before the run was resumed counted; preparing is extra."""
     buckets: tuple[str, ...] = ("64x8", "128x4", "128x8", "256x4", "128x16")
-    """Sizes to train on, tasks x devices; 256x8, 1024x8 and 128x4s, of serial links, are others."""
+    """Tasks x devices to train on; others are 256x8, 1024x8, and 128x4s with serial links."""
     problems: int = 70
     """Problems of each bucket."""
     held_out: int = 12

@@ -97,8 +97,8 @@ def main(settings: ZeroShotSettings) -> None:
             settings, instances=2, reference_evaluations=50_000, num_clusters=24
         )
     path = policy_path(settings)
+    use_host_devices(settings.host_devices)  # before the policy's arrays start the backend
     policy = dj.load_policy(path)
-    use_host_devices(settings.host_devices)
     folder = settings.runs / "zero_shot"
     study = Study(Cells(folder / "cells"), policy, settings.reference)
     makers: dict[str, Callable[[], tuple[Any, str]]] = {
