@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.reports.bars import Panel, plot_bars
 from doppler_jax.reports.tables import format_table
