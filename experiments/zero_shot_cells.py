@@ -19,6 +19,7 @@ from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
 from doppler_jax.training.checkpoint import Policy
 from experiments.cells import Cells
+from experiments.method_cells import placed_record
 
 SIZES = (48, 96, 180, 240)
 """Tasks of the held-out graphs, about."""
@@ -99,17 +100,11 @@ def method_cell(study: Study, name: str, run: Run, seed: int) -> dict[str, Any]:
         policy = study.policy if run.uses_policy else None
         place = partial(dj.place, graph, costs, key=jax.random.key(seed), policy=policy)
         if run.seconds is not None:
-            place(method=run.method, max_evaluations=WARM_UP_EVALUATIONS)
+            placed_record(place(method=run.method, max_evaluations=WARM_UP_EVALUATIONS))
         method = "doppler" if run.method == "greedy" else run.method
         bound = 1 if run.method == "greedy" else run.evaluations
         placed = place(method=method, max_evaluations=bound, budget_s=run.seconds)
-        return {
-            "makespan_s": placed.makespan_s,
-            "evaluations": placed.evaluations,
-            "seconds": placed.seconds,
-            "problem": problem_digest(graph, costs),
-            "placement": placed.placement.tolist(),
-        }
+        return placed_record(placed) | {"problem": problem_digest(graph, costs)}
 
     terms = {"evaluations": run.evaluations, "seconds": run.seconds}
     terms |= study.policy_terms if run.uses_policy else {}

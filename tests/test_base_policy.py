@@ -1,8 +1,14 @@
+import jax
+import numpy as np
 import pytest
 
 import doppler_jax as dj
 from doppler_jax import base_policy
-from doppler_jax.base_policy import load_base_policy
+from doppler_jax.base_policy import FOLDERS, load_base_policy
+from doppler_jax.learned import policy_candidates
+from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION, make_problem
+from doppler_jax.training.checkpoint import read_policy
+from experiments.search import BEST_KNOWN_S
 from tests.commands import save_tiny_checkpoint, set_feature_version
 
 
@@ -53,3 +59,29 @@ def test_the_one_that_ships_sees_nothing_that_is_of_one_graph():
         pytest.skip("no base policy ships yet")
     assert policy.method == "doppler"
     assert policy.config.features != "position"  # which means nothing on another graph
+
+
+def test_the_policy_that_ships_says_what_it_is():
+    _, meta = read_policy(FOLDERS[0])
+    assert meta["policy"]["feature_version"] == FEATURE_VERSION
+    assert meta["normalisation"] == NORMALISATION
+    assert meta["settings"]["seed"] == 0
+    assert meta["command"].startswith("python -m experiments.pretrain")
+    scores = {name: meta["held_out"][name]["held-out families"] for name in ("greedy", "HEFT")}
+    assert scores["greedy"] < scores["HEFT"]
+
+
+@pytest.mark.slow
+def test_the_policy_that_ships_places_graphs_that_it_never_saw(reference_graphs):
+    greedy, sampled = [], []
+    for name, best_s in BEST_KNOWN_S.items():
+        graph = dj.load_graph(reference_graphs / f"{name}.txt")
+        costs = dj.reference_costs(graph, num_devices=4)
+        problem = make_problem(graph, costs)
+        drawn = policy_candidates(problem, load_base_policy(), jax.random.key(0), 256)
+        makespans_s = dj.simulate(graph, costs, drawn, schedule=False).makespan_s
+        greedy.append(makespans_s[0] / best_s)
+        sampled.append(makespans_s.min() / best_s)
+    assert len(greedy) == 4
+    assert np.mean(greedy) <= 1.15
+    assert np.mean(sampled) <= 1.06

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -205,6 +207,26 @@ def test_the_whole_command_writes_what_it_found(asked, policy, tmp_path, monkeyp
     assert (folder / "clusters.png").exists()
     results = json.loads((folder / "zero_shot.json").read_text())["results"]
     assert len(results["quality"]) == 2 * len(HELD_OUT)
+
+
+def test_what_ctrl_c_ended_is_not_kept(study, monkeypatch):
+    proper = dj.place
+
+    def place(graph, costs, **_):
+        return dataclasses.replace(proper(graph, costs, method="heft"), interrupted=True)
+
+    monkeypatch.setattr(dj, "place", place)
+    with pytest.raises(KeyboardInterrupt):
+        zero_shot_cells.method_cell(study, f"{HELD_OUT[0]}-0", Run("annealing", 1000), 0)
+    assert not study.cells.folder.exists()
+
+
+@pytest.mark.slow
+def test_the_command_runs_with_the_policy_that_ships(tmp_path):
+    command = "-m experiments.zero_shot --parts clusters --num-clusters 2 --runs"
+    root = zero_shot.BEST_PLACEMENTS.parents[1]
+    subprocess.run([sys.executable, *command.split(), tmp_path], check=True, cwd=root)
+    assert "| all | 2 |" in (tmp_path / "zero_shot" / "zero_shot.md").read_text()
 
 
 def test_no_policy_and_no_graph_are_refused(tmp_path, monkeypatch):
