@@ -11,12 +11,10 @@ from doppler_jax.learners.graph_sage import GraphSage
 from doppler_jax.learners.learner import Explored
 from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
 from doppler_jax.policies.features import Problem
+from doppler_jax.policies.waves import OCTAVES, waves
 from doppler_jax.simulator.simulate import simulate_instance
 from doppler_jax.training.losses import normalised_advantage
 from doppler_jax.types import pytree
-
-OCTAVES = 10
-"""Frequencies of the sines and cosines that name a task or a device."""
 
 
 @pytree
@@ -184,17 +182,6 @@ class GdpNetwork(nn.Module):
         query = nn.Dense(width + 1, kernel_init=nn.initializers.zeros)(hidden)
         logits = query[:, :-1] @ column.T / width**0.5 + query[:, -1:] * time
         return jnp.where(allowed, logits, -jnp.inf)
-
-
-def waves(turns: chex.Array) -> chex.Array:
-    """Returns sines and cosines `[K, 2 * OCTAVES]` of turns `[K]`, each octave twice as fast.
-
-    Numbers below `2**OCTAVES`, divided by it, are told apart by the fastest ones if they are
-    neighbours, by the slow ones if they are not.
-    """
-    rates = 2 * jnp.pi * jnp.exp2(jnp.arange(OCTAVES, dtype=jnp.float32))
-    angle = turns[:, None] * rates[None]
-    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
 def clipped_gain(ratio: chex.Array, advantage: chex.Array, clip: float) -> chex.Array:

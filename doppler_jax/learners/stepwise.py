@@ -6,6 +6,7 @@ looked at is too large to keep, so a loss runs the recorded actions again, block
 
 import abc
 import dataclasses
+from functools import partial
 from typing import Any
 
 import chex
@@ -59,9 +60,8 @@ def place_logits(
         tables.member.dtype
     )
     members = (on.T @ tables.member) / jnp.maximum(on.sum(0), 1.0)[:, None]
-    features, estimates = jax.vmap(device_features, in_axes=(None, None, 0))(
-        problem, state, state.head
-    )
+    look = partial(device_features, problem, state, num_features=tables.kernel.shape[0])
+    features, estimates = jax.vmap(look)(state.head)
     members = jnp.broadcast_to(members, (len(state.head), *members.shape))
     logits = device_logits(tables, state.head, members, features, estimates.allowed)
     return logits, estimates.est_s

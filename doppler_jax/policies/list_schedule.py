@@ -55,18 +55,19 @@ def begin(problem: Problem, member: chex.Array) -> ListSchedule:
 
 
 def device_features(
-    problem: Problem, state: ListSchedule, task: chex.Array
+    problem: Problem,
+    state: ListSchedule,
+    task: chex.Array,
+    num_features: int = NUM_DEVICE_FEATURES["general"],
 ) -> tuple[chex.Array, Estimates]:
-    """Returns the features `[D, F]` of putting `task` on each device, and the estimates.
+    """Returns the first features `[D, F]` of putting `task` on each device, and the estimates.
 
     The paper's five (compute placed on d; compute of the task's inputs on d; their
     earliest start and latest end; earliest start of the task), its compute on d, and the
     co-parent affinity: transfer time of the other inputs of its readers that are on d,
     and whether there are any. Points in time count from the earliest possible start over
-    all devices, all times in units, compressed by a signed logarithm. After them, for policies
-    of many graphs: finish after the earliest possible one, and whether it is that one; how long
-    the device would idle; transfer time of the inputs that are elsewhere; the share of the
-    task's ties that is on d, of all and of those placed.
+    all devices, all times in units, compressed by a signed logarithm. After them those of
+    `_general_features`, which are not computed unless asked for.
     """
     instance = problem.instance
     d = instance.num_devices
@@ -88,8 +89,6 @@ def device_features(
     allowed = jnp.isfinite(compute_s)
     est_s = jnp.where(allowed, jnp.maximum(state.free_s, arrival_s), jnp.inf)
     base_s = est_s.min()
-    late_s = est_s + compute_s
-    late_s = jnp.where(allowed, late_s - late_s.min(), 0.0)
 
     any_input = on.any(0)
     affinity_s = state.near_s[instance.succ_task[task]].sum(0)
@@ -101,23 +100,47 @@ def device_features(
         jnp.where(allowed, est_s - base_s, 0.0),
         jnp.where(allowed, compute_s, 0.0),
         affinity_s,
-        late_s,
-        jnp.where(allowed, est_s - state.free_s, 0.0),
-        jnp.where(real, move_s, 0.0).sum(0),
     ]
-    features = jnp.stack(times_s, axis=-1) / problem.unit_s
-    features = jnp.sign(features) * jnp.log1p(jnp.abs(features))
+    related = (affinity_s > 0).astype(affinity_s.dtype)[:, None]
+    features = jnp.concatenate([_in_units(problem, times_s), related], axis=-1)
+    estimates = Estimates(est_s=est_s, allowed=allowed)
+    if num_features > features.shape[1]:
+        moved_s = jnp.where(real, move_s, 0.0).sum(0)
+        general = _general_features(problem, state, task, estimates, moved_s)
+        features = jnp.concatenate([features, general], axis=-1)
+    return features[:, :num_features], estimates
+
+
+def _general_features(
+    problem: Problem,
+    state: ListSchedule,
+    task: chex.Array,
+    estimates: Estimates,
+    moved_s: chex.Array,
+) -> chex.Array:
+    """Returns what policies of many graphs see besides `[D, 6]`.
+
+    Finish after the earliest possible one, and whether it is that one; how long the device
+    would idle; `moved_s` `[D]`, transfer time of the inputs that are elsewhere; the share of
+    the task's ties that is on the device, of all and of those placed.
+    """
+    d = problem.instance.num_devices
+    est_s, allowed = estimates.est_s, estimates.allowed
+    late_s = est_s + problem.instance.compute_s[task]
+    late_s = jnp.where(allowed, late_s - late_s.min(), 0.0)
+    idle_s = jnp.where(allowed, est_s - state.free_s, 0.0)
+    times = _in_units(problem, [late_s, idle_s, moved_s])
+    first = (late_s <= SAME * problem.unit_s).astype(times.dtype)[:, None]
     tied = state.device[problem.tie_task[task]][:, None] == jnp.arange(d)[None]
-    tied_share = jnp.where(tied, problem.tie_weight[task][:, None], 0.0).sum(0)
-    ties = jnp.stack([tied_share, tied_share / jnp.maximum(tied_share.sum(), 1e-6)], axis=-1)
-    flags = jnp.stack([affinity_s > 0, late_s <= SAME * problem.unit_s], axis=-1)
-    flags = flags.astype(features.dtype)
-    features = jnp.concatenate(
-        [features[:, :7], flags[:, :1], features[:, 7:8], flags[:, 1:], features[:, 8:], ties],
-        axis=-1,
-    )
-    chex.assert_shape(features, (d, NUM_DEVICE_FEATURES["general"]))
-    return features, Estimates(est_s=est_s, allowed=allowed)
+    share = jnp.where(tied, problem.tie_weight[task][:, None], 0.0).sum(0)
+    ties = jnp.stack([share, share / jnp.maximum(share.sum(), 1e-6)], axis=-1)
+    return jnp.concatenate([times[:, :1], first, times[:, 1:], ties], axis=-1)
+
+
+def _in_units(problem: Problem, times_s: list[chex.Array]) -> chex.Array:
+    """Returns times `[D]` each in units, compressed by a signed logarithm, `[D, K]`."""
+    times = jnp.stack(times_s, axis=-1) / problem.unit_s
+    return jnp.sign(times) * jnp.log1p(jnp.abs(times))
 
 
 def append(

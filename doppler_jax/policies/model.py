@@ -12,6 +12,7 @@ from doppler_jax.policies.features import FEATURE_VERSION, Problem
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES, Place, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policies.select import Select, b_level_scores
+from doppler_jax.policies.waves import waves
 
 Features = Literal["position", "coparent", "paper", "general"]
 """What the policies see: the paper's features; beside them the co-parent affinity, which
@@ -26,9 +27,6 @@ SelectRule = Literal["learned", "b_level"]
 
 PlaceRule = Literal["learned", "earliest"]
 """PLC: learned, or the teacher's earliest start (the ablation "SEL only")."""
-
-OCTAVES = 10
-"""Frequencies of a position's sines and cosines (Vaswani et al. 2017)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +84,7 @@ def _positions(problem: Problem) -> chex.Array:
     num_tasks = problem.instance.num_tasks
     real = jnp.asarray(problem.topological_rank) < num_tasks
     share = problem.topological_rank / jnp.maximum(num_tasks, 1)
-    angle = (
-        share[:, None] * (2 * jnp.pi * jnp.exp2(jnp.arange(OCTAVES, dtype=jnp.float32)))[None]
-    )
-    waves = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-    return jnp.where(real[:, None], waves, 0.0)
+    return jnp.where(real[:, None], waves(share), 0.0)
 
 
 def init_params(key: chex.PRNGKey, config: PolicyConfig, problem: Problem) -> chex.ArrayTree:

@@ -20,7 +20,7 @@ from doppler_jax.policies.list_schedule import (
     begin,
     device_features,
 )
-from doppler_jax.policies.place import PlaceTables, device_logits
+from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PlaceTables, device_logits
 from doppler_jax.types import pytree
 
 
@@ -236,7 +236,7 @@ def _run(
     select: SelectWeights,
     place: PlaceWeights,
     draw: chex.Array,
-    num_features: int | None = None,
+    num_features: int = NUM_DEVICE_FEATURES["general"],
 ) -> Episode:
     """Runs an episode: draws a task of the frontier, then its device.
 
@@ -257,8 +257,7 @@ def _run(
         frontier = (state.missing == 0) & (state.head != nobody)
         chosen = state.head[draw_index(select(state.head, frontier), draw[0])]
         task = jnp.where(frontier.any(), chosen, nobody)
-        features, estimates = device_features(problem, state, task)
-        features = features[:, :num_features]  # what nobody reads is not computed
+        features, estimates = device_features(problem, state, task, num_features)
         members = state.member / jnp.maximum(state.count, 1.0)[:, None]
         device = draw_index(place(task, members, estimates, features), draw[1])
         record = (task, device, state.head, frontier, features)

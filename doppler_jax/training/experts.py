@@ -18,9 +18,6 @@ from doppler_jax.types import pytree
 ROUNDS = 20
 """Moves of every chain in one call of `search`."""
 
-SEARCH_EVALUATIONS = (ROUNDS + 1) * RUNGS
-"""Placements that `search` simulates for each problem."""
-
 
 @pytree
 class Pool:

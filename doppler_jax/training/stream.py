@@ -8,7 +8,7 @@ import numpy as np
 
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
-from doppler_jax.graphs.families import HELD_OUT, make_family
+from doppler_jax.graphs.families import make_family
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
 from doppler_jax.programs.partition import partition
@@ -70,11 +70,6 @@ def draw_problems(
       ValueError: a source is none, or has nothing that fits the bucket.
     """
     return [_draw(rng, bucket, sources[i % len(sources)]) for i in range(count)]
-
-
-def held_out_sources() -> tuple[str, ...]:
-    """Returns the families that are kept from training."""
-    return HELD_OUT
 
 
 def _draw(rng: np.random.Generator, bucket: Bucket, source: str) -> Drawn:

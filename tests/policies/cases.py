@@ -20,9 +20,7 @@ from doppler_jax.policies.rollout import PolicyTables
 from tests.generators import random_problem
 from tests.policies import reference
 
-CONFIG = PolicyConfig(
-    width=8, rounds=2, member_width=reference.MEMBERS, features="general"
-)  # of all features
+CONFIG = PolicyConfig(width=8, rounds=2, member_width=reference.MEMBERS)
 DEVICES = 3
 EPISODES = 64
 SIZES = [0, 1, 2, 8, 24, 64]
@@ -79,11 +77,11 @@ def apply(parameters, problem):
 
 
 def replay_one(problem, actions):
-    """The episode of given actions: their placement, followed by scores in their order."""
+    """The episode of given actions, with all features, whatever a policy reads."""
     steps = problem.instance.padded_tasks
     score = jnp.zeros(steps + 1).at[actions.task].set(-jnp.arange(steps, dtype=jnp.float32))
     placement = jnp.zeros(steps, jnp.int32).at[actions.task].set(actions.device, mode="drop")
-    place = earliest_tables(problem, NUM_DEVICE_FEATURES["general"])  # for what is recorded
+    place = earliest_tables(problem, NUM_DEVICE_FEATURES["general"])
     return rollout.follow(problem, PolicyTables(score=score, place=place), placement)
 
 

@@ -60,7 +60,10 @@ def test_devices_that_pad_are_never_chosen_and_change_no_feature(wide):
         device=np.pad(episodes.actions.device, ((0, 0), (0, 16))),
     ))  # fmt: skip
     np.testing.assert_allclose(
-        moved.features[:, :24, :3], episodes.features[:, :24], rtol=1e-4, atol=1e-5
+        moved.features[:, :24, :3],
+        replay(problem, episodes.actions).features[:, :24],
+        rtol=1e-4,
+        atol=1e-5,
     )
     wide_tables = apply(params(), wide)
     found, _ = log_prob(wide, wide_tables, moved)
