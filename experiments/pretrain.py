@@ -25,20 +25,16 @@ class PretrainSettings:
     """Problems of each bucket."""
     held_out: int = 12
     """Problems of each bucket that only measure, half of them of families never trained on."""
-    expert_searches: int = 15
-    """Searches of 672 simulations for every problem before training."""
+    searches: int = 30
+    """Searches of 672 simulations for the best known placement of every held-out problem."""
     group: int = 8
     """Problems of an update."""
     batch: int = 16
     """Episodes of each."""
     learning_rate: float = 1e-3
     """At the start; it falls to a twentieth."""
-    imitation: float = 0.0
-    """Weight of the imitation of the best known, beside the policy gradient's 1."""
     entropy: float = 1e-2
-    """Weight of the entropy at the start; it falls to 0."""
-    search_every: int = 5
-    """Updates after which the updated problems are searched again."""
+    """Weight of the entropy at the start, beside the policy gradient's 1; it falls to 0."""
     validate_every_s: float = 300.0
     """Seconds between measurements of the held-out problems."""
     host_devices: int = 2

@@ -15,11 +15,12 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.heft import heft
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
-from doppler_jax.policies.stacking import Sizes
+from doppler_jax.policies.features import Problem
+from doppler_jax.policies.stacking import Sizes, stack_problems
 from doppler_jax.policy_files import save_policy
+from doppler_jax.training.best_known import Pool, make_pool, search
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.devices import everywhere, most_shards
-from doppler_jax.training.experts import Pool, make_pool, search
 from doppler_jax.training.pretrain import (
     Learning,
     Weights,
@@ -58,7 +59,7 @@ class _Task:
     """A bucket's problems."""
 
     bucket: Bucket
-    pool: Pool
+    problems: Problem  # [K, ...], to train on
     held_out: Pool
     baselines: dict[str, np.ndarray]  # makespans of list schedulers on the held-out problems
     families: list[str]  # of the held-out problems
@@ -91,13 +92,13 @@ class Pretraining:
             raise ValueError(f"{path}: a run with other settings: {', '.join(differing)}")
 
     def prepare(self) -> None:
-        """Draws the problems, searches their best placements, and restores what is on disk."""
+        """Draws the problems, searches the held-out ones, or restores what is on disk."""
         settings = self._settings
         for number, name in enumerate(sorted(BUCKETS)):
             if name in settings.buckets:
                 self._tasks.append(self._make_task(BUCKETS[name], number))
                 print(f"{name}: {settings.problems} problems", flush=True)
-        problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].pool.problem)
+        problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
         self._learning = init_learning(jax.random.key(settings.seed), settings.policy, problem)
         for task in self._tasks:
             self._step(task, np.arange(settings.group), jax.random.key(0))  # compiles
@@ -105,10 +106,7 @@ class Pretraining:
             self._restore()
             return
         for task in self._tasks:
-            task.pool = self._improve(task.pool, task.bucket, settings.expert_searches, 1)
-            task.held_out = self._improve(
-                task.held_out, task.bucket, 2 * settings.expert_searches, 2
-            )
+            task.held_out = self._improve(task.held_out, task.bucket, settings.searches)
             print(f"{task.bucket.name}: {_ratios(task)}", flush=True)
         self.save()
 
@@ -118,31 +116,26 @@ class Pretraining:
         rng = np.random.default_rng([settings.seed, 3, self._updates])
         shares = np.array([task.bucket.share for task in self._tasks])
         task = self._tasks[int(rng.choice(len(shares), p=shares / shares.sum()))]
-        chosen = rng.choice(len(task.pool.best_s), settings.group, replace=False)
+        chosen = rng.choice(settings.problems, settings.group, replace=False)
         key = jax.random.fold_in(jax.random.key(settings.seed), self._updates)
-        self._learning, entries = self._step(task, chosen, key)
-        if self._updates % settings.search_every == 0:
-            entries = search(jax.random.fold_in(key, 1), entries, task.bucket.links)
-        _write(task.pool, entries, chosen)
+        self._learning = self._step(task, chosen, key)
         self._updates += 1
 
-    def _step(
-        self, task: _Task, chosen: np.ndarray, key: chex.PRNGKey
-    ) -> tuple[Learning, Pool]:
-        """Returns the learning and the chosen entries after one update."""
+    def _step(self, task: _Task, chosen: np.ndarray, key: chex.PRNGKey) -> Learning:
+        """Returns the learning after one update on the chosen problems."""
         shards = most_shards(self._settings.group)
-        learning, entries, _ = pretrain_update(
+        learning, _ = pretrain_update(
             key,
             # Where the last update left it: elsewhere it would compile afresh.
             jax.device_put(self._learning, everywhere(shards)),
-            jax.tree.map(lambda leaf: leaf[chosen], task.pool),
+            jax.tree.map(lambda leaf: leaf[chosen], task.problems),
             self._weights(),
             policy=self._settings.policy,
             batch=self._settings.batch,
             links=task.bucket.links,
             shards=shards,
         )
-        return learning, jax.device_get(entries)
+        return learning
 
     def validate(self) -> str:
         """Measures the policy on the held-out problems; returns a line, and keeps it."""
@@ -195,11 +188,7 @@ class Pretraining:
     def _leaves(self) -> list[Any]:
         """Returns all that changes in a run; the problems are drawn again."""
         kept: list[Any] = [self._learning]
-        for task in self._tasks:
-            for pool in (task.pool, task.held_out):
-                kept.append(
-                    (pool.best_placement, pool.best_s, pool.chain_placement, pool.chain_s)
-                )
+        kept += [_searched(task.held_out) for task in self._tasks]
         return jax.tree.leaves(kept)
 
     def _restore(self) -> None:
@@ -212,19 +201,14 @@ class Pretraining:
         self._learning = jax.tree.unflatten(structure, map(jnp.asarray, leaves[:count]))
         rest = iter(leaves[count:])
         for task in self._tasks:
-            for pool in (task.pool, task.held_out):
-                for array in (
-                    pool.best_placement, pool.best_s, pool.chain_placement, pool.chain_s
-                ):  # fmt: skip
-                    array[...] = next(rest)
+            for array in _searched(task.held_out):
+                array[...] = next(rest)
 
     def _weights(self) -> Weights:
         settings = self._settings
         progress = min(self.seconds / settings.budget_s, 1.0)
         return Weights(
             learning_rate=jnp.float32(settings.learning_rate * (1 - 0.95 * progress)),
-            gradient=jnp.float32(1.0),
-            imitation=jnp.float32(settings.imitation),
             entropy=jnp.float32(settings.entropy * (1 - progress)),
         )
 
@@ -237,21 +221,16 @@ class Pretraining:
         held_out = draw_problems(unseen, bucket, HELD_OUT, settings.held_out - half)
         held_out += draw_problems(unseen, bucket, TRAINED, half)
         starts = [_list_schedules(one) for one in held_out]
-        pools = [
-            jax.tree.map(np.array, make_pool(some, places, bucket.links))
-            for some, places in (
-                (drawn, [_list_schedules(one) for one in drawn]),
-                (held_out, starts),
-            )
-        ]
+        pool = jax.tree.map(np.array, make_pool(held_out, starts, bucket.links))
         # The chains begin with the two in turn.
         names = ("HEFT", "critical path")
-        baselines = {name: pools[1].chain_s[:, i].copy() for i, name in enumerate(names)}
+        baselines = {name: pool.chain_s[:, i].copy() for i, name in enumerate(names)}
         families = [one.source for one in held_out]
-        return _Task(bucket, pools[0], pools[1], baselines, families)
+        problems = jax.tree.map(np.array, stack_problems([one.problem for one in drawn]))
+        return _Task(bucket, problems, pool, baselines, families)
 
-    def _improve(self, pool: Pool, bucket: Bucket, times: int, stream: int) -> Pool:
-        key = jax.random.fold_in(jax.random.key(self._settings.seed), stream)
+    def _improve(self, pool: Pool, bucket: Bucket, times: int) -> Pool:
+        key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
         for turn in range(times):
             pool = search(jax.random.fold_in(key, turn), pool, bucket.links)
         return jax.tree.map(np.array, pool)
@@ -281,10 +260,9 @@ def _ratios(task: _Task) -> str:
     return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
 
 
-def _write(pool: Pool, entries: Pool, chosen: np.ndarray) -> None:
-    """Puts entries back into their pool, the problems aside."""
-    for name in ("best_placement", "best_s", "chain_placement", "chain_s"):
-        getattr(pool, name)[chosen] = np.asarray(getattr(entries, name))
+def _searched(pool: Pool) -> tuple[Any, ...]:
+    """Returns what searching a pool changes."""
+    return (pool.best_placement, pool.best_s, pool.chain_placement, pool.chain_s)
 
 
 def _plain(settings: Any) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Does a policy of one graph serve another? `python -m experiments.transfer`.
 
 A policy is trained by stages 1 and 2 on a source, then used on a target: as it is, and after
-some episodes of stage 2 there. Beside it stand stages 1 and 2 from scratch on the target, in
-full and with as few episodes, and the paper's figures. All train with one configuration: stage
-2 as it is, local search beside the policy included. `--training.num-chains 0` with
-`--training.batch 64` leaves that out, so that episodes are all there is to spend. Writes
-runs/transfer/transfer.json and transfer.md; every cell is kept in runs/transfer/cells/.
+stage 1 and some episodes of stage 2 there. Beside it stand stages 1 and 2 from scratch on the
+target, in full and with as few episodes, and the paper's figures. All train with one
+configuration: stage 2 as it is, local search beside the policy included. `--training.num-chains
+0` with `--training.batch 64` leaves that out, so that episodes are all there is to spend.
+Writes runs/transfer/transfer.json and transfer.md; every cell is kept in runs/transfer/cells/.
 
 The policies' features are `coparent`: positions in a topological order mean nothing on
 another graph.

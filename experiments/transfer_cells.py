@@ -16,6 +16,7 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policy_files import load_policy
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.checkpoint import Checkpoints, Policy
+from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.train import Trained, train_policy
 from experiments.cells import Cells
@@ -92,7 +93,8 @@ def shot_cell(
 ) -> dict[str, Any]:
     """Returns what the policy of a source makes of a target after so many episodes there.
 
-    Without any it is the policy's greedy placement.
+    Stage 1 comes before them, as from scratch: it takes no episodes. Without any it is the
+    policy's greedy placement.
     """
 
     def make() -> dict[str, Any]:
@@ -119,6 +121,7 @@ def _train(
         max_episodes=episodes,
         initial=initial,
         policy=study.policy,
+        imitate=ImitationConfig(),
         simulate=study.training,
     )
     if initial is None:

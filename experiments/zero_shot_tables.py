@@ -38,27 +38,38 @@ def tabulate_quality(groups: Mapping[str, Sequence[str]], found: Mapping[str, An
     )
 
 
-def tabulate_clusters(ratios: np.ndarray, families: Sequence[str]) -> str:
-    """Returns how greedy placements compare with HEFT's, by family and over all.
+def tabulate_clusters(ratios: Mapping[str, np.ndarray], families: Sequence[str]) -> str:
+    """Returns how a policy's placements compare with HEFT's, by family and over all.
 
     Args:
-      ratios: `[B]` makespans over HEFT's.
+      ratios: by kind of placement, `[B]` makespans over HEFT's.
       families: `[B]` of the graphs.
     """
-    masks = {"all": np.ones(len(ratios), bool)}
+    masks = {"all": np.ones(len(families), bool)}
     masks |= {f: np.array([g == f for g in families]) for f in sorted(set(families))}
     rows = [
         (
+            kind,
             name,
             str(mask.sum()),
-            f"{100 * (ratios[mask] <= 1 + 1e-9).mean():.0f}",
-            *(f"{q:.3f}" for q in np.quantile(ratios[mask], (0.1, 0.5, 0.9, 1.0))),
+            f"{100 * (ratio[mask] <= 1 + 1e-9).mean():.0f}",
+            *(f"{q:.3f}" for q in np.quantile(ratio[mask], (0.1, 0.5, 0.9, 1.0))),
         )
+        for kind, ratio in ratios.items()
         for name, mask in masks.items()
     ]
-    columns = ("family", "instances", "at or below HEFT (%)", "10%", "median", "90%", "worst")
+    columns = (
+        "placement",
+        "family",
+        "instances",
+        "at or below HEFT (%)",
+        "10%",
+        "median",
+        "90%",
+        "worst",
+    )
     return (
-        "Greedy placements over HEFT's, 8 devices of unequal speed in two islands\n\n"
+        "Makespans over HEFT's, 8 devices of unequal speed in two islands\n\n"
         + format_table(columns, rows)
     )
 
@@ -78,13 +89,16 @@ def tabulate_times(found: Mapping[str, Mapping[str, float]]) -> str:
     return "Zero-shot on one core, 4 devices\n\n" + format_table(columns, rows)
 
 
-def plot_ratios(path: str | os.PathLike[str], ratios: np.ndarray) -> None:
-    """Writes a PNG of how makespans over HEFT's, `[B]`, are distributed."""
+def plot_ratios(path: str | os.PathLike[str], ratios: Mapping[str, np.ndarray]) -> None:
+    """Writes a PNG of how makespans over HEFT's, `[B]` by kind, are distributed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.0, 3.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    axes.hist(ratios, bins=40, color=PALETTE[0])
+    bins = np.histogram_bin_edges(np.concatenate(list(ratios.values())), bins=40).tolist()
+    for (kind, ratio), color in zip(ratios.items(), PALETTE, strict=False):
+        axes.hist(ratio, bins=bins, color=color, histtype="step", linewidth=1.5, label=kind)
     axes.axvline(1.0, color=OTHER, linewidth=1)
-    axes.set(xlabel="makespan of the greedy placement over HEFT's", ylabel="instances")
+    axes.set(xlabel="makespan over HEFT's", ylabel="instances")
+    axes.legend(frameon=False)
     write_png(path, figure)

@@ -1,4 +1,4 @@
-"""One policy for many problems: policy gradient on each, beside imitation of its best known."""
+"""One policy for many problems: policy gradient on each."""
 
 from functools import partial
 
@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.policies.rollout import Episode, PolicyTables
+from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training.best_known import Pool
 from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
-from doppler_jax.training.experts import Pool, keep
 from doppler_jax.training.losses import Lesson, loss_and_gradient, normalised_advantage
 from doppler_jax.training.state import make_optimizer
 from doppler_jax.types import pytree
@@ -30,7 +30,7 @@ SHARPNESS, TOGETHER = 8.0, 3.0
 
 @pytree
 class Learning:
-    """What pretraining carries from update to update, beside its pools."""
+    """What pretraining carries from update to update."""
 
     params: chex.ArrayTree
     opt_state: chex.ArrayTree
@@ -41,8 +41,6 @@ class Weights:
     """What an update's parts count for; traced, so that they may change in a run."""
 
     learning_rate: chex.Array  # []
-    gradient: chex.Array  # [] of the policy gradient
-    imitation: chex.Array  # [] of the best placements known
     entropy: chex.Array  # []
 
 
@@ -89,20 +87,20 @@ def _unit(kernel: chex.Array, column: int, row: int) -> chex.Array:
 def pretrain_update(
     key: chex.PRNGKey,
     learning: Learning,
-    entries: Pool,
+    problems: Problem,
     weights: Weights,
     *,
     policy: PolicyConfig,
     batch: int,
     links: str,
     shards: int = 1,
-) -> tuple[Learning, Pool, dict[str, chex.Array]]:
+) -> tuple[Learning, dict[str, chex.Array]]:
     """Does one step of the optimiser on G problems.
 
     Args:
       key: of the draws; it is consumed.
       learning: the state.
-      entries: the G problems' entries in their pool.
+      problems: G of one bucket, stacked.
       weights: see `Weights`.
       policy: sizes of the networks.
       batch: episodes of each problem, 1 or more.
@@ -110,10 +108,10 @@ def pretrain_update(
       shards: local devices over which the problems are cut; a divisor of G.
 
     Returns:
-      The new state, the entries with better placements where any were met, and metrics:
-      means over the problems of makespans over the best known, and the loss.
+      The new state and metrics, means over the problems: the loss, and the mean makespan over
+      the least of the same episodes.
     """
-    keys = jax.random.split(key, entries.best_s.shape[0])
+    keys = jax.random.split(key, problems.unit_s.shape[0])
     run = partial(_gradients, policy=policy, batch=batch, links=links)
     cut = PartitionSpec(AXIS)
     run = jax.shard_map(
@@ -123,31 +121,30 @@ def pretrain_update(
         out_specs=cut,
         check_vma=False,
     )
-    entries, gradients, metrics = run(keys, learning.params, entries, weights)
+    gradients, metrics = run(keys, learning.params, problems, weights)
     gradient, metrics = jax.tree.map(lambda leaf: leaf.mean(0), (gradients, metrics))
     optimizer = make_optimizer(weights.learning_rate)
     # Optax mixes its own integer and float scalars; callers may have forbidden that.
     with jax.numpy_dtype_promotion("standard"):
         steps, opt_state = optimizer.update(gradient, learning.opt_state, learning.params)
         params = jax.tree.map(jnp.add, learning.params, steps)
-    return Learning(params=params, opt_state=opt_state), entries, metrics
+    return Learning(params=params, opt_state=opt_state), metrics
 
 
 def _gradients(
     keys: chex.PRNGKey,
     params: chex.ArrayTree,
-    entries: Pool,
+    problems: Problem,
     weights: Weights,
     *,
     policy: PolicyConfig,
     batch: int,
     links: str,
-) -> tuple[Pool, chex.ArrayTree, dict[str, chex.Array]]:
-    """Returns entries, gradients and metrics of G problems, one after another."""
+) -> tuple[chex.ArrayTree, dict[str, chex.Array]]:
+    """Returns gradients and metrics of G problems, one after another."""
 
-    def one(inputs: tuple[chex.PRNGKey, Pool]) -> tuple[Pool, chex.ArrayTree, dict]:
-        key, entry = inputs
-        problem = entry.problem
+    def one(inputs: tuple[chex.PRNGKey, Problem]) -> tuple[chex.ArrayTree, dict]:
+        key, problem = inputs
 
         def tables_of(params: chex.ArrayTree) -> PolicyTables:
             return model.apply(params, policy, problem)
@@ -159,37 +156,16 @@ def _gradients(
         makespan_s = simulate_instance(
             problem.instance, episodes.placement, links=links
         ).makespan_s
-        entry = keep(entry, episodes.placement, makespan_s)
-        lesson = _lesson(problem, tables, episodes, makespan_s, entry.best_placement, weights)
+        lesson = Lesson(
+            episodes=episodes,
+            weight=normalised_advantage(makespan_s) / batch,
+            entropy_weight=jnp.full(batch, weights.entropy / batch),
+        )
         loss, gradient = loss_and_gradient(problem, tables, lesson)
-        metrics = {
-            "loss": loss,
-            "mean_ratio": (makespan_s / entry.best_s).mean(),
-            "least_ratio": makespan_s.min() / entry.best_s,
-        }
-        return entry, pull_back(gradient)[0], metrics
+        metrics = {"loss": loss, "mean_ratio": makespan_s.mean() / makespan_s.min()}
+        return pull_back(gradient)[0], metrics
 
-    return jax.lax.map(one, (keys, entries))
-
-
-def _lesson(
-    problem: Problem,
-    tables: PolicyTables,
-    episodes: Episode,
-    makespan_s: chex.Array,
-    best_placement: chex.Array,
-    weights: Weights,
-) -> Lesson:
-    """Returns the episodes with their advantages, and the best placement to be imitated."""
-    batch = makespan_s.shape[0]
-    best = rollout.follow(problem, tables, best_placement)
-    advantage = weights.gradient * normalised_advantage(makespan_s) / batch
-    bonus = jnp.full(batch, weights.entropy / batch)
-    return Lesson(
-        episodes=jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), episodes, best),
-        weight=jnp.append(advantage, weights.imitation),
-        entropy_weight=jnp.append(bonus, 0.0),
-    )
+    return jax.lax.map(one, (keys, problems))
 
 
 @partial(jax.jit, static_argnames=("policy", "samples", "links"))

@@ -58,7 +58,7 @@ def train_policy(
         is made smaller where a single one would exceed it.
       max_episodes: of stage 2; those of stage 1 come on top.
       target_s: makespan, by the float32 simulator, that ends training.
-      initial: a trained policy to go on from, in place of stage 1.
+      initial: a trained policy to go on from; without `imitate` there is no stage 1 then.
       policy: sizes of the networks, by default the usual ones; those of `initial` if given.
       imitate: settings of stage 1.
       simulate: settings of stage 2.
@@ -87,6 +87,7 @@ def train_policy(
     else:
         params = _init_params(params_key, policy, problem)
         imitate = imitate or ImitationConfig()
+    if imitate is not None:
         params = _imitate(first_key, params, problem, policy, imitate, in_time)
     state = init_sim_state(second_key, params, problem, simulate)
     most = np.inf if max_evaluations is None else max_evaluations

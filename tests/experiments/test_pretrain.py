@@ -28,7 +28,7 @@ def settings(monkeypatch):
         buckets=(bucket.name,),
         problems=4,
         held_out=2,
-        expert_searches=1,
+        searches=1,
         group=2,
         batch=4,
         policy=PolicyConfig(width=8, rounds=1, features="general"),
@@ -75,3 +75,24 @@ def test_a_run_resumes_and_exports(settings, tmp_path):
 def test_unknown_buckets_are_refused(settings, tmp_path):
     with pytest.raises(ValueError, match=r"unknown buckets \['9x9'\]; known: \['24x3'\]"):
         Pretraining(dataclasses.replace(settings, buckets=("9x9",)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(pretraining.BUCKETS) - set(PretrainSettings().buckets))
+)
+def test_buckets_beyond_the_default_can_be_trained_on(name, tmp_path):
+    settings = PretrainSettings(
+        buckets=(name,),
+        problems=2,
+        held_out=2,
+        searches=1,
+        group=2,
+        batch=2,
+        policy=PolicyConfig(width=8, rounds=1, features="general"),
+    )
+    training = begin(settings, tmp_path)
+    before = params(training)
+    training.update()
+    line = json.loads(training.validate())
+    assert line["best of 64"]["buckets"][0] <= line["greedy"]["buckets"][0]
+    assert any((a != b).any() for a, b in zip(before, params(training), strict=True))

@@ -110,24 +110,30 @@ def test_greedy_placements_do_not_depend_on_padding(study):
         random_problem(np.random.default_rng(k), 12 + k, d) for k, d in ((0, 2), (1, 3))
     ]
     made = [make_problem(*problem) for problem in problems]
-    found = zero_shot_cells.greedy_placements(study.policy, made)
-    for placement, problem in zip(found, made, strict=True):
+    found = zero_shot_cells.drawn_placements(study.policy, made)
+    for placements, problem, (graph, costs) in zip(found, made, problems, strict=True):
+        assert placements.shape == (1 + zero_shot_cells.SAMPLES, graph.num_tasks)
+        assert placements.max() < costs.num_devices
+        assert len(np.unique(placements, axis=0)) > 1
         alone = policy_candidates(problem, study.policy, jax.random.key(0), 1)[0]
-        np.testing.assert_array_equal(placement, alone)
+        np.testing.assert_array_equal(placements[0], alone)
 
 
 def test_islands_are_compared_with_heft(study, monkeypatch):
     monkeypatch.setattr(
         zero_shot_cells,
-        "greedy_placements",
-        lambda policy, problems: [np.zeros(int(p.instance.num_tasks), int) for p in problems],
+        "drawn_placements",
+        lambda policy, problems: [
+            np.arange(2)[:, None].repeat(int(p.instance.num_tasks), 1) for p in problems
+        ],
     )
     found = zero_shot_cells.island_cell(study, 3)
     graph, costs = zero_shot_cells._island_problem(1)
     assert costs.num_devices == 8
     assert len(np.unique(costs.seconds_per_byte)) == 3  # none, within islands, between them
-    alone_s = costs.compute_s[:, 0].sum()
-    assert found["greedy_s"][1] == pytest.approx(alone_s, rel=1e-9)
+    alone_s = costs.compute_s[:, :2].sum(0)
+    assert found["greedy_s"][1] == pytest.approx(alone_s[0], rel=1e-9)
+    assert found["best_s"][1] == pytest.approx(alone_s.min(), rel=1e-9)
     schedule = dj.simulate_oracle(graph, costs, heft(graph, costs))
     assert found["heft_s"][1] == dj.makespan_s(schedule)
     assert len(set(found["families"])) == 3
@@ -152,12 +158,14 @@ def test_ratios_are_to_the_best_known_of_each_problem():
 
 
 def test_shares_at_or_below_heft_by_family(tmp_path):
-    ratios = np.array([0.9, 1.0, 1.1, 1.3])
+    greedy = np.array([0.9, 1.0, 1.1, 1.3])
+    ratios = {"greedy": greedy, "best": greedy - 0.1}
     text = zero_shot_tables.tabulate_clusters(ratios, ["x", "x", "y", "x"])
-    rows = {row[0]: row[1:] for row in table_rows(text)}
-    assert rows["all"][:2] == ["4", "50"]
-    assert rows["x"][:2] == ["3", "67"]
-    assert rows["y"] == ["1", "0", "1.100", "1.100", "1.100", "1.100"]
+    rows = {tuple(row[:2]): row[2:] for row in table_rows(text)}
+    assert rows["greedy", "all"][:2] == ["4", "50"]
+    assert rows["greedy", "x"][:2] == ["3", "67"]
+    assert rows["greedy", "y"] == ["1", "0", "1.100", "1.100", "1.100", "1.100"]
+    assert rows["best", "all"][:2] == ["4", "75"]
     zero_shot_tables.plot_ratios(tmp_path / "ratios.png", ratios)
     assert (tmp_path / "ratios.png").read_bytes().startswith(b"\x89PNG")
 
@@ -192,8 +200,8 @@ def test_the_whole_command_writes_what_it_found(asked, policy, tmp_path, monkeyp
     timed = times, zero_shot_tables.tabulate_times(times)
     monkeypatch.setattr(zero_shot, "times", lambda *_: timed)
     monkeypatch.setattr(
-        zero_shot_cells, "greedy_placements", lambda policy, problems: [
-            np.zeros(int(p.instance.num_tasks), int) for p in problems
+        zero_shot_cells, "drawn_placements", lambda policy, problems: [
+            np.zeros((2, int(p.instance.num_tasks)), int) for p in problems
         ],
     )  # fmt: skip
     settings = ZeroShotSettings(

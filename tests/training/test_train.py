@@ -1,3 +1,6 @@
+import dataclasses
+
+import chex
 import jax
 import numpy as np
 import pytest
@@ -103,3 +106,22 @@ def test_training_goes_on_from_a_given_policy(monkeypatch):
     )
     # Two updates of two Adam steps move no parameter further than their learning rates do.
     assert 0 < max(jax.tree.leaves(moved)) <= 4 * SIM.learning_rate * 1.01
+
+
+def test_a_given_policy_imitates_first_where_asked(monkeypatch):
+    source = trained(max_episodes=64)
+    initial = Policy(params=jax.device_get(source.state.params), config=CONFIG)
+    begun = []
+
+    def imitate(state, problem, policy, config):
+        begun.append(jax.device_get(state.params))
+        return dataclasses.replace(state, update=state.update + 1), {}
+
+    monkeypatch.setattr(train, "imitation_update", imitate)
+    monkeypatch.setattr(train, "_init_params", None)
+    train_policy(
+        chains_case()[2], jax.random.key(1), max_episodes=64, initial=initial,
+        imitate=IMITATION, simulate=SIM,
+    )  # fmt: skip
+    assert len(begun) == train.WARM_UP
+    chex.assert_trees_all_equal(begun[0], initial.params)

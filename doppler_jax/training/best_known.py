@@ -1,4 +1,4 @@
-"""The best placements known of many problems, kept and improved while a policy learns."""
+"""The best placements known of many problems, by search: what a policy is held against."""
 
 import dataclasses
 from functools import partial
@@ -66,7 +66,7 @@ def _simulate(problem: Problem, placements: chex.Array, links: str) -> chex.Arra
 def search(key: chex.PRNGKey, pool: Pool, links: str) -> Pool:
     """Returns the entries after `ROUNDS` of tempering each; the key is consumed.
 
-    What was best before, by a policy perhaps, is proposed to every chain.
+    What is best so far is proposed to the coldest chains.
     """
     number = jnp.arange(RUNGS, dtype=jnp.int32)
 
