@@ -50,8 +50,8 @@ REFINE_S = 5.0
 LEAST_TRAINING = Budget(evaluations=50_000, seconds=30.0)
 """Below either, `doppler+search` starts from the base policy: training would not pay."""
 
-REFINE = Annealing(hot=0.02)
-"""The search of `doppler+search`: cooler at first, so that it stays near its starts."""
+REFINE = Annealing(hot=0.005)
+"""The search of `doppler+search`: cool from the start, so that it stays near its starts."""
 
 
 def list_methods() -> list[str]:

@@ -80,7 +80,8 @@ def measure_methods(
     `doppler` is the placement that stage 3, `doppler_sys`, starts from: both are of the
     same policy.
     """
-    cells = MethodCells(Cells(bench.folder / "cells"))
+    links = settings.training.links
+    cells = MethodCells(Cells(bench.folder / "cells"), links)
     budget = Budget(evaluations=settings.evaluations)
     placements, simulated_s = {}, {}
     for method in methods:
@@ -90,7 +91,9 @@ def measure_methods(
     improved = stage3_cell(settings, bench)
     placements |= {"doppler": improved["stage2"], "doppler_sys": improved["stage3"]}
     for method, placement in placements.items():
-        schedule = dj.simulate_oracle(bench.chosen.graph, bench.chosen.costs, placement)
+        schedule = dj.simulate_oracle(
+            bench.chosen.graph, bench.chosen.costs, placement, links=links
+        )
         simulated_s[method] = dj.makespan_s(schedule)
     return {
         "workload": bench.workload,

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -16,6 +16,8 @@ from experiments.problems import Chosen, choose_workload
 
 NUM_SHARDS = 4
 """Blocks per tensor of the uniform cut, as in the paper."""
+
+Links = Literal["parallel", "serial", "engine"]
 
 WARM_UP_S = 0.5
 """Budget of a run before the clock starts: it compiles, and does one step of what there is.
@@ -42,10 +44,15 @@ class Budget:
 
 
 class MethodCells:
-    """Runs methods; knows what has been compiled in this process."""
+    """Runs methods; knows what has been compiled in this process.
 
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
+    Args:
+      cells: where results are kept.
+      links: of what is simulated.
+    """
+
+    def __init__(self, cells: Cells, links: Links = "parallel") -> None:
+        self._cells, self._links = cells, links
         self._first_s: dict[tuple[str, str], float] = {}
 
     def get(self, chosen: Chosen, method: str, seed: int, budget: Budget) -> dict[str, Any]:
@@ -58,12 +65,13 @@ class MethodCells:
             first_s = None
             if budget.seconds is not None:
                 first_s = self._warm_up(chosen, method, budget.seconds)
-            placed = _place(chosen, method, seed, budget)
+            placed = self._place(chosen, method, seed, budget)
             return placed_record(placed) | {"first_s": first_s, "tasks": chosen.graph.num_tasks}
 
         terms = {
             "problem": problem_digest(chosen.graph, chosen.costs),
             "budget": dataclasses.asdict(budget),
+            "links": self._links,
         }
         amount = f"{budget.seconds:g}s" if budget.seconds is not None else budget.evaluations
         words = method.replace("+", "_")
@@ -77,9 +85,20 @@ class MethodCells:
             budget = Budget(trains_s if seconds >= trains_s else WARM_UP_S)
             began = time.monotonic()
             for _ in range(WARM_UPS):
-                placed_record(_place(chosen, method, 0, budget))
+                placed_record(self._place(chosen, method, 0, budget))
             self._first_s[key] = time.monotonic() - began
         return self._first_s[key]
+
+    def _place(self, chosen: Chosen, method: str, seed: int, budget: Budget) -> dj.Placed:
+        return dj.place(
+            chosen.graph,
+            chosen.costs,
+            method=method,
+            key=jax.random.key(seed),
+            budget_s=budget.seconds,
+            max_evaluations=budget.evaluations,
+            links=self._links,
+        )
 
 
 def paper_problem(workload: str, preset: str, cluster: str = "p100x4") -> Chosen:
@@ -116,14 +135,3 @@ def placed_record(placed: dj.Placed) -> dict[str, Any]:
         ).tolist(),
         "placement": placed.placement.tolist(),
     }
-
-
-def _place(chosen: Chosen, method: str, seed: int, budget: Budget) -> dj.Placed:
-    return dj.place(
-        chosen.graph,
-        chosen.costs,
-        method=method,
-        key=jax.random.key(seed),
-        budget_s=budget.seconds,
-        max_evaluations=budget.evaluations,
-    )

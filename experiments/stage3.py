@@ -74,7 +74,7 @@ def main(settings: Stage3Settings) -> None:
             chosen,
             folder,
             before,
-            first_incumbent(chosen, before, settings.seed),
+            first_incumbent(chosen, before, settings.seed, settings.training.links),
             make_measure(settings, chosen, backend, devices),
             seed=settings.seed,
             num_updates=settings.num_updates,
@@ -84,11 +84,11 @@ def main(settings: Stage3Settings) -> None:
     report(trained)
 
 
-def first_incumbent(chosen: Chosen, policy: dj.Policy, seed: int) -> np.ndarray:
+def first_incumbent(chosen: Chosen, policy: dj.Policy, seed: int, links: str) -> np.ndarray:
     """Returns the best `[N]` of a policy's samples, by the simulator."""
     problem = make_problem(chosen.graph, chosen.costs)
     candidates = policy_candidates(problem, policy, jax.random.key(seed), NUM_SAMPLES)
-    return best_placement(chosen.graph, chosen.costs, candidates)[0]
+    return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
 
 
 def make_measure(

@@ -25,6 +25,7 @@ from doppler_jax.policies.features import make_problem
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.paired import Measure, Paired
+from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
 from doppler_jax.training.train import train_policy
 from experiments.cells import Cells
@@ -191,7 +192,13 @@ def improve(
     chosen = dataclasses.replace(chosen, costs=costs)
     key, draw_key = jax.random.split(jax.random.key(settings.seed))
     problem = make_problem(chosen.graph, costs)
-    trained = train_policy(problem, key, max_evaluations=settings.evaluations)
+    links = settings.training.links
+    trained = train_policy(
+        problem,
+        key,
+        max_evaluations=settings.evaluations,
+        simulate=SimConfig(links=links),
+    )
     policy = dj.Policy(params=trained.state.params, config=trained.policy)
     candidates = np.concatenate(
         [
@@ -199,7 +206,7 @@ def improve(
             policy_candidates(problem, policy, draw_key, 64),
         ]
     )
-    placement, _ = best_placement(chosen.graph, costs, candidates)
+    placement, _ = best_placement(chosen.graph, costs, candidates, links)
     after = run_stage3(
         chosen,
         folder,

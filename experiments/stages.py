@@ -95,7 +95,7 @@ def run_stage2(
     # On no device: what follows may run on others than training did.
     policy = dj.Policy(params=jax.device_get(state.params), config=before.config)
     found = elite_placements(state, chosen.graph.num_tasks)
-    return _finish(chosen, problem, folder, policy, found)
+    return _finish(chosen, problem, folder, policy, found, config.links)
 
 
 def run_stage3(
@@ -249,11 +249,12 @@ def _finish(
     folder: pathlib.Path,
     policy: dj.Policy,
     found: np.ndarray | None,
+    links: str = "parallel",
 ) -> Trained:
     """Ranks what training found and the policy's own choices by the oracle, and writes it."""
     drawn = policy_candidates(problem, policy, jax.random.key(0), 64)
     candidates = drawn if found is None else np.concatenate([found, drawn])
-    placement, schedule = best_placement(chosen.graph, chosen.costs, candidates)
+    placement, schedule = best_placement(chosen.graph, chosen.costs, candidates, links)
     trained = Trained(folder, policy, placement, dj.makespan_s(schedule))
     _write(trained, "makespan_s")
     return trained

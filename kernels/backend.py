@@ -61,6 +61,10 @@ class Backend(Protocol):
     def device_names(self) -> tuple[str, ...]:
         """`[D]`, for people to read."""
 
+    @property
+    def device_kinds(self) -> tuple[str, ...]:
+        """`[D]`; devices of one kind are equally fast, but for what else runs on them."""
+
     def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> Loaded:
         """Returns the program ready to run, its kernels compiled; options are checked.
 

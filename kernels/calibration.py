@@ -49,7 +49,8 @@ def measure_calibration(
     """Returns what the kernels of a program and transfers of its sizes cost on devices.
 
     All devices are busy while kernels and transfers are measured, as they are in a good
-    placement; there is one transfer at a time.
+    placement; there is one transfer at a time. Kernels run on every device, and devices of one
+    kind on one machine share the median.
 
     Args:
       sharded: the program.
@@ -169,6 +170,7 @@ def _with_kernels(
 ) -> Calibration:
     program, placement = kernel_program(list(flops), before.num_devices)
     seen = bench.observe(program, placement)
+    kinds = bench.backend.device_kinds
     digests = kernel_digests(flops)
     kernels = {**before.kernels}
     for kernel, digest in digests.items():
@@ -177,11 +179,24 @@ def _with_kernels(
             name=kernel.name,
             flops=flops[kernel],
             bytes=float(sum(map(num_bytes, (*kernel.operands, *kernel.results)))),
-            seconds=tuple(float(np.median(row)) for row in rows),
+            seconds=_pooled_medians(rows, kinds),
             noise=float(np.median([_noise(row) for row in rows])),
         )
-    overhead_s = [np.median(seen.overheads[d]) for d in range(before.num_devices)]
-    return dataclasses.replace(before, kernels=kernels, overhead_s=np.array(overhead_s))
+    overheads = [seen.overheads[d] for d in range(before.num_devices)]
+    overhead_s = np.array(_pooled_medians(overheads, kinds))
+    return dataclasses.replace(before, kernels=kernels, overhead_s=overhead_s)
+
+
+def _pooled_medians(rows: Sequence[list[float]], kinds: Sequence[str]) -> tuple[float, ...]:
+    """Returns the median seconds `[D]` of each device, over all devices of its kind.
+
+    By how much two of a kind differ within a second or so is what else the machine did then; a
+    placement that believed in it would load one of them more for ever.
+    """
+    pools: dict[str, list[float]] = {}
+    for row, kind in zip(rows, kinds, strict=True):
+        pools.setdefault(kind, []).extend(row)
+    return tuple(float(np.median(pools[kind])) for kind in kinds)
 
 
 def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:

@@ -44,6 +44,7 @@ class LocalBackend:
             weakref.WeakKeyDictionary()
         )
         self.device_names = tuple(map(str, self._devices))
+        self.device_kinds = tuple(device.device_kind for device in self._devices)
 
     def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> "LocalProgram":
         """Returns the program ready to run; placements of one share its resident blocks.

@@ -50,6 +50,7 @@ class RayBackend:
         if len({device.session for device in devices}) > 1:
             raise ValueError("devices are of several calls of ray_devices; expected one")
         self.device_names = tuple(device.name for device in devices)
+        self.device_kinds = tuple(device.kind for device in devices)
 
     def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> "RayProgram":
         """Returns the program ready to run, its kernels compiled where they are needed.

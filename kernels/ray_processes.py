@@ -20,6 +20,7 @@ class RayDevice:
     """One device process; `kernels.ray_devices` makes them."""
 
     name: str  # for people: where it runs
+    kind: str  # what JAX calls such a device, and the machine: as fast as others of its kind
     index: int  # among all processes of its session
     host: str  # machine, whose processes share a clock
     actor: Any  # Ray's handle

@@ -105,17 +105,18 @@ def _start_devices(session: Session, num_devices: int, gpus: bool) -> RayDevices
     )
     addresses = _get([actor.call.remote("address") for actor in session.actors])
     _get([actor.call.remote("connect", addresses) for actor in session.actors])
-    names = _get([actor.call.remote("device_name") for actor in session.actors])
+    described = _get([actor.call.remote("describe") for actor in session.actors])
     return RayDevices(
         RayDevice(
             name=f"{name} of {ip}" if gpus else f"core {core} of {ip}",
+            kind=f"{kind} of {host}",
             index=index,
             host=host,
             actor=session.actors[index],
             session=session,
         )
-        for index, (name, core, (host, ip, _)) in enumerate(
-            zip(names, cores, places, strict=True)
+        for index, ((name, kind), core, (host, ip, _)) in enumerate(
+            zip(described, cores, places, strict=True)
         )
     )
 

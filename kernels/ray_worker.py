@@ -32,8 +32,10 @@ class Worker:
         self._early: dict[int, list[tuple[int, float, np.ndarray]]] = {}
         self._lost: set[int] = set()
 
-    def device_name(self) -> str:
-        return str(jax.devices()[0])
+    def describe(self) -> tuple[str, str]:
+        """Returns the name and the kind of the device."""
+        device = jax.devices()[0]
+        return str(device), device.device_kind
 
     def address(self) -> tuple[str, int]:
         return self._mesh.address

@@ -11,7 +11,7 @@ NUM_FINALISTS = 16
 
 
 def best_placement(
-    graph: TaskGraph, costs: Costs, placements: np.ndarray
+    graph: TaskGraph, costs: Costs, placements: np.ndarray, links: str = "parallel"
 ) -> tuple[np.ndarray, Schedule]:
     """Returns the best of placements `[B, N]` and its oracle schedule (`fifo`).
 
@@ -19,10 +19,12 @@ def best_placement(
     earlier placement.
     """
     if len(placements) > NUM_FINALISTS:
-        rough_s = simulate(graph, costs, placements, schedule=False).makespan_s
+        rough_s = simulate(graph, costs, placements, links=links, schedule=False).makespan_s
         chosen = np.sort(np.argsort(np.asarray(rough_s), kind="stable")[:NUM_FINALISTS])
         placements = placements[chosen]
-    schedules = [simulate_oracle(graph, costs, placement) for placement in placements]
+    schedules = [
+        simulate_oracle(graph, costs, placement, links=links) for placement in placements
+    ]
     best = int(np.argmin([makespan_s(schedule) for schedule in schedules]))
     return placements[best], schedules[best]
 

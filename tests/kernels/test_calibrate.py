@@ -12,7 +12,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration_files import load_calibration
-from kernels.calibration import measure_calibration
+from kernels.calibration import _pooled_medians, measure_calibration
 from kernels.calibration_programs import kernel_program, transfer_program
 
 from .conftest import KERNELS, build
@@ -56,6 +56,14 @@ def test_every_kernel_and_link_is_measured(sharded, measured):
     assert told[0][1:] == (0, 2)
     assert told[-1] == ("done", 2, 2)
     np.testing.assert_equal(load_calibration(path).kernels, found.kernels)
+
+
+def test_devices_of_a_kind_share_their_measurements(measured):
+    found, _, _ = measured
+    for kernel in found.kernels.values():
+        assert kernel.seconds[0] == kernel.seconds[1]
+    rows, kinds = [[1.0, 2.0], [9.0, 9.0], [4.0, 8.0]], ("a", "b", "a")
+    assert _pooled_medians(rows, kinds) == (3.0, 9.0, 3.0)
 
 
 def test_what_the_file_has_is_not_measured_again(sharded, measured):

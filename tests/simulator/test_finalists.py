@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,18 @@ def test_ties_go_to_the_earlier_placement(one_bucket):
     for count in (2, NUM_FINALISTS + 4):
         placements = np.array([[0, 1], [1, 0]] * (count // 2))
         assert best_placement(graph, costs, placements)[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("copies", [1, NUM_FINALISTS])
+def test_links_count(one_bucket, copies):
+    # Two tensors of 6 s follow each other over a link: the second arrives at 14, or at 16.
+    graph, costs = from_edge_delays([4.0, 4.0, 1.0, 1.0], [(0, 2, 6.0), (1, 3, 6.0)], 2)
+    costs = dataclasses.replace(costs, compute_s=costs.compute_s * [1.0, 1.6])
+    placements = np.array([[0, 0, 1, 1], [1, 1, 1, 1]] * copies)
+    for links, device, expected_s in (("parallel", 0, 15.6), ("serial", 1, 16.0)):
+        placement, schedule = best_placement(graph, costs, placements, links)
+        assert placement[0] == device
+        assert makespan_s(schedule) == pytest.approx(expected_s, rel=1e-12)
 
 
 def test_no_tasks():
