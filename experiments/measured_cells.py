@@ -83,7 +83,7 @@ def measure_methods(
     links = settings.training.links
     cells = MethodCells(Cells(bench.folder / "cells"), links)
     budget = Budget(evaluations=settings.evaluations)
-    placements, simulated_s = {}, {}
+    placements, simulated_s, transfers = {}, {}, {}
     for method in methods:
         if method != "doppler":
             found = cells.get(bench.chosen, method, settings.seed, budget)
@@ -95,11 +95,13 @@ def measure_methods(
             bench.chosen.graph, bench.chosen.costs, placement, links=links
         )
         simulated_s[method] = dj.makespan_s(schedule)
+        transfers[method] = len(schedule.transfer_tensor)
     return {
         "workload": bench.workload,
         "tasks": bench.chosen.graph.num_tasks,
         "measured_s": run_in_turns(bench, placements, settings.rounds),
         "simulated_s": simulated_s,
+        "transfers": transfers,
         "placements": placements,
         "stage3": {key: improved[key] for key in ("ratio", "interval", "measured_placements")},
     }

@@ -68,7 +68,28 @@ def tabulate(
         f"placements. * is the least. Beside it the paper's figures.\n\n"
         + format_table(*_table(seconds, medians))
         + f"\n{verdict('measured', medians)}\n"
+        + "\nThe same placements simulated (ms), and the transfers that they need:\n\n"
+        + format_table(*_believed(measured))
     )
+
+
+def _believed(
+    measured: list[dict[str, Any]],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns columns and rows of simulated makespans and of transfers."""
+    methods = list(dict.fromkeys(m for record in measured for m in record["simulated_s"]))
+    columns = ["method"]
+    for record in measured:
+        columns += [record["workload"], "transfers"]
+    rows = []
+    for method in methods:
+        row = [method]
+        for record in measured:
+            believed_s = record["simulated_s"].get(method)
+            row.append("-" if believed_s is None else format_ms(believed_s, 0.0))
+            row.append(str(record["transfers"].get(method, "-")))
+        rows.append(tuple(row))
+    return tuple(columns), rows
 
 
 def verdict(what: str, makespans_s: dict[str, dict[str, float]]) -> str:

@@ -145,6 +145,8 @@ def test_measured_times_are_medians_and_have_a_verdict_of_their_own():
     measured = {
         "workload": "ffnn",
         "measured_s": {"heft": [1.0, 9.0, 2.0], "doppler_sys": [1.5, 1.0, 1.4]},
+        "simulated_s": {"heft": 0.75, "doppler_sys": 0.5},
+        "transfers": {"heft": 3, "doppler_sys": 12},
         "stage3": {"measured_placements": 54},
     }
     text = tabulate(simulated, [measured], "12 seconds", 20_000)
@@ -159,6 +161,7 @@ def test_measured_times_are_medians_and_have_a_verdict_of_their_own():
     assert "`doppler_sys`, measured: best on 1 of 1 workloads" in text
     assert "ffnn -30.0% (heft)" in text
     assert "went on with 54 measured placements" in text
+    assert rows[-2:] == [["heft", "750.0", "3"], ["doppler_sys", "500.0", "12"]]
 
 
 def test_figures_are_written_with_their_deviation_and_the_least_is_marked():
@@ -205,6 +208,22 @@ def test_options_are_checked_before_anything_runs(module, settings, options, mes
     assert not (tmp_path / "runs").exists()
 
 
+def test_links_are_asked_for_and_tell_cells_apart(chosen, place, tmp_path):
+    for links in ("parallel", "serial"):
+        MethodCells(Cells(tmp_path), links).get(chosen, "heft", 0, Budget(evaluations=9))
+    assert [options["links"] for options in place] == ["parallel", "serial"]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_full_table_begins_on_a_gpu(tmp_path):
+    settings = TableSettings(seeds=1, budget_s=5.0, measured=False, runs=tmp_path)
+    table.main(settings)
+    found = json.loads((tmp_path / "table" / "table.json").read_text())["results"]["simulated"]
+    assert {record["workload"] for record in found} == set(published.WORKLOADS)
+    assert {record["method"] for record in found} == set(table.METHODS)
+
+
 @pytest.mark.slow
 def test_the_measured_part_measures_once(tmp_path, monkeypatch):
     """Stage 3 and its measurements included, on devices of this process."""
@@ -220,7 +239,10 @@ def test_the_measured_part_measures_once(tmp_path, monkeypatch):
     assert set(found["measured_s"]) == {"heft", "doppler", "doppler_sys"}
     assert all(len(seconds) == 3 for seconds in found["measured_s"].values())
     text = (folder / "table.md").read_text()
-    shown = {row[0]: row[1] for row in table_rows(text)}  # the last table's
+    middle, last = (table_rows(part) for part in text.split("The same placements"))
+    shown = {row[0]: row[1] for row in middle}  # measured: below what is simulated
+    assert {row[0] for row in last[2:]} == set(found["measured_s"])
+    assert all(int(row[2]) >= 0 for row in last[2:])
     for method, seconds in found["measured_s"].items():
         median_ms = 1e3 * sorted(seconds)[1]
         assert float(shown[method].rstrip("*").split(" ± ")[0]) == pytest.approx(

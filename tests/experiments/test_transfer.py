@@ -68,6 +68,7 @@ def test_sources_and_rows_from_scratch_are_trained_once_and_fine_tuning_goes_on(
     assert all(options["initial"] is None for options in scratch)
     assert all(options["initial"].config == CONFIG for options in tuned)
     assert all(options["simulate"] == SIM for options in asked)
+    assert all(options["imitate"] == ImitationConfig() for options in asked)
     assert len({tuple(options["key"]) for options in scratch[:2]}) == 2
     report = json.loads((tmp_path / "transfer" / "transfer.json").read_text())
     (row,) = report["rows"]
