@@ -310,6 +310,7 @@ def test_small_budgets_start_from_the_base_policy(policy, drawn_from, monkeypatc
     assert all(drawn is policy for drawn in drawn_from)
 
 
+@pytest.mark.slow
 def test_large_budgets_train_and_a_given_policy_is_taken(policy, drawn_from, monkeypatch):
     graph, costs = make("unequal")
     other = Policy(params=policy.params, config=policy.config)

@@ -136,6 +136,7 @@ def test_layered_graphs_have_bounded_width():
     assert graph.num_edges > 1.5 * num_tasks
 
 
+@pytest.mark.slow
 def test_the_benchmark_is_written(tmp_path, capsys):
     graph, costs = random_problem(np.random.default_rng(0), 5, 2)
     settings = SimulatorSettings(batch=3, batches=(2,), sizes=(6, 8), growth_batch=4, repeats=2)

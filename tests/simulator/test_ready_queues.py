@@ -141,6 +141,7 @@ def test_tasks_that_cannot_run_never_finish(queue):
         assert_equals_oracle(problem, placements, np.float64, 0, serial=False, ranks=ranks)
 
 
+@pytest.mark.slow
 def test_many_placements_of_a_wide_graph(monkeypatch):
     monkeypatch.undo()  # true sizes
     rng = np.random.default_rng(7)

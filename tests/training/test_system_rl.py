@@ -99,6 +99,7 @@ def placement_of(state):
     return np.asarray(state.best_placement)[:7]
 
 
+@pytest.mark.slow
 def test_measured_episodes_improve_on_the_incumbent(tmp_path):
     trained = train(tmp_path / "stage3" / "run", exact, num_updates=36)
     first_s, last_s = (makespan_s(simulated(p)) for p in (POOR, trained.placement))
@@ -128,6 +129,7 @@ def test_the_policy_itself_learns_from_measured_times(tmp_path):
     assert np.mean(mean_s[-5:]) < 0.75 * np.mean(mean_s[:5])
 
 
+@pytest.mark.slow
 def test_search_on_refitted_costs_repairs_false_ones(tmp_path, taught_nothing):
     """Tensors cost nothing to move, it was believed; a policy of 2 samples would not tell."""
     costs = chains_case()[1]
