@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +16,6 @@ from experiments.problems import Chosen, choose_workload
 
 NUM_SHARDS = 4
 """Blocks per tensor of the uniform cut, as in the paper."""
-
-Links = Literal["parallel", "serial", "engine"]
 
 WARM_UP_S = 0.5
 """Budget of a run before the clock starts: it compiles, and does one step of what there is.
@@ -51,7 +49,7 @@ class MethodCells:
       links: of what is simulated.
     """
 
-    def __init__(self, cells: Cells, links: Links = "parallel") -> None:
+    def __init__(self, cells: Cells, links: str = "parallel") -> None:
         self._cells, self._links = cells, links
         self._first_s: dict[tuple[str, str], float] = {}
 

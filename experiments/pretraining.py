@@ -16,14 +16,16 @@ from doppler_jax.baselines.heft import heft
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policies.features import Problem
+from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.stacking import Sizes, stack_problems
-from doppler_jax.policy_files import save_policy
+from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.training.best_known import Pool, make_pool, search
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.devices import everywhere, most_shards
 from doppler_jax.training.pretrain import (
     Learning,
     Weights,
+    begin_learning,
     evaluate,
     init_learning,
     pretrain_update,
@@ -44,7 +46,7 @@ BUCKETS = {
         Bucket(Sizes(128, 320, 16, 16, 64, 16), least_tasks=40, share=1.0),
         Bucket(Sizes(256, 640, 24, 24, 96, 4), least_tasks=120, share=1.5),
         Bucket(Sizes(256, 640, 24, 24, 96, 8), least_tasks=120, share=1.0),
-        Bucket(Sizes(1024, 2560, 32, 32, 192, 8), least_tasks=400, share=0.2),
+        Bucket(Sizes(1024, 2560, 32, 32, 192, 8), least_tasks=400, share=0.1),
     )
 }
 MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run")
@@ -74,6 +76,7 @@ class Pretraining:
             raise ValueError(f"unknown buckets {sorted(unknown)}; known: {sorted(BUCKETS)}")
         self._settings, self._run = settings, run
         self._check_same()
+        self._initial = settings.initial and _params_of(settings.initial, settings.policy)
         self.seconds = 0.0
         self._updates = 0
         self._tasks: list[_Task] = []
@@ -100,6 +103,8 @@ class Pretraining:
                 print(f"{name}: {settings.problems} problems", flush=True)
         problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
         self._learning = init_learning(jax.random.key(settings.seed), settings.policy, problem)
+        if self._initial is not None:
+            self._learning = begin_learning(self._initial)
         for task in self._tasks:
             self._step(task, np.arange(settings.group), jax.random.key(0))  # compiles
         if (self._run / "state.npz").exists():
@@ -124,7 +129,7 @@ class Pretraining:
     def _step(self, task: _Task, chosen: np.ndarray, key: chex.PRNGKey) -> Learning:
         """Returns the learning after one update on the chosen problems."""
         shards = most_shards(self._settings.group)
-        learning, _ = pretrain_update(
+        return pretrain_update(
             key,
             # Where the last update left it: elsewhere it would compile afresh.
             jax.device_put(self._learning, everywhere(shards)),
@@ -135,7 +140,6 @@ class Pretraining:
             links=task.bucket.links,
             shards=shards,
         )
-        return learning
 
     def validate(self) -> str:
         """Measures the policy on the held-out problems; returns a line, and keeps it."""
@@ -249,6 +253,14 @@ class Pretraining:
         params = jax.device_get(self._learning.params)
         save_policy(folder, Policy(params=params, config=self._settings.policy), meta)
         return folder
+
+
+def _params_of(path: pathlib.Path, config: PolicyConfig) -> chex.ArrayTree:
+    """Returns a policy's parameters, or raises a `ValueError` if it has another shape."""
+    policy = load_policy(path)
+    if policy.config != config:
+        raise ValueError(f"{path}: {policy.config}, expected {config}")
+    return policy.params
 
 
 def _list_schedules(drawn: Drawn) -> np.ndarray:

@@ -23,6 +23,9 @@ from experiments.cells import Cells
 from experiments.config import Strategy
 from experiments.problems import choose_workload
 
+IMITATION = ImitationConfig()
+"""Stage 1, from scratch and before the few episodes of a transferred policy."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Study:
@@ -42,6 +45,7 @@ class Study:
             "strategy": self.strategy,
             "policy": dataclasses.asdict(self.policy),
             "training": dataclasses.asdict(self.training),
+            "imitation": dataclasses.asdict(IMITATION),
         }
 
     def load(self, workload: str) -> "Loaded":
@@ -121,7 +125,7 @@ def _train(
         max_episodes=episodes,
         initial=initial,
         policy=study.policy,
-        imitate=ImitationConfig(),
+        imitate=IMITATION,
         simulate=study.training,
     )
     if initial is None:

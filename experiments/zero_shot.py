@@ -162,11 +162,9 @@ def clusters(
 ) -> tuple[dict[str, Any], str]:
     """Returns the policy's makespans and HEFT's on generated clusters, and how they compare."""
     found = zero_shot_cells.island_cell(study, settings.num_clusters)
-    ratios = {
-        "greedy": np.array(found["greedy_s"]) / np.array(found["heft_s"]),
-        f"best of {zero_shot_cells.SAMPLES} samples": np.array(found["best_s"])
-        / np.array(found["heft_s"]),
-    }
+    kinds = {"greedy": "greedy_s", f"best of {zero_shot_cells.SAMPLES} samples": "best_s"}
+    heft_s = np.array(found["heft_s"])
+    ratios = {kind: np.array(found[name]) / heft_s for kind, name in kinds.items()}
     zero_shot_tables.plot_ratios(folder / "clusters.png", ratios)
     return found, zero_shot_tables.tabulate_clusters(ratios, found["families"])
 

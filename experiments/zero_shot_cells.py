@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import doppler_jax as dj
@@ -15,6 +14,7 @@ from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import HELD_OUT, list_families, make_family
+from doppler_jax.learned import policy_candidates
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
@@ -167,12 +167,10 @@ def drawn_placements(policy: Policy, problems: Sequence[Problem]) -> list[np.nda
     """
     sizes = [dataclasses.astuple(problem_sizes(problem)) for problem in problems]
     common = Sizes(*map(max, zip(*sizes, strict=True)))
-    found = []
-    for number, problem in enumerate(problems):
-        padded = pad_problem(problem, common)
-        placements = _draw(jax.random.key(number), policy.params, padded, policy.config)
-        found.append(np.asarray(placements)[:, : int(problem.instance.num_tasks)])
-    return found
+    return [
+        policy_candidates(pad_problem(problem, common), policy, jax.random.key(k), 1 + SAMPLES)
+        for k, problem in enumerate(problems)
+    ]
 
 
 def greedy(policy: Policy, problem: Problem) -> np.ndarray:
@@ -183,14 +181,3 @@ def greedy(policy: Policy, problem: Problem) -> np.ndarray:
 @partial(jax.jit, static_argnames="config")
 def _greedy(params: Any, problem: Problem, config: model.PolicyConfig) -> jax.Array:
     return rollout.greedy(problem, model.apply(params, config, problem)).placement
-
-
-@partial(jax.jit, static_argnames="config")
-def _draw(
-    key: jax.Array, params: Any, problem: Problem, config: model.PolicyConfig
-) -> jax.Array:
-    tables = model.apply(params, config, problem)
-    first = rollout.greedy(problem, tables).placement
-    sample = jax.vmap(rollout.sample, in_axes=(0, None, None))
-    others = sample(jax.random.split(key, SAMPLES), problem, tables).placement
-    return jnp.concatenate([first[None], others])

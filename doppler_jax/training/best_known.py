@@ -11,6 +11,7 @@ import numpy as np
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.stacking import stack_problems
 from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.training.state import best_of
 from doppler_jax.training.stream import Drawn
 from doppler_jax.training.tempering import RUNGS, Chains, temper
 from doppler_jax.types import pytree
@@ -86,24 +87,16 @@ def search(key: chex.PRNGKey, pool: Pool, links: str) -> Pool:
         chains, met = temper(
             key, entry.problem.instance, number, chains, known, entry.best_s, ROUNDS, links
         )
-        return keep(
-            dataclasses.replace(
-                entry, chain_placement=chains.placement, chain_s=chains.makespan_s
-            ),
-            met.placement,
-            met.makespan_s,
+        best, best_s = best_of(
+            entry.best_placement, entry.best_s, met.placement, met.makespan_s
+        )
+        return dataclasses.replace(
+            entry,
+            best_placement=best,
+            best_s=best_s,
+            chain_placement=chains.placement,
+            chain_s=chains.makespan_s,
         )
 
     count = pool.best_s.shape[0]
     return jax.lax.map(one, (jax.random.split(key, count), pool))
-
-
-def keep(entry: Pool, placements: chex.Array, makespan_s: chex.Array) -> Pool:
-    """Returns one problem's entry with the best of its own and B placements `[B, N]`."""
-    first = jnp.argmin(makespan_s)
-    better = makespan_s[first] < entry.best_s
-    return dataclasses.replace(
-        entry,
-        best_placement=jnp.where(better, placements[first], entry.best_placement),
-        best_s=jnp.where(better, makespan_s[first], entry.best_s),
-    )

@@ -53,7 +53,11 @@ def init_learning(key: chex.PRNGKey, policy: PolicyConfig, problem: Problem) -> 
     if (policy.features, policy.select, policy.place) != ("general", "learned", "learned"):
         raise ValueError(f"a base policy needs features 'general', all learned; got {policy}")
     params = jax.jit(model.init_params, static_argnums=1)(key, policy, problem)
-    params = _as_list_scheduler(params)
+    return begin_learning(_as_list_scheduler(params))
+
+
+def begin_learning(params: chex.ArrayTree) -> Learning:
+    """Returns the state before the first update of some parameters."""
     return Learning(params=params, opt_state=make_optimizer(0.0).init(params))
 
 
@@ -94,7 +98,7 @@ def pretrain_update(
     batch: int,
     links: str,
     shards: int = 1,
-) -> tuple[Learning, dict[str, chex.Array]]:
+) -> Learning:
     """Does one step of the optimiser on G problems.
 
     Args:
@@ -108,8 +112,7 @@ def pretrain_update(
       shards: local devices over which the problems are cut; a divisor of G.
 
     Returns:
-      The new state and metrics, means over the problems: the loss, and the mean makespan over
-      the least of the same episodes.
+      The new state.
     """
     keys = jax.random.split(key, problems.unit_s.shape[0])
     run = partial(_gradients, policy=policy, batch=batch, links=links)
@@ -121,14 +124,14 @@ def pretrain_update(
         out_specs=cut,
         check_vma=False,
     )
-    gradients, metrics = run(keys, learning.params, problems, weights)
-    gradient, metrics = jax.tree.map(lambda leaf: leaf.mean(0), (gradients, metrics))
+    gradients = run(keys, learning.params, problems, weights)
+    gradient = jax.tree.map(lambda leaf: leaf.mean(0), gradients)
     optimizer = make_optimizer(weights.learning_rate)
     # Optax mixes its own integer and float scalars; callers may have forbidden that.
     with jax.numpy_dtype_promotion("standard"):
         steps, opt_state = optimizer.update(gradient, learning.opt_state, learning.params)
         params = jax.tree.map(jnp.add, learning.params, steps)
-    return Learning(params=params, opt_state=opt_state), metrics
+    return Learning(params=params, opt_state=opt_state)
 
 
 def _gradients(
@@ -140,10 +143,10 @@ def _gradients(
     policy: PolicyConfig,
     batch: int,
     links: str,
-) -> tuple[chex.ArrayTree, dict[str, chex.Array]]:
-    """Returns gradients and metrics of G problems, one after another."""
+) -> chex.ArrayTree:
+    """Returns gradients of G problems, stacked; they are computed one after another."""
 
-    def one(inputs: tuple[chex.PRNGKey, Problem]) -> tuple[chex.ArrayTree, dict]:
+    def one(inputs: tuple[chex.PRNGKey, Problem]) -> chex.ArrayTree:
         key, problem = inputs
 
         def tables_of(params: chex.ArrayTree) -> PolicyTables:
@@ -161,9 +164,8 @@ def _gradients(
             weight=normalised_advantage(makespan_s) / batch,
             entropy_weight=jnp.full(batch, weights.entropy / batch),
         )
-        loss, gradient = loss_and_gradient(problem, tables, lesson)
-        metrics = {"loss": loss, "mean_ratio": makespan_s.mean() / makespan_s.min()}
-        return pull_back(gradient)[0], metrics
+        _, gradient = loss_and_gradient(problem, tables, lesson)
+        return pull_back(gradient)[0]
 
     return jax.lax.map(one, (keys, problems))
 

@@ -81,10 +81,17 @@ def descend(
 
 def keep_best(state: TrainState, placements: chex.Array, makespan_s: chex.Array) -> TrainState:
     """Returns the state with the best of its own and B placements `[B, N]`, `[B]`."""
-    best = jnp.argmin(makespan_s)
-    better = makespan_s[best] < state.best_makespan_s
-    return dataclasses.replace(
-        state,
-        best_placement=jnp.where(better, placements[best], state.best_placement),
-        best_makespan_s=jnp.where(better, makespan_s[best], state.best_makespan_s),
+    best, best_s = best_of(state.best_placement, state.best_makespan_s, placements, makespan_s)
+    return dataclasses.replace(state, best_placement=best, best_makespan_s=best_s)
+
+
+def best_of(
+    known: chex.Array, known_s: chex.Array, placements: chex.Array, makespan_s: chex.Array
+) -> tuple[chex.Array, chex.Array]:
+    """Returns the best of a known placement `[N]` and B others `[B, N]`, and its makespan."""
+    first = jnp.argmin(makespan_s)
+    better = makespan_s[first] < known_s
+    return (
+        jnp.where(better, placements[first], known),
+        jnp.where(better, makespan_s[first], known_s),
     )

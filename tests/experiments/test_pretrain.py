@@ -18,21 +18,23 @@ from experiments.pretraining import Pretraining
 pytestmark = pytest.mark.slow
 
 
+TINY = PretrainSettings(
+    budget_s=100.0,
+    problems=4,
+    held_out=2,
+    searches=1,
+    group=2,
+    batch=4,
+    policy=PolicyConfig(width=8, rounds=1, features="general"),
+)
+
+
 @pytest.fixture
 def settings(monkeypatch):
     bucket = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
     monkeypatch.setattr(pretraining, "BUCKETS", {bucket.name: bucket})
     monkeypatch.setattr(pretraining, "TRAINED", ("layered", "fork_join"))
-    return PretrainSettings(
-        budget_s=100.0,
-        buckets=(bucket.name,),
-        problems=4,
-        held_out=2,
-        searches=1,
-        group=2,
-        batch=4,
-        policy=PolicyConfig(width=8, rounds=1, features="general"),
-    )
+    return dataclasses.replace(TINY, buckets=(bucket.name,))
 
 
 def begin(settings, folder):
@@ -77,22 +79,14 @@ def test_unknown_buckets_are_refused(settings, tmp_path):
         Pretraining(dataclasses.replace(settings, buckets=("9x9",)), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(pretraining.BUCKETS) - set(PretrainSettings().buckets))
-)
-def test_buckets_beyond_the_default_can_be_trained_on(name, tmp_path):
-    settings = PretrainSettings(
-        buckets=(name,),
-        problems=2,
-        held_out=2,
-        searches=1,
-        group=2,
-        batch=2,
-        policy=PolicyConfig(width=8, rounds=1, features="general"),
-    )
-    training = begin(settings, tmp_path)
-    before = params(training)
-    training.update()
-    line = json.loads(training.validate())
-    assert line["best of 64"]["buckets"][0] <= line["greedy"]["buckets"][0]
-    assert any((a != b).any() for a, b in zip(before, params(training), strict=True))
+def test_a_run_goes_on_from_a_policy(settings, tmp_path):
+    first = begin(settings, tmp_path / "first")
+    first.update()
+    first.validate()
+    initial = first.export()
+    second = begin(dataclasses.replace(settings, initial=initial), tmp_path / "second")
+    for ours, theirs in zip(params(first), params(second), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    other = dataclasses.replace(settings, initial=initial, policy=PolicyConfig(width=4))
+    with pytest.raises(ValueError, match=r"first.base: PolicyConfig\(.* expected PolicyConfig"):
+        begin(other, tmp_path / "third")
