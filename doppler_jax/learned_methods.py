@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.costs.handling import as_transfers
 from doppler_jax.learned import learn_placements, policy_candidates
 from doppler_jax.learners.learner import Learner, propose_placements, train_learner
 from doppler_jax.policies.features import Problem, make_problem
@@ -34,7 +35,7 @@ def doppler(config: PolicyConfig) -> Method:
             drawn = policy_candidates(problem, request.policy, request.key, max(count, 1))
             return Candidates(drawn, max(count, 1) * request.objective.simulations)
         # The teacher's placement competes: the result is never worse than what was imitated.
-        taught = critical_path(request.graph, request.costs)[None]
+        taught = critical_path(request.graph, as_transfers(request.costs))[None]
         evaluations = request.budget.evaluations
         if evaluations is not None and evaluations < len(taught) + LEAST_EVALUATIONS:
             return Candidates(taught, 1)

@@ -18,6 +18,7 @@ from doppler_jax.baselines.m_etf import m_etf
 from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import random_placements, round_robin, single
+from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.learned import policy_candidates
 from doppler_jax.learned_methods import doppler, learn_doppler, learner
@@ -72,6 +73,7 @@ def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
 
     Where memory `is_tight`, one that minds it comes first.
     """
+    costs = as_transfers(costs)
     placements = [critical_path(graph, costs), heft(graph, costs)]
     if is_tight:
         # Where m-ETF gives up a search may still find a placement that fits.
@@ -82,7 +84,7 @@ def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
 
 def _listed(rule: Callable[[TaskGraph, Costs], np.ndarray]) -> Method:
     def method(request: Request) -> Candidates:
-        return Candidates(np.asarray(rule(request.graph, request.costs))[None], 1)
+        return Candidates(np.asarray(rule(request.graph, as_transfers(request.costs)))[None], 1)
 
     return method
 

@@ -80,7 +80,10 @@ class Costs:
     """Seconds of every task on every device, and what moves tensors between devices.
 
     Moving tensor x from s to d takes
-    `latency_s[s, d] + tensor_bytes[x] * seconds_per_byte[s, d]`.
+    `latency_s[s, d] + tensor_bytes[x] * seconds_per_byte[s, d]`. Where devices copy with what
+    they compute on, each end spends `handling_s + tensor_bytes[x] * handling_s_per_byte` too:
+    the task that makes x is longer by that for every other device that reads it, and so is, on
+    each of those, the reader of x of smallest id.
     """
 
     compute_s: chex.Array  # [N, D] launch included; inf where the device cannot run it
@@ -89,6 +92,8 @@ class Costs:
     latency_s: chex.Array  # [D, D] diagonal 0
     seconds_per_byte: chex.Array  # [D, D] diagonal 0
     capacity_bytes: chex.Array  # [D] memory of each device, inf where unlimited
+    handling_s: chex.Array | None = None  # [D] None: devices spend no time on transfers
+    handling_s_per_byte: chex.Array | None = None  # [D] None where `handling_s` is
 
     @property
     def num_devices(self) -> int:

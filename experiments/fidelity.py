@@ -157,6 +157,7 @@ def compare(
         dj.make_arrays(workload, jax.random.key(settings.seed)),
         get_backend(settings.backend, devices),
         np.concatenate([placements[is_teaching], placements[~is_teaching]]),
+        costs,
         settings.teaching,
         settings.rounds,
     )

@@ -79,6 +79,7 @@ def measure_rounds(
     args: Sequence[Any],
     backend: Backend,
     placements: np.ndarray,
+    costs: dj.Costs,
     teaching: int,
     rounds: int,
 ) -> tuple[np.ndarray, Observations]:
@@ -109,7 +110,7 @@ def measure_rounds(
         traces = {b: run(b) for b in order}
         return {
             "makespan_s": [dj.makespan_s(traces[b]) for b in range(len(placements))],
-            "seen": observe(sharded, [traces[b] for b in range(teaching)]).to_json(),
+            "seen": observe(sharded, [traces[b] for b in range(teaching)], costs).to_json(),
         }
 
     terms = {"placements": digest, "teaching": teaching}

@@ -130,6 +130,7 @@ def run_in_turns(
         bench.args,
         get_backend(bench.backend, bench.devices),
         np.array(list(placements.values()), np.int64),
+        bench.chosen.costs,
         0,
         rounds,
     )

@@ -23,13 +23,20 @@ from doppler_jax.programs.blocks import num_bytes
 from doppler_jax.types import Kernel, Schedule, ShardedProgram
 
 from .backend import Backend, Options
-from .calibration_programs import kernel_program, random_arguments, transfer_program
+from .calibration_programs import (
+    NUM_SENT,
+    handling_program,
+    kernel_program,
+    random_arguments,
+    transfer_program,
+)
 from .compile import get_backend, load
 
 WARM_UPS = 3  # beyond compilation: allocators and caches settle
 PATIENCE = 4  # times the repeats asked for, at most, where they differ much
 TOLERANCE = 0.05  # standard error of a task's seconds, from which on they do
 KERNELS_AT_ONCE = 8
+LEAST_SHARE = 0.05  # of a transfer's seconds that are left when both ends' are taken off
 TRANSFER_BYTES = tuple(4**k for k in range(4, 15))
 """Sizes to choose from, 256 B to 256 MiB."""
 
@@ -48,9 +55,10 @@ def measure_calibration(
 ) -> Calibration:
     """Returns what the kernels of a program and transfers of its sizes cost on devices.
 
-    All devices are busy while kernels and transfers are measured, as they are in a good
-    placement; there is one transfer at a time. Kernels run on every device, and devices of one
-    kind on one machine share the median.
+    All devices are busy while kernels are measured, as they are in a good placement. Transfers
+    are measured one at a time between devices that have nothing else to do, and what both
+    spend on them by how much longer devices that have are busy with them. Kernels run on every
+    device, and devices of one kind on one machine share the median.
 
     Args:
       sharded: the program.
@@ -85,6 +93,21 @@ class _Bench:
 
     backend: Backend
     repeats: int
+
+    def finishes(
+        self, sharded: ShardedProgram, placements: Sequence[np.ndarray], priority: np.ndarray
+    ) -> np.ndarray:
+        """Returns when each device ends `[rounds, placements, D]`; placements take turns."""
+        steps = [load(sharded, p, priority, self.backend, Options()) for p in placements]
+        arguments = random_arguments(sharded, np.random.default_rng(0))
+        num_devices = len(self.backend.device_names)
+        ends_s = np.zeros((WARM_UPS + 2 * self.repeats, len(placements), num_devices))
+        for turn in ends_s:
+            for number, step in enumerate(steps):
+                step(*arguments)
+                assert step.trace is not None
+                np.maximum.at(turn[number], step.trace.placement, step.trace.finish_s)
+        return ends_s[WARM_UPS:]
 
     def observe(
         self,
@@ -206,7 +229,13 @@ def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_
     for s, t in itertools.combinations(range(calibration.num_devices), 2):
         links = [(s, t), (t, s)]
         missing = [
-            b for b in sizes if any((*link, b) not in calibration.transfers for link in links)
+            b
+            for b in sizes
+            if any(
+                (*link, b) not in known
+                for known in (calibration.transfers, calibration.handling)
+                for link in links
+            )
         ]
         if missing:
             measure = functools.partial(_with_transfers, sizes=missing, s=s, t=t)
@@ -229,15 +258,37 @@ def _with_transfers(
     bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
 ) -> Calibration:
     seen = bench.observe(*transfer_program(sizes, s, t))
+    handling = _handling(bench, sizes, s, t)
     chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}
-    medians = {link: float(np.median(seconds)) for link, seconds in chosen.items()}
+    medians = {}
+    for (i, j, b), seconds in chosen.items():
+        whole_s = float(np.median(seconds))
+        rest_s = whole_s - handling[i, j, b] - handling[j, i, b]
+        medians[i, j, b] = max(rest_s, LEAST_SHARE * whole_s)
     noise = [_noise(seconds) for seconds in chosen.values()]
     known = [] if np.isnan(before.transfer_noise) else [before.transfer_noise]
     return dataclasses.replace(
         before,
         transfers={**before.transfers, **medians},
+        handling={**before.handling, **handling},
         transfer_noise=float(np.median([*known, *noise])),
     )
+
+
+def _handling(
+    bench: _Bench, sizes: list[int], s: int, t: int
+) -> dict[tuple[int, int, int], float]:
+    """Returns what a device spends on one end of a transfer: by how much later it ends its work
+    when it sends and receives, over what it sends and receives.
+    """
+    found = {}
+    for size in sizes:
+        sharded, apart, home, priority = handling_program(size, s, t)
+        apart_s, home_s = np.moveaxis(bench.finishes(sharded, (apart, home), priority), 1, 0)
+        later_s = np.median(apart_s - home_s, axis=0) / (2 * NUM_SENT)
+        for device, other in ((s, t), (t, s)):
+            found[device, other, size] = max(float(later_s[device]), 0.0)
+    return found
 
 
 def _is_noisy(seen: Observations) -> bool:

@@ -18,10 +18,13 @@ from doppler_jax.types import (
     TensorRef,
 )
 
+NUM_SENT = 16
+"""Tensors that each device sends in a `handling_program`."""
+
+_LAG = 3  # turns from making a tensor to reading it
 _FIRST_BYTES = 4
 _WORK_SIZE = 320
-_WORK_PER_TRANSFER = 4
-_BYTES_PER_WORK = 1 << 19  # tasks of work per transfer: enough to outlast it on a CPU core
+_BYTES_PER_WORK = 1 << 19  # of a transfer, for each task of work that outlasts it
 
 
 def kernel_program(
@@ -45,13 +48,11 @@ def kernel_program(
 
 def transfer_program(
     sizes: Sequence[int], source: int, destination: int
-) -> tuple[ShardedProgram, np.ndarray, np.ndarray]:
-    """Returns a chain of tasks to and fro between two devices, its placement and priority.
+) -> tuple[ShardedProgram, np.ndarray]:
+    """Returns a chain of tasks to and fro between two devices, and its placement.
 
     Along it each size, in bytes, is moved once each way, one transfer at a time, after 4
-    bytes that take on them what the start of a call costs. Both devices have other work for
-    whenever the chain waits, as in a placed program: where transfers take time of the core
-    that computes, they show it.
+    bytes that take on them what the start of a call costs.
     """
     lengths = [_FIRST_BYTES // 4] * 2 + [size // 4 for size in sizes for _ in range(2)]
     chain = [
@@ -59,15 +60,44 @@ def transfer_program(
         for read, made in zip([None, *lengths], [*lengths, 1], strict=True)
     ]
     refs: list[tuple[Ref, ...]] = [(), *((TensorRef(x),) for x in range(len(lengths)))]
-    turns = np.where(np.arange(len(chain)) % 2, destination, source)
-    work = _work_kernel()
-    count = sum(_WORK_PER_TRANSFER + size // _BYTES_PER_WORK for size in sizes)
-    sharded = _program(
-        [*chain, *[work] * (2 * count)], [*refs, *[(InputRef(0),)] * (2 * count)], work.operands
-    )
-    placement = np.concatenate([turns, np.repeat([source, destination], count)])
-    priority = np.concatenate([np.zeros(len(chain)), np.ones(2 * count)])
-    return sharded, placement, priority
+    sharded = _program(chain, refs, ())
+    return sharded, np.where(np.arange(len(chain)) % 2, destination, source)
+
+
+def handling_program(
+    size: int, first: int, second: int
+) -> tuple[ShardedProgram, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a program in which two devices make and read `NUM_SENT` tensors of `size` bytes.
+
+    Between one tensor and the next there is other work, enough for a transfer to end in.
+
+    Returns:
+      The program, two placements and a priority: by the first placement each device reads what
+      the other made, by the second its own. Each runs as many tasks of a kind by either.
+    """
+    work, make = _work_kernel(), _fill_kernel(None, size // 4)
+    read = _total_kernel(size // 4)
+    kernels, refs, apart, home, rank = [], [], [], [], []
+    made: dict[tuple[int, int], int] = {}
+
+    def add(kernel: Kernel, operands: tuple[Ref, ...], places: tuple[int, int]) -> None:
+        kernels.append(kernel)
+        refs.append(operands)
+        apart.append(places[0])
+        home.append(places[1])
+        rank.append(turn)
+
+    for turn in range(NUM_SENT + _LAG):
+        for device, other in ((first, second), (second, first)):
+            if turn < NUM_SENT:
+                made[device, turn] = sum(len(kernel.results) for kernel in kernels)
+                add(make, (), (device, device))
+            for _ in range(1 + size // _BYTES_PER_WORK):
+                add(work, (InputRef(0),), (device, device))
+            if turn >= _LAG:
+                add(read, (TensorRef(made[device, turn - _LAG]),), (other, device))
+    sharded = _program(kernels, refs, work.operands)
+    return sharded, np.array(apart), np.array(home), np.array(rank, np.float64)
 
 
 def random_arguments(sharded: ShardedProgram, rng: np.random.Generator) -> list[jax.Array]:
@@ -86,6 +116,14 @@ def _work_kernel() -> Kernel:
     """Returns a kernel that takes a CPU core about a millisecond."""
     square = jax.ShapeDtypeStruct((_WORK_SIZE, _WORK_SIZE), jnp.float32)
     return Kernel("work", lambda a: (a @ a,), (square,), (square,))
+
+
+@functools.cache
+def _total_kernel(length: int) -> Kernel:
+    """Returns a kernel that reads all of a float32 `[length]`."""
+    vector = jax.ShapeDtypeStruct((length,), jnp.float32)
+    total = jax.ShapeDtypeStruct((1,), jnp.float32)
+    return Kernel("total", lambda x: (x.sum(keepdims=True),), (vector,), (total,))
 
 
 @functools.cache

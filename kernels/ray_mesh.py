@@ -1,61 +1,53 @@
-"""One TCP connection between every two device processes, for tensors and signals.
+"""One connection between every two device processes, for tensors and signals.
 
-Large tensors between processes of one machine go through shared memory.
+Processes of one machine that compute on the CPU have rings of shared memory (`ray_streams.py`);
+others have TCP, and threads that wait at it.
 
 An actor call per tensor, by way of Ray's object store, would do the same; it takes several
 messages between processes for each, on the cores that compute.
 """
 
-import dataclasses
 import hmac
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Protocol, Self
 
 import numpy as np
 
-from .ray_shared import OFFER_BYTES, PIECE, Ring
+from .ray_packets import HEADER, Inbox, Packet
+from .ray_shared import NO_OFFER, OFFER_BYTES, Ring
 from .ray_shipping import aligned_bytes
+from .ray_streams import Inlet, Outlet
 
-_HEADER = struct.Struct("!qqdq")  # call, item, start in seconds, bytes that follow
 _HELLO = struct.Struct("!q")  # index of who connects
 _TIMEOUT_S = 60.0  # of building the mesh
 _SMALL = 1 << 16  # bytes up to which header and body go as one
 _YES, _NO = b"y", b"n"
 
 
-class Inbox(Protocol):
-    """Who gets what arrives; called from the mesh's own threads, one per peer."""
-
-    def arrived(self, call: int, item: int, start_s: float, body: np.ndarray) -> None:
-        """Hands over the body, uint8 `[num_bytes]`; `start_s` is on the sender's clock."""
-
-    def lost(self, peer: int) -> None:
-        """Tells that the connection to a peer has ended."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Packet:
-    """Something to be sent, made ready and accounted for by the thread that sends it."""
-
-    call: int
-    item: int
-    open: Callable[[], tuple[float, np.ndarray] | None]  # start, uint8 body; None: not wanted
-    sent: Callable[[], None]
-    failed: Callable[[BaseException], None]  # it cannot be opened or sent
-
-
 class Mesh:
-    """This process's connections; peers are known by their index among all processes."""
+    """This process's connections; peers are known by their index among all processes.
 
-    def __init__(self, index: int, host: str, secret: bytes, inbox: Inbox) -> None:
+    Args:
+      index: of this process.
+      host: its address.
+      secret: what all processes of the mesh know.
+      inbox: who gets what arrives.
+      shares_memory: whether it may have rings; then somebody has to `poll`.
+    """
+
+    def __init__(
+        self, index: int, host: str, secret: bytes, inbox: Inbox, shares_memory: bool
+    ) -> None:
         self._index = index
         self._secret = secret
         self._inbox = inbox
-        self._queues: dict[int, SimpleQueue[Packet]] = {}
+        self._shares_memory = shares_memory
+        self._queues: dict[int, SimpleQueue[Packet]] = {}  # of the peers that have no rings
+        self._outlets: dict[int, Outlet] = {}
+        self._inlets: list[Inlet] = []
         self._listener = socket.create_server((host, 0))
         self._listener.settimeout(_TIMEOUT_S)
 
@@ -63,6 +55,11 @@ class Mesh:
     def address(self) -> tuple[str, int]:
         """Host and port where peers may connect."""
         return self._listener.getsockname()[:2]
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether something may arrive that only `poll` sees."""
+        return bool(self._inlets)
 
     def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
         """Links this process with all others; all call it at once.
@@ -87,17 +84,41 @@ class Mesh:
         self._listener.close()
 
     def send(self, peer: int, packet: Packet) -> None:
-        """Queues a packet; those to one peer leave in the order in which they came."""
-        self._queues[peer].put(packet)
+        """Sends or queues a packet; those to one peer leave in the order in which they came.
+
+        The thread that calls it must be the one that calls `poll`.
+        """
+        if peer in self._outlets:
+            self._outlets[peer].send(packet)
+        else:
+            self._queues[peer].put(packet)
+
+    def poll(self) -> bool:
+        """Moves what can be moved through the rings; returns whether that was anything."""
+        has_moved = False
+        for outlet in self._outlets.values():
+            has_moved |= outlet.flush()
+        for inlet in self._inlets:
+            while (received := inlet.receive()) is not None:
+                self._inbox.arrived(*received)
+                has_moved = True
+        return has_moved
 
     def _start(self, peer: int, connection: socket.socket) -> None:
-        link = _Link.over(connection)
-        self._queues[peer] = SimpleQueue()
-        loops: tuple[Callable[[int, _Link], None], ...] = (self._send, self._receive)
-        for loop in loops:
-            threading.Thread(target=loop, args=(peer, link), daemon=True).start()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        rings = _agree_on_rings(connection, self._shares_memory)
+        connection.settimeout(None)
+        if rings is None:
+            self._queues[peer] = SimpleQueue()
+            threading.Thread(target=self._send, args=(peer, connection), daemon=True).start()
+        else:
+            outward, inward = rings
+            self._outlets[peer] = Outlet(outward)
+            self._inlets.append(Inlet(inward))
+        # Where there are rings, all that this hears of is the connection's end.
+        threading.Thread(target=self._receive, args=(peer, connection), daemon=True).start()
 
-    def _send(self, peer: int, link: "_Link") -> None:
+    def _send(self, peer: int, connection: socket.socket) -> None:
         queue = self._queues[peer]
         while True:
             packet = queue.get()
@@ -105,75 +126,40 @@ class Mesh:
                 opened = packet.open()
                 if opened is not None:
                     start_s, body = opened
-                    link.write(_HEADER.pack(packet.call, packet.item, start_s, body.size), body)
+                    header = HEADER.pack(packet.call, packet.item, start_s, body.size)
+                    if body.size <= _SMALL:
+                        connection.sendall(header + body.tobytes())
+                    else:
+                        connection.sendall(header)
+                        connection.sendall(body.data)
                     packet.sent()
             except BaseException as error:
                 packet.failed(error)
             del packet  # else a waiting sender would keep the tensor
 
-    def _receive(self, peer: int, link: "_Link") -> None:
+    def _receive(self, peer: int, connection: socket.socket) -> None:
         try:
             while True:
-                call, item, start_s, num_bytes = _HEADER.unpack(link.take(_HEADER.size).data)
-                self._inbox.arrived(call, item, start_s, link.read(num_bytes))
+                header = HEADER.unpack(_read(connection, HEADER.size).data)
+                call, item, start_s, num_bytes = header
+                self._inbox.arrived(call, item, start_s, _read(connection, num_bytes))
         except OSError:
-            link.close()
             self._inbox.lost(peer)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Link:
-    """What connects two processes: the rings for large bodies are None across machines."""
-
-    connection: socket.socket
-    outward: Ring | None
-    inward: Ring | None
-
-    @classmethod
-    def over(cls, connection: socket.socket) -> Self:
-        """Agrees with the other end, which does the same, on rings."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        outward, offer = Ring.create()
-        connection.sendall(offer)
-        inward = Ring.attach(bytes(_read(connection, OFFER_BYTES)))
-        connection.sendall(_NO if inward is None else _YES)
-        is_taken = bytes(_read(connection, len(_YES))) == _YES
-        if outward is not None:
-            outward.taken()
-        connection.settimeout(None)
-        return cls(connection, outward if is_taken else None, inward)
-
-    def write(self, header: bytes, body: np.ndarray) -> None:
-        """Sends a message of a header of known size and a body."""
-        if body.size <= _SMALL:
-            self.connection.sendall(header + body.tobytes())
-        elif self.outward is None:
-            self.connection.sendall(header)
-            self.connection.sendall(body.data)
-        else:
-            for first in range(0, body.size, PIECE):
-                self.outward.write(body[first : first + PIECE])
-                self.connection.sendall(_YES if first else header)
-
-    def read(self, num_bytes: int) -> np.ndarray:
-        """Returns the body of a message whose header has been taken."""
-        if num_bytes <= _SMALL or self.inward is None:
-            return self.take(num_bytes)
-        body = aligned_bytes(num_bytes)
-        for first in range(0, num_bytes, PIECE):
-            if first:
-                self.take(len(_YES))
-            self.inward.read(body[first : first + PIECE])
-        return body
-
-    def take(self, num_bytes: int) -> np.ndarray:
-        """Returns the next bytes of the connection."""
-        return _read(self.connection, num_bytes)
-
-    def close(self) -> None:
-        """Ends a `write` that waits for the other end."""
-        if self.outward is not None:
-            self.outward.close()
+def _agree_on_rings(connection: socket.socket, may_share: bool) -> tuple[Ring, Ring] | None:
+    """Returns rings outward and inward if both ends, which both ask, can have them."""
+    outward, offer = Ring.create() if may_share else (None, NO_OFFER)
+    connection.sendall(offer)
+    offered = bytes(_read(connection, OFFER_BYTES))
+    inward = Ring.attach(offered) if may_share else None
+    connection.sendall(_NO if outward is None or inward is None else _YES)
+    is_wanted = bytes(_read(connection, len(_YES))) == _YES
+    if outward is not None:
+        outward.taken()
+    if outward is None or inward is None or not is_wanted:
+        return None
+    return outward, inward
 
 
 def _read(connection: socket.socket, num_bytes: int) -> np.ndarray:

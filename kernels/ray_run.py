@@ -1,8 +1,8 @@
 """One call on one device: what a device process does between the start and its result.
 
-The thread that calls `execute` computes; the mesh's threads deliver and send. The device
-needs nobody else's word to go on: its own tasks release its own tasks, and what other
-devices make comes straight from them.
+The thread that calls `execute` computes, and polls the mesh between tasks; where processes
+share no memory, threads of the mesh deliver and send. The device needs nobody else's word to go
+on: its own tasks release its own tasks, and what other devices make comes straight from them.
 """
 
 import functools
@@ -17,12 +17,13 @@ import jax
 import numpy as np
 
 from .ops import refuse_nan
-from .ray_mesh import Packet
+from .ray_mesh import Mesh
+from .ray_packets import Packet
 from .ray_shipping import DeviceResult, Failure, Shipment, from_bytes, to_bytes, to_host
 
 _SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
-
-Send = Callable[[int, Packet], None]
+_WAKE_S = 1e-3  # from the last arrival on that what is to come is waited for awake
+_LOOK_S = 1e-4  # between looks after that
 
 
 class DeviceRun:
@@ -35,14 +36,14 @@ class DeviceRun:
         call: int,
         executables: Mapping[str, Any],
         laid: dict[int, jax.Array],
-        send: Send,
+        mesh: Mesh,
     ) -> None:
         plan = shipment.plan
         self.call = call
         self._shipment = shipment
         self._plan = plan
         self._device = device
-        self._send = send
+        self._mesh = mesh
         self._mine = [v for v, d in enumerate(plan.placement) if d == device]
         self._calls = {v: executables[shipment.digests[v]] for v in self._mine}
         self._slots = dict(laid)
@@ -159,13 +160,23 @@ class DeviceRun:
         signal = Packet(self.call, ~number, _open_signal, lambda: None, lambda error: None)
         peers = [peer for d, peer in enumerate(self._shipment.peers) if d != self._device]
         for peer in peers:
-            self._send(peer, signal)
+            self._mesh.send(peer, signal)
         self._wait(lambda: self._signals[~number] == len(peers))
 
     def _wait(self, done: Callable[[], Any]) -> None:
-        with self._changed:
-            while not done() and not self._stopped:
-                self._changed.wait()
+        """Returns when `done` or the call has ended; looks for arrivals at least once."""
+        last_s = time.perf_counter()
+        while True:
+            if self._mesh.poll():
+                last_s = time.perf_counter()
+            with self._changed:
+                if self._stopped or done():
+                    return
+                if not self._mesh.has_rings:
+                    self._changed.wait()  # threads deliver
+                elif time.perf_counter() > last_s + _WAKE_S:
+                    self._changed.wait(_LOOK_S)
+            time.sleep(0)  # for whom else this core serves
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
@@ -208,7 +219,7 @@ class DeviceRun:
                     functools.partial(self._sent, transfer.source_slot),
                     functools.partial(self.fail, "transfer", k),
                 )
-                self._send(self._shipment.peers[transfer.destination], packet)
+                self._mesh.send(self._shipment.peers[transfer.destination], packet)
 
     def _open(self, slot: int) -> tuple[float, np.ndarray] | None:
         with self._changed:

@@ -20,7 +20,7 @@ class Worker:
     def __init__(self, index: int, host: str, secret: bytes, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
-        self._mesh = Mesh(index, host, secret, self)
+        self._mesh = Mesh(index, host, secret, self, jax.default_backend() == "cpu")
         self._executables: dict[str, Any] = {}  # by digest
         self._blocks: dict[int, jax.Array] = {}
         self._programs: dict[int, tuple[Shipment, int]] = {}
@@ -86,7 +86,7 @@ class Worker:
         with self._one_call:
             shipment, device = self._programs[program]
             slots = {slot: self._blocks[number] for slot, number in laid.items()}
-            run = DeviceRun(shipment, device, call, self._executables, slots, self._mesh.send)
+            run = DeviceRun(shipment, device, call, self._executables, slots, self._mesh)
             with self._lock:
                 self._run, self._last_call = run, call
                 early = self._early.pop(call, [])

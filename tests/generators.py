@@ -66,6 +66,12 @@ def problems(draw, max_tasks=30, max_devices=4):
             latency_s=0 * costs.latency_s,
             seconds_per_byte=1.0 - np.eye(num_devices),
         )
+    if draw(st.booleans()):
+        seconds = numbers(rng, (2, num_devices), kind != "generic")
+        costs = costs.replace(handling_s=seconds[0], handling_s_per_byte=seconds[1])
+    else:  # as arrays, since None compiles afresh
+        none = np.zeros(num_devices)
+        costs = costs.replace(handling_s=none, handling_s_per_byte=none)
     placement = rng.integers(0, num_devices, num_tasks)
     options = {
         "fifo": {},

@@ -79,8 +79,9 @@ def exact(
       critical path's placement under `fifo`.
 
     Raises:
-      ValueError: the graph or its costs are none, the links are not `parallel`, a number is
-        out of range, or no schedule that fits into memory was found.
+      ValueError: the graph or its costs are none, the links are not `parallel`, devices spend
+        time on transfers (`handling_s`), a number is out of range, or no schedule that
+        fits into memory was found.
       ImportError: OR-Tools is not installed.
     """
     if links != "parallel":
@@ -91,6 +92,8 @@ def exact(
         raise ValueError(f"workers is {workers}; expected at least 1")
     check_graph(graph)
     check_costs(graph, costs)
+    if costs.handling_s is not None:
+        raise ValueError("costs have handling_s, which method 'exact' does not know")
     if graph.num_tasks == 0:
         return ExactResult(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0, True)
     search = Search(workers, seed)

@@ -115,6 +115,7 @@ def check_costs(graph: TaskGraph, costs: Costs) -> None:
     _check_array("tensor_bytes", costs.tensor_bytes, (graph.num_tensors,))
     _check_array("input_bytes", costs.input_bytes, (graph.num_inputs,))
     _check_array("capacity_bytes", costs.capacity_bytes, (d,), allow_inf=True)
+    _check_handling(costs)
     for name in ("latency_s", "seconds_per_byte"):
         array = np.asarray(getattr(costs, name))
         _check_array(name, array, (d, d))
@@ -130,6 +131,14 @@ def check_costs(graph: TaskGraph, costs: Costs) -> None:
         raise ValueError(
             f"input_home[{far[0]}] is {graph.input_home[far[0]]}, but there are {d} devices"
         )
+
+
+def _check_handling(costs: Costs) -> None:
+    if (costs.handling_s is None) != (costs.handling_s_per_byte is None):
+        raise ValueError("handling_s and handling_s_per_byte go together; one of them is None")
+    for name in ("handling_s", "handling_s_per_byte"):
+        if (values := getattr(costs, name)) is not None:
+            _check_array(name, values, (costs.num_devices,))
 
 
 def _check_array(

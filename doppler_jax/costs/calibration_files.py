@@ -35,6 +35,7 @@ def save_calibration(path: PathLike, calibration: Calibration) -> None:
         "overhead_s": _nulls(calibration.overhead_s),
         "kernels": {k: dataclasses.asdict(t) for k, t in calibration.kernels.items()},
         "transfers": [[*link, seconds] for link, seconds in calibration.transfers.items()],
+        "handling": [[*ends, seconds] for ends, seconds in calibration.handling.items()],
         "transfer_noise": _nulls(np.array([calibration.transfer_noise]))[0],
     }
     write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
@@ -58,7 +59,8 @@ def load_calibration(path: PathLike) -> Calibration:
         capacity_bytes=read_numbers(path, data, "capacity_bytes", null=np.inf),
         overhead_s=read_numbers(path, data, "overhead_s", null=np.nan),
         kernels={k: _read_kernel(path, k, t, len(names)) for k, t in kernels.items()},
-        transfers=_read_transfers(path, data, len(names)),
+        transfers=_read_pairs(path, data, "transfers", len(names)),
+        handling=_read_pairs(path, data, "handling", len(names)),
         transfer_noise=float(read_numbers(path, data, "transfer_noise", ndim=0, null=np.nan)),
     )
     for name in ("capacity_bytes", "overhead_s"):
@@ -86,19 +88,19 @@ def _read_kernel(path: PathLike, digest: str, fields: Any, num_devices: int) -> 
     return KernelTime(str(fields["name"]), flops, num_bytes, tuple(seconds.tolist()), noise)
 
 
-def _read_transfers(
-    path: PathLike, data: dict[str, Any], num_devices: int
+def _read_pairs(
+    path: PathLike, data: dict[str, Any], name: str, num_devices: int
 ) -> dict[tuple[int, int, int], float]:
-    transfers = {}
-    for row in read_numbers(path, data, "transfers", ndim=2).tolist():
+    """Returns seconds by two devices and bytes."""
+    found = {}
+    for row in read_numbers(path, data, name, ndim=2).tolist():
         ends = row[:2]
         if len(row) != 4 or min(row) < 0 or max(ends) >= num_devices or ends[0] == ends[1]:
             raise ValueError(
-                f"{path}: transfers: {row} is not source, destination, bytes and seconds "
-                f"between two of {num_devices} devices"
+                f"{path}: {name}: {row} is not two of {num_devices} devices, bytes and seconds"
             )
-        transfers[int(row[0]), int(row[1]), int(row[2])] = row[3]
-    return transfers
+        found[int(row[0]), int(row[1]), int(row[2])] = row[3]
+    return found
 
 
 def _nulls(values: np.ndarray) -> list[float | None]:

@@ -31,7 +31,8 @@ def problem_digest(graph: TaskGraph, costs: Costs) -> str:
     digest = hashlib.sha256()
     for part in (graph, costs):
         for field in dataclasses.fields(part):
-            _add_array(digest, field.name, getattr(part, field.name))
+            if (values := getattr(part, field.name)) is not None:
+                _add_array(digest, field.name, values)
     return digest.hexdigest()[:32]
 
 

@@ -39,8 +39,13 @@ class Calibration:
     overhead_s: np.ndarray  # [D] dispatch of a task, nan before it was measured
     kernels: Mapping[str, KernelTime]  # by digest
     transfers: Mapping[tuple[int, int, int], float]
-    """Seconds by source, destination and bytes."""
+    """Seconds by source, destination and bytes, but for what the two devices spend on them."""
     transfer_noise: float  # log-standard-deviation of repeats, nan before it was measured
+    handling: Mapping[tuple[int, int, int], float] = dataclasses.field(default_factory=dict)
+    """Seconds that a device spends on one end of a transfer, by device, other one and bytes.
+
+    They are 0 where it copies beside its work, and there are none where that was not measured.
+    """
 
     @property
     def num_devices(self) -> int:
@@ -65,6 +70,17 @@ class Calibration:
                 raise ValueError(f"no transfer from device {s} to device {t} was measured")
             latency_s[s, t], seconds_per_byte[s, t] = fit_line(*np.transpose(found))
         return latency_s, seconds_per_byte
+
+    def handling_rates(self) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+        """Returns `handling_s` and `handling_s_per_byte` `[D]`, fitted, if it was measured."""
+        if not self.handling:
+            return None, None
+        rates = np.zeros((2, self.num_devices))
+        for d in range(self.num_devices):
+            found = [(b, y) for (i, _, b), y in self.handling.items() if i == d and y > 0]
+            if found:
+                rates[:, d] = fit_line(*np.transpose(found))
+        return rates[0], rates[1]
 
     def cluster(self) -> Cluster:
         """Returns rates for programs whose kernels are yet to be cut.
@@ -120,7 +136,7 @@ class Calibration:
                     f"a trace places {len(places)} tasks on devices up to "
                     f"{places.max(initial=0)}; expected {n} tasks on {d} devices"
                 )
-        return self.updated(observe(sharded, traces))
+        return self.updated(observe(sharded, traces, measured_costs(sharded, self)))
 
     def updated(self, seen: Observations) -> "Calibration":
         """Returns the calibration with these medians, of known kernels, in place of before."""
@@ -163,6 +179,7 @@ def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:
     digests = kernel_digests(sharded.kernels)
     seconds = [calibration.kernels[digests[kernel]].seconds for kernel in sharded.kernels]
     latency_s, seconds_per_byte = calibration.links()
+    handling_s, handling_s_per_byte = calibration.handling_rates()
     return Costs(
         compute_s=np.array(seconds, np.float64).reshape(-1, calibration.num_devices),
         tensor_bytes=sharded.graph.tensor_bytes.copy(),
@@ -170,4 +187,6 @@ def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:
         latency_s=latency_s,
         seconds_per_byte=seconds_per_byte,
         capacity_bytes=calibration.capacity_bytes.copy(),
+        handling_s=handling_s,
+        handling_s_per_byte=handling_s_per_byte,
     )

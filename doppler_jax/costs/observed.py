@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from doppler_jax.costs.digests import kernel_digests
-from doppler_jax.types import Schedule, ShardedProgram
+from doppler_jax.costs.handling import ends_s, handling_seconds
+from doppler_jax.types import Costs, Schedule, ShardedProgram
 
 
 @dataclasses.dataclass
@@ -16,7 +17,8 @@ class Observations:
     """Seconds, as often as they were seen.
 
     A task's are from the moment it could begin (its device idle, its inputs there) to its
-    finish, a transfer's from its request to its arrival: what delays either belongs to it.
+    finish, a transfer's from its request to its arrival: what delays either belongs to it, but
+    for what devices are known to spend on transfers themselves.
     """
 
     tasks: dict[tuple[str, int], list[float]]  # by kernel's digest and device
@@ -51,11 +53,18 @@ class Observations:
         return whole
 
 
-def observe(sharded: ShardedProgram, traces: Iterable[Schedule]) -> Observations:
+def observe(
+    sharded: ShardedProgram, traces: Iterable[Schedule], costs: Costs | None = None
+) -> Observations:
     """Returns what work-conserving executions of a program show.
 
     Transfers that met another one on their link are left out: how long they waited is the
     simulator's business.
+
+    Args:
+      sharded: the program.
+      traces: of its executions.
+      costs: whose `handling_s` is taken off, of each time half at most; None takes off nothing.
     """
     digests = kernel_digests(sharded.kernels)
     names = [digests[kernel] for kernel in sharded.kernels]
@@ -63,10 +72,14 @@ def observe(sharded: ShardedProgram, traces: Iterable[Schedule]) -> Observations
     for trace in traces:
         began_s = np.maximum(_free_s(trace), _ready_s(sharded, trace))
         places = np.asarray(trace.placement).tolist()
+        spent_s = trace.finish_s - began_s
+        if costs is not None:
+            handling_s = handling_seconds(sharded.graph, costs, np.asarray(trace.placement))
+            spent_s = np.maximum(spent_s - handling_s, spent_s / 2)
         for v, device in enumerate(places):
-            seen.tasks[names[v], device].append(float(trace.finish_s[v] - began_s[v]))
+            seen.tasks[names[v], device].append(float(spent_s[v]))
             seen.overheads[device].append(float(trace.start_s[v] - began_s[v]))
-        _add_transfers(sharded, trace, seen)
+        _add_transfers(sharded, trace, costs, seen)
     return seen
 
 
@@ -103,7 +116,9 @@ def _ready_s(sharded: ShardedProgram, trace: Schedule) -> np.ndarray:
     return ready_s
 
 
-def _add_transfers(sharded: ShardedProgram, trace: Schedule, seen: Observations) -> None:
+def _add_transfers(
+    sharded: ShardedProgram, trace: Schedule, costs: Costs | None, seen: Observations
+) -> None:
     graph = sharded.graph
     tensor = np.asarray(trace.transfer_tensor)
     if not tensor.size:
@@ -124,6 +139,8 @@ def _add_transfers(sharded: ShardedProgram, trace: Schedule, seen: Observations)
         begin, end = requested_s[on_link], arrived_s[on_link]
         met = (begin[:, None] < end[None, :]) & (end[:, None] > begin[None, :])
         for k in on_link[met.sum(1) == 1]:  # itself alone
-            seen.transfers[*pair, int(num_bytes[k])].append(
-                float(arrived_s[k] - requested_s[k])
-            )
+            seconds = float(arrived_s[k] - requested_s[k])
+            if costs is not None:
+                ends = ends_s(costs, *pair, num_bytes[k])
+                seconds = max(seconds - ends, seconds / 2)
+            seen.transfers[*pair, int(num_bytes[k])].append(seconds)

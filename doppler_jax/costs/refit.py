@@ -22,8 +22,9 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
     """Returns the costs of a program with what its executions show in place of them.
 
     A task takes the median of its kernel on that device, a link is fitted to the medians of
-    its transfers by size. What was never seen changes in the proportion in which the rest
-    did: tasks as others on their device (or all, if it ran none), links as other links.
+    its transfers by size; what devices spend on transfers stays as it is. What was never seen
+    changes in the proportion in which the rest did: tasks as others on their device (or all,
+    if it ran none), links as other links.
 
     Args:
       sharded: the program, N tasks.
@@ -32,7 +33,7 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
     """
     if not traces:
         return costs
-    seen = observe(sharded, traces)
+    seen = observe(sharded, traces, costs)
     latency_s, seconds_per_byte = _refit_links(costs, seen)
     return dataclasses.replace(
         costs,

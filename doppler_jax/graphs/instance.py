@@ -42,10 +42,27 @@ class Instance:
     chain: chex.Array  # [N + 1] int32, the chain that the task is in
     chain_head: chex.Array  # [W] int32, first task of each chain
     chain_next: chex.Array  # [N + 1] int32, next task of the same chain
+    handling_s: chex.Array | None  # [D]; None as in `Costs`
+    handling_s_per_byte: chex.Array | None  # [D]
 
     @property
     def padded_tasks(self) -> int:
         return self.compute_s.shape[0] - 1
+
+    @property
+    def links(self) -> tuple[chex.Array, chex.Array]:
+        """Latency and seconds per byte `[D, D]`, with what both ends spend on a transfer."""
+        if self.handling_s is None or self.handling_s_per_byte is None:
+            return self.latency_s, self.seconds_per_byte
+        apart = (1.0 - np.eye(self.num_devices)).astype(self.latency_s.dtype)
+        latency_s, seconds_per_byte = (
+            link + (each[:, None] + each[None]) * apart
+            for link, each in (
+                (self.latency_s, self.handling_s),
+                (self.seconds_per_byte, self.handling_s_per_byte),
+            )
+        )
+        return latency_s, seconds_per_byte
 
     @property
     def num_devices(self) -> int:
@@ -77,6 +94,7 @@ def make_instance(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32)
         **_edges(graph, edge_bytes, size),
         **_home_reads(graph, costs, size, dtype),
         **_chains(graph, size),
+        **_handling(costs, dtype),
     )
 
 
@@ -111,6 +129,12 @@ def _home_reads(
         "home_bytes": np.pad(np.asarray(costs.input_bytes, dtype)[inputs], (0, spare)),
         "home_opens": np.pad(np.diff(inputs, prepend=-1) != 0, (0, spare)),
     }
+
+
+def _handling(costs: Costs, dtype: DTypeLike) -> dict[str, np.ndarray | None]:
+    names = ("handling_s", "handling_s_per_byte")
+    found = {name: getattr(costs, name) for name in names}
+    return {k: None if y is None else np.asarray(y, dtype) for k, y in found.items()}
 
 
 def _chains(graph: TaskGraph, size: int) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs import levels
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.graphs.instance import Instance, make_instance
@@ -53,6 +54,7 @@ def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
     survives.
     """
     instance = make_instance(graph, costs)
+    costs = as_transfers(costs)  # features know nothing of handling
     n, size = graph.num_tasks, instance.padded_tasks
     senders, receivers = task_edges(graph)
     compute_s = levels.mean_compute_s(costs)
@@ -141,8 +143,7 @@ def _mean_transfer_s(instance: Instance) -> np.ndarray:
     d = instance.num_devices
     pairs = max(d * (d - 1), 1)
     real = instance.succ_task != instance.padded_tasks
-    latency_s = instance.latency_s.sum() / pairs
-    seconds_per_byte = instance.seconds_per_byte.sum() / pairs
+    latency_s, seconds_per_byte = (array.sum() / pairs for array in instance.links)
     return np.where(real, latency_s + instance.succ_bytes * seconds_per_byte, 0.0).astype(
         np.float32
     )

@@ -79,9 +79,8 @@ def device_features(
     input_compute_s = jnp.where(on, instance.compute_s[producers], 0.0).sum(0)
     first_start_s = jnp.where(on, state.start_s[producers][:, None], jnp.inf).min(0)
     last_end_s = jnp.where(on, state.finish_s[producers][:, None], -jnp.inf).max(0)
-    move_s = instance.latency_s[there] + (
-        instance.pred_bytes[task][:, None] * instance.seconds_per_byte[there]
-    )
+    latency_s, seconds_per_byte = instance.links
+    move_s = latency_s[there] + (instance.pred_bytes[task][:, None] * seconds_per_byte[there])
     real = (producers != instance.padded_tasks)[:, None]
     arrival_s = jnp.where(real, state.finish_s[producers][:, None] + move_s, 0.0).max(0)
     arrival_s = jnp.maximum(arrival_s, instance.input_ready_s[task])

@@ -98,6 +98,9 @@ def _pad_instance(instance: Instance, sizes: Sizes) -> Instance:
     def links(array: np.ndarray) -> np.ndarray:
         return np.pad(array, ((0, spare), (0, spare)))
 
+    def devices(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else np.pad(array, (0, spare))
+
     return Instance(
         num_tasks=instance.num_tasks,
         compute_s=_columns(rows(instance.compute_s), np.inf, sizes.devices),
@@ -122,6 +125,8 @@ def _pad_instance(instance: Instance, sizes: Sizes) -> Instance:
         chain=rows(instance.chain),
         chain_head=_fill(ids(instance.chain_head), new, sizes.chains),
         chain_next=ids(rows(instance.chain_next)),
+        handling_s=devices(instance.handling_s),
+        handling_s_per_byte=devices(instance.handling_s_per_byte),
     )
 
 

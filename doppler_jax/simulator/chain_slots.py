@@ -31,6 +31,7 @@ class _Tables:
     instance: Instance
     placement: chex.Array  # [L * (N + 1)] device of each task, as a float
     rank: chex.Array | None  # [L * (N + 1)] queue key; None under `fifo`
+    handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
     transfer_factor: chex.Array | None  # [T * D] noise
     base: chex.Array  # [L] int32, where a lane's tasks begin
     one: chex.Array  # [] 1.0, see `hold`
@@ -68,6 +69,7 @@ def run_chain_slots(
     shared: tuple[Instance, chex.Array | None],
     placement: chex.Array,
     rank: chex.Array | None,
+    handling_s: chex.Array | None = None,
     *,
     serial: bool,
     schedule: bool,
@@ -80,6 +82,7 @@ def run_chain_slots(
         are in the problem's precision.
       placement: `[L, N + 1]` int32.
       rank: `[L, N + 1]` queue keys of `priority`, or None for `fifo`.
+      handling_s: `[L, N + 1]` what tasks are longer by, or None.
       serial: whether a link carries one transfer at a time.
       schedule: whether the times of tasks are wanted.
       native: whether this is compiled as one CPU kernel (`lockstep.run_batch`).
@@ -89,7 +92,9 @@ def run_chain_slots(
       tasks that never start.
     """
     instance, transfer_factor = shared
-    tables, state = _begin(instance, placement, rank, transfer_factor, serial, schedule, native)
+    tables, state = _begin(
+        instance, placement, rank, handling_s, transfer_factor, serial, schedule, native
+    )
 
     def step(state: _State) -> _State:
         state, started = _start_best(tables, state, native)
@@ -106,6 +111,7 @@ def _begin(
     instance: Instance,
     placement: chex.Array,
     rank: chex.Array | None,
+    handling_s: chex.Array | None,
     transfer_factor: chex.Array | None,
     serial: bool,
     schedule: bool,
@@ -118,6 +124,7 @@ def _begin(
         instance=instance,
         placement=placement.reshape(-1).astype(dtype),
         rank=None if rank is None else rank.reshape(-1).astype(dtype),
+        handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=jnp.arange(lanes, dtype=jnp.int32) * rows,
         # A constant would be divided by at compile time; this one XLA cannot see through.
@@ -159,7 +166,10 @@ def _start_best(tables: _Tables, state: _State, native: bool) -> tuple[_State, _
     code = jnp.where(start_s < jnp.inf, code, nobody).astype(jnp.int32)
     task, device = code // slots, code % slots
 
-    finish_s = hold(start_s + at(instance.compute_s.reshape(-1), task * devices + device))
+    seconds = at(instance.compute_s.reshape(-1), task * devices + device)
+    if tables.handling_s is not None:
+        seconds += at(tables.handling_s, tables.base + task)
+    finish_s = hold(start_s + seconds)
     here = device.astype(start_s.dtype)[None]
     free_s = jnp.where(column(devices, here) == here, finish_s[None], state.free_s)
     slot_device = state.slot_code - jnp.floor(state.slot_code / slots) * slots

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from doppler_jax.costs.handling import handling_seconds
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 
@@ -21,11 +22,17 @@ def check_placement(graph: TaskGraph, costs: Costs, placement: ArrayLike) -> np.
     return device.astype(np.int64)
 
 
-def task_seconds(costs: Costs, device: np.ndarray, factor: ArrayLike | None) -> np.ndarray:
-    """Returns the seconds `[N]` of each task on its device, times its factor `[N]`."""
+def task_seconds(
+    graph: TaskGraph, costs: Costs, device: np.ndarray, factor: ArrayLike | None
+) -> np.ndarray:
+    """Returns the seconds `[N]` of each task on its device.
+
+    They are those of computing, times its factor `[N]`, and of handling transfers.
+    """
     compute_s = np.asarray(costs.compute_s, np.float64)
     seconds = compute_s[np.arange(device.size), device]
-    return seconds * check_factor("compute_factor", factor, seconds.shape)
+    seconds = seconds * check_factor("compute_factor", factor, seconds.shape)
+    return seconds + handling_seconds(graph, costs, device)
 
 
 def transfer_seconds(

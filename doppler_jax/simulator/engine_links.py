@@ -60,6 +60,7 @@ def run_engine_links(
     shared: tuple[Instance, chex.Array | None],
     placement: chex.Array,
     rank: chex.Array | None,
+    handling_s: chex.Array | None = None,
     *,
     schedule: bool,
     native: bool,
@@ -71,6 +72,7 @@ def run_engine_links(
         are in the problem's precision.
       placement: `[L, N + 1]` int32.
       rank: `[L, N + 1]` queue keys of `priority`, or None for `fifo`.
+      handling_s: `[L, N + 1]` what tasks are longer by, or None.
       schedule: whether the times of tasks are wanted.
       native: whether this is compiled as one CPU kernel (`lockstep.run_batch`).
 
@@ -79,7 +81,7 @@ def run_engine_links(
       tasks that never start.
     """
     instance, transfer_factor = shared
-    tables = make_tables(instance, placement, rank, transfer_factor)
+    tables = make_tables(instance, placement, rank, handling_s, transfer_factor)
 
     def step(state: _State) -> _State:
         state, started = _start_next(tables, state, native)
@@ -165,6 +167,8 @@ def _start_task(
     instance = tables.instance
     task, device = tables.task_of(code)
     seconds = at(instance.compute_s.reshape(-1), task * instance.num_devices + device)
+    if tables.handling_s is not None:
+        seconds += at(tables.handling_s, tables.base + task)
     finish_s = tables.hold(start_s + seconds)
     there = jnp.where(here, device, -1)[None]
     waits_s = jnp.where(

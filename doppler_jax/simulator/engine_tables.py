@@ -21,6 +21,7 @@ class EngineTables:
     instance: Instance
     placement: chex.Array  # [L * (N + 1)] int32
     rank: chex.Array | None  # [L * (N + 1)] queue key; None under `fifo`
+    handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
     transfer_factor: chex.Array | None  # [(T + 1) * D] noise
     base: chex.Array  # [L] int32, where a lane's tasks begin
     reader: chex.Array  # [R] int32
@@ -78,9 +79,10 @@ def make_tables(
     instance: Instance,
     placement: chex.Array,
     rank: chex.Array | None,
+    handling_s: chex.Array | None,
     transfer_factor: chex.Array | None,
 ) -> EngineTables:
-    """Returns the tables of placements `[L, N + 1]`, ranks like them, and factors `[T, D]`."""
+    """Returns the tables of placements `[L, N + 1]`, ranks, handling, and factors `[T, D]`."""
     lanes, rows = placement.shape
     dtype = jnp.result_type(instance.compute_s)
     if transfer_factor is not None:  # a row more, so that there is one where T is 0
@@ -95,6 +97,7 @@ def make_tables(
         instance=instance,
         placement=placement.reshape(-1),
         rank=None if rank is None else rank.reshape(-1).astype(dtype),
+        handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=transfer_factor,
         base=jnp.arange(lanes, dtype=jnp.int32) * rows,
         reader=reader,

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 Run = Callable[..., tuple[chex.Array, ...]]
-"""`run(shared, placement [L, N + 1], rank [L, N + 1] or None, *, native)` of L lanes."""
+"""`run(shared, placement, rank, handling_s, *, native)` of L lanes: `[L, N + 1]`, or None."""
 
 FEW_LANES = 8
 """Lanes of one CPU kernel for up to 3 x as many placements."""
@@ -28,6 +28,7 @@ def run_batch(
     shared: chex.ArrayTree,
     placements: chex.Array,
     rank: chex.Array | None,
+    handling_s: chex.Array | None = None,
     *,
     lanes: int = 64,
 ) -> tuple[chex.Array, ...]:
@@ -46,6 +47,7 @@ def run_batch(
         shared,
         placements,
         rank,
+        handling_s,
         cpu=sequential_vmap(partial(_on_cpu, run, lanes)),
         default=partial(_elsewhere, run),
     )
@@ -56,13 +58,13 @@ def _on_cpu(
     lanes: int,
     shared: chex.ArrayTree,
     placements: chex.Array,
-    rank: chex.Array | None,
+    *others: chex.Array | None,
 ) -> tuple[chex.Array, ...]:
     lanes = FEW_LANES if len(placements) <= 3 * FEW_LANES else lanes
     # Constants that a caller's jit closes over would be sunk into the kernel: XLA aborts.
-    shared, placements, rank = jax.lax.optimization_barrier((shared, placements, rank))
+    shared, placements, others = jax.lax.optimization_barrier((shared, placements, others))
     kernel = partial(_one_kernel, partial(run, native=True))
-    return _in_chunks(kernel, shared, placements, rank, lanes)
+    return _in_chunks(kernel, shared, (placements, *others), lanes)
 
 
 def _one_kernel(fn: Run, *arguments: Any) -> tuple[chex.Array, ...]:
@@ -77,29 +79,28 @@ def _one_kernel(fn: Run, *arguments: Any) -> tuple[chex.Array, ...]:
 
 
 def _elsewhere(
-    run: Run, shared: chex.ArrayTree, placements: chex.Array, rank: chex.Array | None
+    run: Run, shared: chex.ArrayTree, placements: chex.Array, *others: chex.Array | None
 ) -> tuple[chex.Array, ...]:
     # Flat tables hold two numbers per lane and task, and int32 indexes them.
     most = min(MAX_LANES, (1 << 30) // placements.shape[1])
     lanes = max(min(most, len(placements)), 1)
     run = partial(run, native=False)
-    return _in_chunks(run, shared, placements, rank, lanes)
+    return _in_chunks(run, shared, (placements, *others), lanes)
 
 
 def _in_chunks(
     run: Run,
     shared: chex.ArrayTree,
-    placements: chex.Array,
-    rank: chex.Array | None,
+    columns: tuple[chex.Array | None, ...],
     lanes: int,
 ) -> tuple[chex.Array, ...]:
     """Runs chunks of lanes one after another."""
-    batch = len(placements)
+    batch = len(jax.tree.leaves(columns)[0])
 
     def cut(array: chex.Array) -> chex.Array:
         padded = jnp.pad(array, ((0, -batch % lanes), (0, 0)))
         return padded.reshape(-1, lanes, array.shape[1])
 
-    columns = jax.tree.map(cut, (placements, rank))
-    out = jax.lax.map(lambda chunk: run(shared, *chunk), columns)
+    chunks = jax.tree.map(cut, columns)
+    out = jax.lax.map(lambda chunk: run(shared, *chunk), chunks)
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:batch], out)

@@ -73,7 +73,7 @@ def simulate_oracle(
     run = _Run(
         device,
         costs.num_devices,
-        task_seconds(costs, device, compute_factor),
+        task_seconds(graph, costs, device, compute_factor),
         task_transfers(graph, costs, device, transfer_factor),
         _check_priority(graph, queue, priority),
         Links(links),

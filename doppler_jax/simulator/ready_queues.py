@@ -36,6 +36,7 @@ class _Tables:
     device_at: chex.Array  # [L * 2^k] the same by queue position, 2^k >= N
     position: chex.Array | None  # [L * (N + 1)] in the queue, as a float; None: the task's id
     order: chex.Array | None  # [L * (N + 1)] int32, the inverse
+    handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
     transfer_factor: chex.Array | None  # [T * D] noise
     base: chex.Array  # [L] int32, where a lane's tasks begin
     one: chex.Array  # [] 1.0, see `hold`
@@ -73,6 +74,7 @@ def run_ready_queues(
     shared: tuple[Instance, chex.Array | None],
     placement: chex.Array,
     order: chex.Array | None,
+    handling_s: chex.Array | None = None,
     *,
     serial: bool,
     schedule: bool,
@@ -84,17 +86,18 @@ def run_ready_queues(
       shared: as of `run_chain_slots`.
       placement: `[L, N + 1]` int32.
       order: `[L, N + 1]` int32, the `queue_order` of `priority`; None for `fifo`.
-      serial: as of `run_chain_slots`, and so are the others and what is returned.
+      handling_s: as of `run_chain_slots`.
+      serial: the same, and so are the others and what is returned.
       schedule: whether the times of tasks are wanted.
       native: whether this is compiled as one CPU kernel.
     """
     if not native:
         rank = None if order is None else jnp.argsort(order, axis=-1)
         return run_chain_slots(
-            shared, placement, rank, serial=serial, schedule=schedule, native=False
+            shared, placement, rank, handling_s, serial=serial, schedule=schedule, native=False
         )
     instance, transfer_factor = shared
-    tables = _tables(instance, placement, order, transfer_factor)
+    tables = _tables(instance, placement, order, handling_s, transfer_factor)
     state = _begin(tables, placement, serial, schedule)
 
     def step(state: _State) -> _State:
@@ -112,6 +115,7 @@ def _tables(
     instance: Instance,
     placement: chex.Array,
     order: chex.Array | None,
+    handling_s: chex.Array | None,
     transfer_factor: chex.Array | None,
 ) -> _Tables:
     lanes, rows = placement.shape
@@ -130,6 +134,7 @@ def _tables(
         device_at=jnp.pad(devices[:, :-1], ((0, 0), (0, spare))).reshape(-1),
         position=position,
         order=order,
+        handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=base,
         # A constant would be divided by at compile time; this one XLA cannot see through.
@@ -190,7 +195,10 @@ def _start_best(tables: _Tables, state: _State) -> tuple[_State, _Started]:
         task = at(tables.order, tables.base + task)
     task = jnp.where(start_s < jnp.inf, task, nobody)
 
-    finish_s = hold(start_s + at(instance.compute_s.reshape(-1), task * devices + device))
+    seconds = at(instance.compute_s.reshape(-1), task * devices + device)
+    if tables.handling_s is not None:
+        seconds += at(tables.handling_s, tables.base + task)
+    finish_s = hold(start_s + seconds)
     times_s = state.times_s
     if times_s is not None:
         pair = jnp.stack([start_s, finish_s], axis=-1)

@@ -20,6 +20,7 @@ from doppler_jax.graphs.instance import Instance, make_instance
 from doppler_jax.graphs.padding import bucket_size
 from doppler_jax.simulator.chain_slots import run_chain_slots
 from doppler_jax.simulator.engine_links import run_engine_links
+from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.lockstep import Run, run_batch
 from doppler_jax.simulator.noise import Factors
@@ -258,6 +259,7 @@ def simulate_instance(
     if priority is not None:
         spare = instance.padded_tasks + 1 - priority.shape[-1]
         priority = jnp.pad(priority, (*((0, 0),) * (priority.ndim - 1), (0, spare)))
+    handling_s = handling_seconds(instance, placements)
     run, lanes = _formulation(instance, links, priority is not None)
 
     def one_draw(noise: Factors | None, rank: chex.Array | None) -> SimulationResult:
@@ -266,7 +268,7 @@ def simulate_instance(
             rank = queue_order(rank) if lanes == WIDE_LANES else rank
         shared = _with_noise(instance, noise)
         makespan_s, *times = run_batch(
-            partial(run, schedule=schedule), shared, placements, rank, lanes=lanes
+            partial(run, schedule=schedule), shared, placements, rank, handling_s, lanes=lanes
         )
         start_s, finish_s = (a[:, :-1] for a in times) if schedule else (None, None)
         return SimulationResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)

@@ -50,7 +50,7 @@ def simulate_synchronous(
         positive number.
     """
     device = check_placement(graph, costs, placement)
-    task_s = task_seconds(costs, device, compute_factor)
+    task_s = task_seconds(graph, costs, device, compute_factor)
     transfers = task_transfers(graph, costs, device, transfer_factor)
     start_s, finish_s = np.zeros(graph.num_tasks), np.zeros(graph.num_tasks)
     carried: list[Transfer] = []

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.simulator.conserving import check_conserving, decision_order
-from doppler_jax.simulator.durations import check_factor
+from doppler_jax.simulator.durations import task_seconds
 from doppler_jax.simulator.link_rules import check_links
 from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.transfer_rules import (
@@ -75,7 +75,7 @@ def validate(
     _check_times(schedule, slack)
     _check_overlap(schedule, slack)
     if costs is not None:
-        _check_durations(schedule, costs, compute_factor, slack)
+        _check_durations(graph, schedule, costs, compute_factor, slack)
     transfers = check_transfers(graph, schedule, slack)
     edge_s = edge_arrivals(
         graph, schedule, transfers, costs if links == "parallel" else None, transfer_factor
@@ -156,15 +156,13 @@ def _check_overlap(schedule: Schedule, slack: float) -> None:
 
 
 def _check_durations(
-    schedule: Schedule, costs: Costs, factor: ArrayLike | None, slack: float
+    graph: TaskGraph, schedule: Schedule, costs: Costs, factor: ArrayLike | None, slack: float
 ) -> None:
-    tasks = np.arange(schedule.placement.shape[0])
-    compute = np.asarray(costs.compute_s, dtype=np.float64)[tasks, schedule.placement]
-    compute = compute * check_factor("compute_factor", factor, compute.shape)
-    for v in _where(~np.isfinite(compute)):
+    seconds = task_seconds(graph, costs, schedule.placement, factor)
+    for v in _where(~np.isfinite(seconds)):
         raise ValueError(f"{_task(schedule, v)}: the device cannot run the task")
-    for v in _where(np.abs(schedule.start_s + compute - schedule.finish_s) > slack):
-        raise ValueError(f"{_task(schedule, v)}: its cost is {compute[v]:.9g} s")
+    for v in _where(np.abs(schedule.start_s + seconds - schedule.finish_s) > slack):
+        raise ValueError(f"{_task(schedule, v)}: its cost is {seconds[v]:.9g} s")
 
 
 def _check_reads(

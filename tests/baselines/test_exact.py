@@ -177,6 +177,9 @@ def test_what_it_cannot_do_is_refused(monkeypatch):
     graph, costs = dj.from_edge_delays([1, 1], [(0, 1, 8.0)], num_devices=2)
     with pytest.raises(ValueError, match="links are 'serial'; method 'exact' knows"):
         exact(graph, costs, budget_s=1.0, links="serial")
+    zero = np.zeros(2)
+    with pytest.raises(ValueError, match="costs have handling_s, which method 'exact'"):
+        exact(graph, costs.replace(handling_s=zero, handling_s_per_byte=zero), budget_s=1)
     with pytest.raises(ValueError, match="budget_s is 0; expected more"):
         exact(graph, costs, budget_s=0)
     with pytest.raises(ValueError, match="workers is 0"):

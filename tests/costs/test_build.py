@@ -141,6 +141,7 @@ def test_costs_may_pin_a_task(graph, cluster):
         ("latency_s", [[0, 1], [1, 2]], r"latency_s\[1, 1\] is 2.* expected 0 on the diagonal"),
         ("seconds_per_byte", [[0, np.inf], [1, 0]], r"seconds_per_byte\[0, 1\] is inf"),
         ("seconds_per_byte", [[1, 1], [1, 0]], r"seconds_per_byte\[0, 0\] is 1"),
+        ("handling_s", [1, 1], "handling_s and handling_s_per_byte go together; one of them"),
         ("capacity_bytes", [1], r"capacity_bytes has shape \(1,\); expected \(2,\)"),
         ("capacity_bytes", [np.inf, -1], r"capacity_bytes\[1\] is -1.* expected a number >= 0"),
     ],

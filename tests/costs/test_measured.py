@@ -10,9 +10,13 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.digests import kernel_digests
+from doppler_jax.costs.handling import as_transfers, handling_seconds
 from doppler_jax.costs.linear_fit import fit_line
 from doppler_jax.costs.measured import Calibration, KernelTime
 from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.costs.refit import refit_costs
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.instance import make_instance
 from doppler_jax.types import Kernel
 
 
@@ -68,6 +72,7 @@ def test_a_file_brings_a_calibration_back(tmp_path, calibration):
         ("overhead_s", [1.0, "x"], r"overhead_s\[1\] is 'x'"),
         ("transfers", [[0, 2, 8, 1]], r"transfers: \[0.0, 2.0, 8.0, 1.0\]"),
         ("transfers", [[0, 1, 8]], r"transfers: \[0.0, 1.0, 8.0\]"),
+        ("handling", [[1, 1, 8, 1]], r"handling: \[1.0, 1.0, 8.0, 1.0\] is not two of 2 dev"),
         ("kernels", {"k": {"name": "k"}}, r"kernels\['k'\] is .* expected \['bytes'"),
         ("device_names", 3, "device_names must be a list"),
         ("capacity_bytes", [1.0], "capacity_bytes has 1 entries for 2 devices"),
@@ -171,6 +176,66 @@ def test_refitting_finds_the_costs_that_executions_had(sharded, calibration):
         assert {k: refitted[k] for k in believed if k[2] not in sizes} == {
             k: y for k, y in believed.items() if k[2] not in sizes
         }
+
+
+def test_refitting_does_not_take_handling_for_the_tasks(sharded, calibration):
+    handling = {(d, 1 - d, b): 1e-6 * (d + 1) + b * 1e-10 for d in (0, 1) for b in (64, 1024)}
+    calibration = dataclasses.replace(calibration, handling=handling)
+    costs = dj.make_costs(sharded, calibration)
+    np.testing.assert_allclose(costs.handling_s, [1e-6, 2e-6])
+    np.testing.assert_allclose(costs.handling_s_per_byte, 1e-10)
+    slower = dataclasses.replace(costs, compute_s=costs.compute_s * 3.0)
+    traces = simulated_traces(sharded, slower, range(12))
+    found = dj.make_costs(sharded, calibration.refit(sharded, traces))
+    np.testing.assert_allclose(found.compute_s, slower.compute_s, rtol=1e-9)
+    np.testing.assert_array_equal(found.handling_s, costs.handling_s)
+    refitted = refit_costs(sharded, costs, traces)
+    np.testing.assert_allclose(refitted.compute_s, slower.compute_s, rtol=1e-9)
+
+
+def test_where_devices_spend_nothing_handling_is_nothing(sharded, calibration):
+    idle = {(d, 1 - d, 64): 0.0 for d in (0, 1)}
+    costs = dj.make_costs(sharded, dataclasses.replace(calibration, handling=idle))
+    assert costs.handling_s.tolist() == costs.handling_s_per_byte.tolist() == [0.0, 0.0]
+    assert dj.make_costs(sharded, calibration).handling_s is None
+
+
+def test_a_task_pays_for_what_it_sends_and_the_first_reader_for_what_comes():
+    # Tensor 0 of task 0 (8 bytes) is read by tasks 1 and 2 on device 1, and by 3 on device 2.
+    graph = make_graph(
+        flops=[1.0] * 5,
+        tensor_producer=[0, 1],
+        tensor_bytes=[8.0, 4.0],
+        edge_tensor=[0, 0, 0, 1],
+        edge_reader=[2, 1, 3, 4],
+    )
+    costs = dj.make_costs(graph, dj.make_cluster("p100x4"))
+    costs = costs.replace(
+        handling_s=np.array([1.0, 10.0, 100.0, 0.0]),
+        handling_s_per_byte=np.array([1.0, 0.0, 0.0, 0.0]),
+    )
+    found = handling_seconds(graph, costs, np.array([0, 1, 1, 2, 1]))
+    assert found.tolist() == [2 * (1.0 + 8.0), 10.0, 0.0, 100.0, 0.0]
+
+
+def test_methods_without_handling_see_longer_transfers():
+    graph, costs = dj.from_edge_delays([1.0, 1.0, 1.0], [(0, 1, 2.0), (0, 2, 2.0)], 3)
+    spent = costs.replace(
+        handling_s=np.array([1.0, 2.0, 4.0]), handling_s_per_byte=np.array([0.5, 0.0, 0.0])
+    )
+    found = as_transfers(spent)
+    assert found.handling_s is None
+    assert found.latency_s.tolist() == [[0, 3, 5], [3, 0, 6], [5, 6, 0]]
+    assert found.seconds_per_byte.tolist() == [[0, 1.5, 1.5], [1.5, 0, 1], [1.5, 1, 0]]
+    for ours, theirs in zip(
+        make_instance(graph, spent).links,
+        (found.latency_s, found.seconds_per_byte),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    assert as_transfers(costs) is costs
+    # Critical path places by them: to move is not worth 3 s of latency for 1 s of work.
+    assert dj.place(graph, spent, method="critical_path").placement.tolist() == [0, 0, 0]
 
 
 def test_observations_survive_json_and_add_up(sharded, calibration):

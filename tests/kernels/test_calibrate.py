@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections import Counter
 
 import jax
 import numpy as np
@@ -12,8 +13,15 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration_files import load_calibration
+from doppler_jax.types import Costs
+from kernels import calibration
 from kernels.calibration import _pooled_medians, measure_calibration
-from kernels.calibration_programs import kernel_program, transfer_program
+from kernels.calibration_programs import (
+    NUM_SENT,
+    handling_program,
+    kernel_program,
+    transfer_program,
+)
 
 from .conftest import KERNELS, build
 
@@ -132,11 +140,9 @@ def test_kernel_programs_wait_for_nothing():
 
 
 def test_transfer_programs_move_each_size_each_way_alone():
-    program, placement, priority = transfer_program([256, 1024], 2, 1)
+    program, placement = transfer_program([256, 1024], 2, 1)
     costs = dj.make_costs(program.graph, dj.make_cluster("p100x4"))
-    trace = dj.simulate_oracle(
-        program.graph, costs, placement, queue="priority", priority=priority
-    )
+    trace = dj.simulate_oracle(program.graph, costs, placement)
     moved = [
         (int(s), int(t), program.graph.tensor_bytes[x])
         for x, s, t in zip(
@@ -151,6 +157,56 @@ def test_transfer_programs_move_each_size_each_way_alone():
     )
     order = np.argsort(trace.transfer_start_s)
     assert (trace.transfer_finish_s[order][:-1] <= trace.transfer_start_s[order][1:]).all()
+
+
+def test_handling_programs_differ_in_what_they_move_alone():
+    program, apart, home, priority = handling_program(1 << 20, 2, 1)
+    for device in (1, 2):
+        ours, theirs = (
+            Counter(program.kernels[v].name for v in np.flatnonzero(placement == device))
+            for placement in (apart, home)
+        )
+        assert ours == theirs
+    costs = dj.make_costs(program.graph, dj.make_cluster("p100x4"))
+    options = {"queue": "priority", "priority": priority}
+    moves = dj.simulate_oracle(program.graph, costs, apart, **options)
+    stays = dj.simulate_oracle(program.graph, costs, home, **options)
+    assert len(stays.transfer_tensor) == 0
+    links = zip(moves.transfer_source, moves.transfer_destination, strict=True)
+    assert Counter(links) == {(2, 1): NUM_SENT, (1, 2): NUM_SENT}
+    assert (program.graph.tensor_bytes[moves.transfer_tensor] == 1 << 20).all()
+
+
+def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatch):
+    """The engine replaced by the simulator, whose costs are known."""
+    truth = {"latency": 3e-4, "per_byte": 1e-9, "handling": 1e-4, "handling_per_byte": 2e-10}
+
+    class Step:
+        def __init__(self, program, placement, priority, *_):
+            n, off = program.graph.num_tasks, 1.0 - np.eye(2)
+            costs = Costs(
+                compute_s=np.full((n, 2), 1e-3),
+                tensor_bytes=program.graph.tensor_bytes,
+                input_bytes=program.graph.input_bytes,
+                latency_s=truth["latency"] * off,
+                seconds_per_byte=truth["per_byte"] * off,
+                capacity_bytes=np.full(2, np.inf),
+                handling_s=np.full(2, truth["handling"]),
+                handling_s_per_byte=np.full(2, truth["handling_per_byte"]),
+            )
+            queue = "fifo" if priority is None else "priority"
+            self.trace = dj.simulate_oracle(
+                program.graph, costs, placement, queue=queue, priority=priority
+            )
+
+        def __call__(self, *args):
+            pass
+
+    monkeypatch.setattr(calibration, "load", Step)
+    found = measure_calibration(sharded, jax.devices()[:2], repeats=1)
+    costs = dj.make_costs(sharded, found)
+    np.testing.assert_allclose(costs.handling_s, truth["handling"], rtol=1e-6)
+    np.testing.assert_allclose(costs.handling_s_per_byte, truth["handling_per_byte"], rtol=1e-6)
 
 
 def run_command(*options):

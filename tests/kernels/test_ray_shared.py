@@ -6,11 +6,13 @@ import threading
 import numpy as np
 import pytest
 
-from kernels import ray_mesh, ray_shared
-from kernels.ray_mesh import Mesh, Packet
-from kernels.ray_shared import NO_OFFER, PIECE, Ring
+from kernels import ray_shared
+from kernels.ray_mesh import Mesh
+from kernels.ray_packets import Packet
+from kernels.ray_shared import NO_OFFER, Ring
+from kernels.ray_streams import Inlet, Outlet
 
-SIZES = (0, 100, 70_000, PIECE, PIECE + 1, 3 * PIECE, ray_shared._CAPACITY + 12_345)
+SIZES = (0, 100, 70_000, 1 << 20, ray_shared._CAPACITY, ray_shared._CAPACITY + 12_345)
 
 
 class Inbox:
@@ -33,9 +35,9 @@ class Inbox:
             assert self.changed.wait_for(lambda: done(self), 30)
 
 
-def connect_two():
+def connect_two(shares_memory=(True, True)):
     inboxes = [Inbox(), Inbox()]
-    meshes = [Mesh(i, "127.0.0.1", b"secret", inboxes[i]) for i in range(2)]
+    meshes = [Mesh(i, "127.0.0.1", b"secret", inboxes[i], shares_memory[i]) for i in range(2)]
     addresses = [mesh.address for mesh in meshes]
     other = threading.Thread(target=meshes[1].connect, args=(addresses,))
     other.start()
@@ -52,64 +54,56 @@ def send(mesh, peer, item, body):
     return sent, errors
 
 
-@pytest.fixture(params=["shared memory", "TCP"])
-def is_shared(request, monkeypatch):
-    if request.param == "TCP":
-        monkeypatch.setattr(Ring, "attach", lambda offer: None)
-    return request.param == "shared memory"
-
-
-def test_bodies_arrive_whole_and_in_order(is_shared, monkeypatch):
-    through_rings = []
-    write = Ring.write
-
-    def watched(ring, piece):
-        through_rings.append(piece.size)
-        write(ring, piece)
-
-    monkeypatch.setattr(Ring, "write", watched)
-    meshes, inboxes = connect_two()
+@pytest.mark.parametrize(
+    ("shares_memory", "has_rings"),
+    [((True, True), True), ((False, False), False), ((True, False), False)],
+)
+def test_bodies_arrive_whole_and_in_order(shares_memory, has_rings):
+    meshes, inboxes = connect_two(shares_memory)
+    assert [mesh.has_rings for mesh in meshes] == [has_rings] * 2
     rng = np.random.default_rng(0)
-    bodies = [rng.integers(0, 256, size, np.uint8) for size in SIZES * 3]
+    bodies = [rng.integers(0, 256, size, np.uint8) for size in SIZES * 2]
     for source in range(2):
         for item, body in enumerate(bodies):
             send(meshes[source], 1 - source, item, body)
+    while has_rings and any(mesh.poll() for mesh in meshes):
+        pass
     for inbox in inboxes:
         inbox.wait(lambda inbox: len(inbox.items) == len(bodies))
         for item, (call, number, start_s, body) in enumerate(inbox.items):
             assert (call, number, start_s) == (7, item, 0.5)
             np.testing.assert_array_equal(body, bodies[item])
             assert body.size == 0 or body.ctypes.data % 64 == 0
-    large = sum(body.size for body in bodies if body.size > ray_mesh._SMALL)
-    assert sum(through_rings) == (2 * large if is_shared else 0)
 
 
-def test_a_writer_waits_for_room_and_learns_that_the_reader_is_gone():
+def test_what_finds_no_room_goes_later_and_what_is_unwanted_never():
     ring, offer = Ring.create()
-    reader = Ring.attach(offer)
-    piece = np.arange(PIECE, dtype=np.uint8)
-    for _ in range(ray_shared._CAPACITY // PIECE):
-        ring.write(piece)
-    writer = threading.Thread(target=ring.write, args=(piece[:10],))
-    writer.start()
-    writer.join(0.05)
-    assert writer.is_alive()
-    reader.read(np.empty(10, np.uint8))
-    writer.join(30)
-    assert not writer.is_alive()
-    failures = []
+    outlet, inlet = Outlet(ring), Inlet(Ring.attach(offer))
+    large = np.arange(ray_shared._CAPACITY + 5, dtype=np.uint8)
+    told = []
 
-    def write():
-        try:
-            ring.write(piece)
-        except ConnectionError as error:
-            failures.append(error)
+    def packet(item, body):
+        def opened():
+            if body is None:
+                return None
+            if isinstance(body, Exception):
+                raise body
+            return 0.0, body
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    ring.close()
-    writer.join(30)
-    assert len(failures) == 1
+        return Packet(1, item, opened, lambda: told.append(item), told.append)
+
+    error = MemoryError("none left")
+    for item, body in enumerate((large, None, error, large[:3])):
+        outlet.send(packet(item, body))
+    assert told == []  # the first is not out yet
+    assert inlet.receive() is None
+    assert outlet.flush()
+    assert told == [0, error, 3]
+    first, second = inlet.receive(), inlet.receive()
+    assert (first[1], second[1]) == (0, 3)
+    np.testing.assert_array_equal(first[3], large)
+    assert inlet.receive() is None
+    assert not outlet.flush()
 
 
 def test_what_is_not_the_writers_is_refused():

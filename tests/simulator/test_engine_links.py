@@ -11,6 +11,7 @@ from doppler_jax.graphs import instance as instance_module
 from doppler_jax.graphs.formats import load_graph
 from doppler_jax.graphs.instance import make_instance
 from doppler_jax.simulator.engine_links import run_engine_links
+from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import problems, random_problem
@@ -21,7 +22,8 @@ from tests.simulator.cases import small_problem
 def run(instance, placements, rank=None, factor=None):
     """Makespans, starts and finishes as they leave the kernels."""
     run_lanes = partial(run_engine_links, schedule=True)
-    return run_batch(run_lanes, (instance, factor), placements, rank)
+    handling_s = handling_seconds(instance, placements)
+    return run_batch(run_lanes, (instance, factor), placements, rank, handling_s)
 
 
 def simulate_engine(graph, costs, placements, rank=None, factor=None, simulate=run):
@@ -61,7 +63,7 @@ def one_shape(graph, costs, options):
 
 
 @hypothesis.given(problems())
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 def test_equals_the_oracle_event_by_event(problem):
     graph, costs, placement, options = problem
     sizes = {2: 8, 4: 128, 8: 32, 16: 1024}

@@ -40,7 +40,7 @@ def test_batches_are_cut_as_suits_their_size(case, batch, lanes):
     _, placements, _ = case
     seen = []
 
-    def run(shared, placement, rank, *, native):
+    def run(shared, placement, rank, handling_s, *, native):
         if native:
             seen.append(placement.shape[0])
         return (placement.sum(1), placement[:, 1:] + shared)

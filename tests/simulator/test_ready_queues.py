@@ -10,6 +10,7 @@ import pytest
 from doppler_jax.graphs import instance as instance_module
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.instance import make_instance
+from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.queue_trees import make_queues, put, queue_order, take_first
@@ -30,10 +31,11 @@ def run(instance, placements, rank=None, factor=None, *, serial=False, native=Tr
     spare = ((0, 0), (0, instance.padded_tasks + 1 - placements.shape[1]))
     placements = jnp.pad(jnp.asarray(placements, jnp.int32), spare)
     order = None if rank is None else queue_order(jnp.pad(rank, spare))
+    handling_s = handling_seconds(instance, placements)
     kernel = partial(run_ready_queues, serial=serial, schedule=True)
     if not native:
-        return kernel((instance, factor), placements, order, native=False)
-    return run_batch(kernel, (instance, factor), placements, order)
+        return kernel((instance, factor), placements, order, handling_s, native=False)
+    return run_batch(kernel, (instance, factor), placements, order, handling_s)
 
 
 def assert_equals_oracle(problem, placements, dtype, rtol, *, serial, ranks, noise=None):
@@ -92,6 +94,24 @@ def test_equals_the_oracle_event_by_event(serial, queue, noisy):
                 ranks=ranks if queue == "priority" else None,
                 noise=noise,
             )
+
+
+@pytest.mark.parametrize("queue", ["fifo", "priority"])
+def test_devices_may_spend_time_on_transfers(queue):
+    rng = np.random.default_rng(3)
+    for num_tasks in SIZES:
+        graph, costs = random_problem(rng, num_tasks, 4, dyadic=True)
+        each_s, per_byte = rng.integers(0, 9, (2, 4)) / 4.0
+        assert_equals_oracle(
+            (graph, costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)),
+            rng.integers(0, 4, (3, num_tasks)),
+            np.float64,
+            0,
+            serial=True,
+            ranks=rng.permuted(np.arange(3.0 * num_tasks).reshape(3, -1), axis=1)
+            if queue == "priority"
+            else None,
+        )
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])
