@@ -78,7 +78,7 @@ class FidelitySettings:
     """Of each workload."""
     teaching: int = 8
     """Placements besides, whose executions refit the costs."""
-    rounds: int = 7
+    rounds: int = 21
     """Executions of each placement, of which the median counts."""
     seed: int = 0
     runs: pathlib.Path = pathlib.Path("runs")
