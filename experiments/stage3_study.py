@@ -184,11 +184,7 @@ def improve(
     folder: pathlib.Path,
 ) -> dict[str, Any]:
     """Trains by stages 1 and 2 at falsified costs, and by stage 3 from there."""
-    costs = dataclasses.replace(
-        chosen.costs,
-        latency_s=chosen.costs.latency_s * factor,
-        seconds_per_byte=chosen.costs.seconds_per_byte * factor,
-    )
+    costs = falsified(chosen.costs, factor)
     chosen = dataclasses.replace(chosen, costs=costs)
     key, draw_key = jax.random.split(jax.random.key(settings.seed))
     problem = make_problem(chosen.graph, costs)
@@ -230,6 +226,15 @@ def improve(
         "interval": bounds(found.interval),
         "measured_placements": log.count("\n"),
     }
+
+
+def falsified(costs: dj.Costs, factor: float) -> dj.Costs:
+    """Returns the costs with all that transfers take, devices' own time too, times a factor."""
+    names = ("latency_s", "seconds_per_byte", "handling_s", "handling_s_per_byte")
+    found = {name: getattr(costs, name) for name in names}
+    return dataclasses.replace(
+        costs, **{name: y * factor for name, y in found.items() if y is not None}
+    )
 
 
 def as_json(pairs: Paired) -> dict[str, Any]:

@@ -70,17 +70,22 @@ def observe(
     names = [digests[kernel] for kernel in sharded.kernels]
     seen = Observations(defaultdict(list), defaultdict(list), defaultdict(list))
     for trace in traces:
-        began_s = np.maximum(_free_s(trace), _ready_s(sharded, trace))
+        delay_s = delays_s(sharded, trace)
         places = np.asarray(trace.placement).tolist()
-        spent_s = trace.finish_s - began_s
+        spent_s = trace.finish_s - trace.start_s + delay_s
         if costs is not None:
             handling_s = handling_seconds(sharded.graph, costs, np.asarray(trace.placement))
             spent_s = np.maximum(spent_s - handling_s, spent_s / 2)
         for v, device in enumerate(places):
             seen.tasks[names[v], device].append(float(spent_s[v]))
-            seen.overheads[device].append(float(trace.start_s[v] - began_s[v]))
+            seen.overheads[device].append(float(delay_s[v]))
         _add_transfers(sharded, trace, costs, seen)
     return seen
+
+
+def delays_s(sharded: ShardedProgram, trace: Schedule) -> np.ndarray:
+    """Returns the seconds `[N]` from when each task could begin to when it began."""
+    return trace.start_s - np.maximum(_free_s(trace), _ready_s(sharded, trace))
 
 
 def _free_s(trace: Schedule) -> np.ndarray:

@@ -5,14 +5,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.optimize import nnls
 
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.linear_fit import fit_line
-from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.costs.observed import Observations, delays_s, observe
 from doppler_jax.types import Costs, Schedule, ShardedProgram
 
 Refit = Callable[[Sequence[Schedule]], Costs]
 """Gives the costs that executions of some program show."""
+
+_FEWEST_AMOUNTS = 4
+"""Different numbers of transfers from which on they tell what handling one takes."""
 
 _LEAST_S = 1e-9
 """Shorter times are not told from 0."""
@@ -22,9 +26,10 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
     """Returns the costs of a program with what its executions show in place of them.
 
     A task takes the median of its kernel on that device, a link is fitted to the medians of
-    its transfers by size; what devices spend on transfers stays as it is. What was never seen
-    changes in the proportion in which the rest did: tasks as others on their device (or all,
-    if it ran none), links as other links.
+    its transfers by size. What was never seen changes in the proportion in which the rest did:
+    tasks as others on their device (or all, if it ran none), links as other links. What devices
+    spend on transfers, if it is believed to be something, follows from how much longer tasks
+    were delayed where there were more of them; executions too few or too alike leave it.
 
     Args:
       sharded: the program, N tasks.
@@ -33,6 +38,7 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
     """
     if not traces:
         return costs
+    costs = _refit_handling(sharded, costs, traces)
     seen = observe(sharded, traces, costs)
     latency_s, seconds_per_byte = _refit_links(costs, seen)
     return dataclasses.replace(
@@ -41,6 +47,28 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
         latency_s=latency_s,
         seconds_per_byte=seconds_per_byte,
     )
+
+
+def _refit_handling(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule]) -> Costs:
+    """Returns the costs with `handling_s` as it shows between the tasks of each device."""
+    if costs.handling_s is None or costs.handling_s_per_byte is None:
+        return costs
+    handling = np.array([costs.handling_s, costs.handling_s_per_byte], np.float64)
+    for d in range(costs.num_devices):
+        rows, delay_s = [], []
+        for trace in traces:
+            here = np.asarray(trace.placement) == d
+            tensor = np.asarray(trace.transfer_tensor)
+            ends = (trace.transfer_source == d) | (trace.transfer_destination == d)
+            moved = tensor[ends & (tensor >= 0)]
+            rows.append([here.sum(), len(moved), sharded.graph.tensor_bytes[moved].sum()])
+            delay_s.append(delays_s(sharded, trace)[here].sum())
+        amounts = np.array(rows, np.float64)
+        if len(np.unique(amounts[:, 1])) >= _FEWEST_AMOUNTS:
+            scale = np.maximum(amounts.max(axis=0), 1.0)
+            found, _ = nnls(amounts / scale, np.maximum(delay_s, 0.0))
+            handling[:, d] = (found / scale)[1:]
+    return dataclasses.replace(costs, handling_s=handling[0], handling_s_per_byte=handling[1])
 
 
 def _refit_tasks(sharded: ShardedProgram, costs: Costs, seen: Observations) -> np.ndarray:

@@ -14,7 +14,6 @@ from doppler_jax.costs.handling import as_transfers, handling_seconds
 from doppler_jax.costs.linear_fit import fit_line
 from doppler_jax.costs.measured import Calibration, KernelTime
 from doppler_jax.costs.observed import Observations, observe
-from doppler_jax.costs.refit import refit_costs
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.instance import make_instance
 from doppler_jax.types import Kernel
@@ -189,8 +188,6 @@ def test_refitting_does_not_take_handling_for_the_tasks(sharded, calibration):
     found = dj.make_costs(sharded, calibration.refit(sharded, traces))
     np.testing.assert_allclose(found.compute_s, slower.compute_s, rtol=1e-9)
     np.testing.assert_array_equal(found.handling_s, costs.handling_s)
-    refitted = refit_costs(sharded, costs, traces)
-    np.testing.assert_allclose(refitted.compute_s, slower.compute_s, rtol=1e-9)
 
 
 def test_where_devices_spend_nothing_handling_is_nothing(sharded, calibration):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.handling import handling_seconds
 from doppler_jax.costs.refit import refit_costs
 
 SHARDED = dj.partition(
@@ -40,6 +41,28 @@ def falsified(compute=1.0, latency=1.0, per_byte=1.0):
         latency_s=TRUE.latency_s * latency,
         seconds_per_byte=TRUE.seconds_per_byte * per_byte,
     )
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_false_costs_of_handling_are_put_right(factor):
+    """The engine's traces have it between tasks, the simulator's in them."""
+    true = TRUE.replace(handling_s=np.array([0.3, 0.2, 0.1]), handling_s_per_byte=np.zeros(3))
+    rng = np.random.default_rng(0)
+    traces = []
+    for _ in range(12):
+        placement = rng.integers(0, 3, N)
+        trace = run(placement, true)
+        delay_s = handling_seconds(GRAPH, true, placement)
+        traces.append(dataclasses.replace(trace, start_s=trace.start_s + delay_s))
+    believed = true.replace(handling_s=true.handling_s * factor)
+    found = refit_costs(SHARDED, believed, traces)
+    largest = GRAPH.tensor_bytes.max()
+    spent_s = found.handling_s + largest * found.handling_s_per_byte
+    np.testing.assert_allclose(spent_s, true.handling_s, rtol=0.05)
+    np.testing.assert_allclose(found.compute_s, true.compute_s, rtol=0.1)
+    few = refit_costs(SHARDED, believed, traces[:3])
+    np.testing.assert_array_equal(few.handling_s, believed.handling_s)
+    assert refit_costs(SHARDED, TRUE, traces).handling_s is None
 
 
 def test_without_executions_costs_stay():
