@@ -22,8 +22,8 @@ from .ray_packets import Packet
 from .ray_shipping import DeviceResult, Failure, Shipment, from_bytes, to_bytes, to_host
 
 _SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
-_WAKE_S = 1e-3  # from the last arrival on that what is to come is waited for awake
-_LOOK_S = 1e-4  # between looks after that
+_WAKE_S = 1e-3  # from the last arrival on that the next one is waited for awake
+_LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
 
 
 class DeviceRun:
@@ -169,13 +169,14 @@ class DeviceRun:
         while True:
             if self._mesh.poll():
                 last_s = time.perf_counter()
+            idle_s = time.perf_counter() - last_s
             with self._changed:
                 if self._stopped or done():
                     return
                 if not self._mesh.has_rings:
                     self._changed.wait()  # threads deliver
-                elif time.perf_counter() > last_s + _WAKE_S:
-                    self._changed.wait(_LOOK_S)
+                elif idle_s > _WAKE_S:
+                    self._changed.wait(min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1]))
             time.sleep(0)  # for whom else this core serves
 
     def _run_task(self, v: int) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 _OFFER = struct.Struct("!qq16s")  # process, file descriptor, token
 _TOKEN_BYTES = 16
 _WRITTEN_AT, _READ_AT, _DATA_AT = 64, 128, 192  # counts of bytes, each in a cache line
-_CAPACITY = 16 << 20
+_CAPACITY = 8 << 20  # what is on its way at most: little, so that it stays in the caches
 _ORDERED = ("x86_64", "AMD64")
 """Machines on which other cores see writes to memory in their order."""
 
