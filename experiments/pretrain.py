@@ -9,7 +9,7 @@ import jax
 from doppler_jax import cli
 from doppler_jax.policies.model import PolicyConfig
 from experiments.config import check_settings
-from experiments.pretraining import BUCKETS, Pretraining
+from experiments.pretraining import Pretraining
 from experiments.problems import use_host_devices
 
 
@@ -19,8 +19,8 @@ class PretrainSettings:
 
     budget_s: float = 2000.0
     """Seconds of training, those before the run was resumed counted; preparing is extra."""
-    buckets: tuple[str, ...] = tuple(BUCKETS)
-    """Tasks x devices to train on; 128x4s has serial links."""
+    buckets: tuple[str, ...] = ("64x8", "128x4", "128x8", "256x4", "128x16")
+    """Tasks x devices to train on; others are 256x8, 1024x8, and 128x4s with serial links."""
     problems: int = 70
     """Problems of each bucket."""
     held_out: int = 12

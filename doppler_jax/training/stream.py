@@ -81,8 +81,8 @@ def _draw(rng: np.random.Generator, bucket: Bucket, source: str) -> Drawn:
         count = int(rng.integers(2 if devices <= 4 else devices // 2 + 1, devices + 1))
         kind = ClusterKind(
             num_devices=count,
-            is_unequal=bool(rng.random() < 0.5),
-            num_islands=2 if count >= 4 and rng.random() < 0.4 else 1,
+            is_unequal=bool(rng.random() < 0.4),
+            num_islands=2 if count >= 4 and rng.random() < 0.3 else 1,
         )
         ccr = float(np.exp(rng.uniform(*np.log(CCR))))
         latency_share = 0.2 if rng.random() < 0.2 else 0.0

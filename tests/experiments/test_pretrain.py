@@ -79,6 +79,15 @@ def test_unknown_buckets_are_refused(settings, tmp_path):
         Pretraining(dataclasses.replace(settings, buckets=("9x9",)), tmp_path)
 
 
+def test_problems_with_serial_links_can_be_trained_on(tmp_path):
+    training = begin(dataclasses.replace(TINY, buckets=("128x4s",)), tmp_path)
+    before = params(training)
+    training.update()
+    line = json.loads(training.validate())
+    assert line["best of 64"]["buckets"][0] <= line["greedy"]["buckets"][0]
+    assert any((a != b).any() for a, b in zip(before, params(training), strict=True))
+
+
 def test_a_run_goes_on_from_a_policy(settings, tmp_path):
     first = begin(settings, tmp_path / "first")
     first.update()
