@@ -118,6 +118,16 @@ def _print(calibration: Calibration) -> None:
             for s, t in sorted({link[:2] for link in calibration.transfers})
         ],
     )
+    handling_s, per_byte = calibration.handling_rates()
+    if handling_s is not None and per_byte is not None:
+        print_table(
+            "what a device itself spends on one end of a transfer",
+            ("device", "each", "seconds per MB"),
+            [
+                (name, format_seconds(each_s), format_seconds(one * 1e6))
+                for name, each_s, one in zip(names, handling_s, per_byte, strict=True)
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -225,6 +225,7 @@ def test_the_command_writes_a_file_and_prints_it(tmp_path):
     done = run_command("--out", out, "--workload", "chainmm", "--repeats", 1)
     assert done.returncode == 0, done.stderr
     assert "dot_general" in done.stdout
+    assert "one end of a transfer" in done.stdout
     assert load_calibration(out).num_devices == 2
 
 
