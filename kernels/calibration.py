@@ -229,13 +229,7 @@ def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_
     for s, t in itertools.combinations(range(calibration.num_devices), 2):
         links = [(s, t), (t, s)]
         missing = [
-            b
-            for b in sizes
-            if any(
-                (*link, b) not in known
-                for known in (calibration.transfers, calibration.handling)
-                for link in links
-            )
+            b for b in sizes if any((*link, b) not in calibration.transfers for link in links)
         ]
         if missing:
             measure = functools.partial(_with_transfers, sizes=missing, s=s, t=t)
@@ -258,12 +252,15 @@ def _with_transfers(
     bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
 ) -> Calibration:
     seen = bench.observe(*transfer_program(sizes, s, t))
-    handling = _handling(bench, sizes, s, t)
+    # A line through the smallest, the largest and one between is enough, and takes long enough.
+    chosen_sizes = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    handling = _handling(bench, chosen_sizes, s, t)
+    ends_s = np.sum([[handling[d, o, b] for b in chosen_sizes] for d, o in ((s, t), (t, s))], 0)
     chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}
     medians = {}
     for (i, j, b), seconds in chosen.items():
         whole_s = float(np.median(seconds))
-        rest_s = whole_s - handling[i, j, b] - handling[j, i, b]
+        rest_s = whole_s - float(np.interp(b, chosen_sizes, ends_s))
         medians[i, j, b] = max(rest_s, LEAST_SHARE * whole_s)
     noise = [_noise(seconds) for seconds in chosen.values()]
     known = [] if np.isnan(before.transfer_noise) else [before.transfer_noise]
@@ -278,8 +275,9 @@ def _with_transfers(
 def _handling(
     bench: _Bench, sizes: list[int], s: int, t: int
 ) -> dict[tuple[int, int, int], float]:
-    """Returns what a device spends on one end of a transfer: by how much later it ends its work
-    when it sends and receives, over what it sends and receives.
+    """Returns what a device spends on one end of a transfer, by device, other one and bytes.
+
+    That is by how much later it ends its work if it sends and receives, over how often it does.
     """
     found = {}
     for size in sizes:

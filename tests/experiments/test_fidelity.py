@@ -60,6 +60,7 @@ def settings(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_the_command_measures_once_and_writes_all(settings, capsys, monkeypatch):
     main(settings)
     folder = settings.runs / "fidelity" / "localx4"
