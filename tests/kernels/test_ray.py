@@ -168,7 +168,7 @@ def test_a_thousand_calls_grow_nothing(ray_pair):
     step = compile_on(sharded, np.arange(12) % 2, ray_pair)
     pids = [os.getpid(), *(ray.get(device.call("process_id")) for device in ray_pair)]
     sizes = []
-    for num_calls in (300, 1000):
+    for num_calls in (100, 1000):
         for _ in range(num_calls):
             step(X)
         sizes.append([_threads_and_pages(pid) for pid in pids])
