@@ -36,6 +36,7 @@ WARM_UPS = 3  # beyond compilation: allocators and caches settle
 PATIENCE = 4  # times the repeats asked for, at most, where they differ much
 TOLERANCE = 0.05  # standard error of a task's seconds, from which on they do
 KERNELS_AT_ONCE = 8
+SMALL_BYTES = 1 << 16  # below, to handle a transfer takes the same whatever its size
 LEAST_SHARE = 0.05  # of a transfer's seconds that are left when both ends' are taken off
 TRANSFER_BYTES = tuple(4**k for k in range(4, 15))
 """Sizes to choose from, 256 B to 256 MiB."""
@@ -252,8 +253,8 @@ def _with_transfers(
     bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
 ) -> Calibration:
     seen = bench.observe(*transfer_program(sizes, s, t))
-    # A line through the smallest, the largest and one between is enough, and takes long enough.
-    chosen_sizes = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    # One small size stands for all: measuring them takes long.
+    chosen_sizes = sorted({sizes[0], sizes[-1], *(b for b in sizes if b >= SMALL_BYTES)})
     handling = _handling(bench, chosen_sizes, s, t)
     ends_s = np.sum([[handling[d, o, b] for b in chosen_sizes] for d, o in ((s, t), (t, s))], 0)
     chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}

@@ -138,7 +138,7 @@ def from_bytes(body: np.ndarray, aval: jax.ShapeDtypeStruct) -> jax.Array | np.n
         data = jax.eval_shape(jax.random.key_data, aval)
         return to_device(body.view(data.dtype).reshape(data.shape), aval)
     host = body.view(aval.dtype).reshape(aval.shape)
-    # A CPU kernel reads it where it lies; to make a JAX array of it would take 30 us.
+    # A CPU kernel reads it where it lies; to make a JAX array of it first is only dispatch.
     return host if jax.default_backend() == "cpu" else to_device(host, aval)
 
 
