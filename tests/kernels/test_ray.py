@@ -164,11 +164,11 @@ def test_lays_arguments_once_and_forgets_them(ray_pair, monkeypatch):
 
 @pytest.mark.slow
 def test_a_thousand_calls_grow_nothing(ray_pair):
-    sharded = random_program(3, 12)
-    step = compile_on(sharded, np.arange(12) % 2, ray_pair)
+    sharded = random_program(3, 40)
+    step = compile_on(sharded, np.arange(40) % 2, ray_pair)
     pids = [os.getpid(), *(ray.get(device.call("process_id")) for device in ray_pair)]
     sizes = []
-    for num_calls in (100, 1000):
+    for num_calls in (300, 1000):
         for _ in range(num_calls):
             step(X)
         sizes.append([_threads_and_pages(pid) for pid in pids])

@@ -63,7 +63,7 @@ def one_shape(graph, costs, options):
 
 
 @hypothesis.given(problems())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=200, deadline=None)
 def test_equals_the_oracle_event_by_event(problem):
     graph, costs, placement, options = problem
     sizes = {2: 8, 4: 128, 8: 32, 16: 1024}

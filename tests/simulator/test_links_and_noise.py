@@ -42,7 +42,7 @@ def batched(options):
 
 
 @pytest.mark.parametrize("links", ["parallel", "serial"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problem=problems())
 def test_equals_the_oracle(links, problem):
     graph, costs, placement, options = problem
