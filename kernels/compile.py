@@ -19,6 +19,7 @@ from .ops import Executables
 from .plan import make_plan
 from .profile import Profile, measured_lower_bound_s, profile
 from .segments import fuse_segments as fuse
+from .trace import Handling
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "local": LocalBackend.modes,
@@ -139,6 +140,8 @@ class PlacedFunction:
       trace: `Schedule` of the latest call, in seconds from the dispatch of its first task
         or input transfer, with transfers; None before. Arguments are laid on the devices
         that hold them before that, outputs are assembled after it.
+      handling: when devices themselves moved tensors between two tasks in the latest call,
+        on the trace's clock: on CPU processes of one machine, else never; None before.
       peak_bytes: `[D]` most memory that the latest call held at once; None before.
       starts_are_inferred: whether the trace's starts (and, in part, finishes) follow from
         dispatch times and finishes that the host saw. So in `stream`.
@@ -157,6 +160,7 @@ class PlacedFunction:
         self.mode = mode
         self.compile_s = loaded.compile_s
         self.trace: Schedule | None = None
+        self.handling: Handling | None = None
         self.peak_bytes: np.ndarray | None = None
         self._sharded = sharded
         self._loaded = loaded
@@ -174,7 +178,8 @@ class PlacedFunction:
         """
         values = flatten_args(self._sharded, args, kwargs)
         execution = self._loaded.run(self._loaded.lay(values))
-        self.trace, self.peak_bytes = execution.trace, execution.peak_bytes
+        self.trace, self.handling = execution.trace, execution.handling
+        self.peak_bytes = execution.peak_bytes
         return jax.tree.unflatten(self._sharded.out_tree, execution.outputs)
 
     @property
@@ -192,8 +197,9 @@ class PlacedFunction:
         Raises:
           ValueError: there was no call yet.
         """
-        trace, peak_bytes = self._called()
-        return profile(self.graph, trace, self.names, self.device_names, peak_bytes)
+        trace, handling, peak_bytes = self._called()
+        names = self.names, self.device_names
+        return profile(self.graph, trace, *names, peak_bytes, handling)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest call's trace as Chrome trace JSON, which Perfetto opens.
@@ -201,15 +207,17 @@ class PlacedFunction:
         Raises:
           ValueError: there was no call yet, or the path cannot be written.
         """
+        trace, handling, _ = self._called()
         write_chrome_trace(
             path,
-            self._called()[0],
+            trace,
             self.names,
             device_names=self.device_names,
             inferred_starts=self.starts_are_inferred,
+            handling=handling.intervals(),
         )
 
-    def _called(self) -> tuple[Schedule, np.ndarray]:
-        if self.trace is None or self.peak_bytes is None:
+    def _called(self) -> tuple[Schedule, Handling, np.ndarray]:
+        if self.trace is None or self.handling is None or self.peak_bytes is None:
             raise ValueError("there is no trace: call the function first")
-        return self.trace, self.peak_bytes
+        return self.trace, self.handling, self.peak_bytes

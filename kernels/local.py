@@ -87,7 +87,7 @@ class LocalProgram:
             assemble_output(output, self._gather([slots[s] for s in blocks]))
             for output, blocks in zip(self._sharded.outputs, job.plan.outputs, strict=True)
         ]
-        return Execution(outputs, record.schedule(), self._peak_bytes(record))
+        return Execution(outputs, record.schedule(), record.handling, self._peak_bytes(record))
 
     def _gather(self, blocks: list[Any]) -> list[jax.Array]:
         """Returns an output's blocks on the device where it shall land."""

@@ -16,6 +16,8 @@ from doppler_jax.simulator.transfer_rules import (
 )
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
+from .trace import Handling, make_handling
+
 SHOWN = 10
 """Tasks that `str` of a profile shows: the slowest."""
 
@@ -29,6 +31,7 @@ class Profile:
     task_s: np.ndarray  # [N] of each task
     dispatch_gap_s: np.ndarray  # [N] before each task, see `dispatch_gaps_s`
     idle_ready_s: np.ndarray  # [D] for which each device idled though a task was ready
+    handling_s: np.ndarray  # [D] that each device itself spent on transfers
     num_transfers: int
     transfer_s: float  # of all transfers together
     overlapped_s: float  # of that, while the receiving device computed
@@ -78,11 +81,19 @@ class Profile:
                 format_seconds(self.explanation.busy_s[d]),
                 f"{self.utilisation[d]:.0%}",
                 format_seconds(self.idle_ready_s[d]),
+                format_seconds(self.handling_s[d]),
                 f"{self.peak_bytes[d]:.4g}",
             )
             for d, name in enumerate(self.device_names)
         ]
-        columns = ("device", "busy", "share", "idle with a ready task", "peak memory (bytes)")
+        columns = (
+            "device",
+            "busy",
+            "share",
+            "idle with a ready task",
+            "on transfers",
+            "peak memory (bytes)",
+        )
         return format_table(columns, rows)
 
     def _slowest(self) -> str:
@@ -105,6 +116,7 @@ def profile(
     names: Sequence[str],
     device_names: Sequence[str],
     peak_bytes: ArrayLike,
+    handling: Handling | None = None,
 ) -> Profile:
     """Returns what the time of one call went on; print it to read it.
 
@@ -114,6 +126,7 @@ def profile(
       names: `[N]` of the tasks.
       device_names: `[D]` of the devices.
       peak_bytes: `[D]` most memory held at once.
+      handling: when devices themselves moved tensors, between their tasks; by default never.
 
     Raises:
       ValueError: the trace is no legal execution of the graph, or names or `peak_bytes`
@@ -125,7 +138,8 @@ def profile(
         raise ValueError(f"peak_bytes has shape {peaks.shape}, expected ({num_devices},)")
     costs = _measured_costs(graph, trace, num_devices)
     explanation = explain_schedule(graph, costs, trace, names=names)
-    gap_s = dispatch_gaps_s(graph, trace)
+    handling = make_handling() if handling is None else handling
+    gap_s = dispatch_gaps_s(graph, trace, handling)
     transfer_s = trace.transfer_finish_s - trace.transfer_start_s
     return Profile(
         explanation=explanation,
@@ -133,6 +147,9 @@ def profile(
         task_s=trace.finish_s - trace.start_s,
         dispatch_gap_s=gap_s,
         idle_ready_s=np.bincount(trace.placement, gap_s, num_devices),
+        handling_s=np.bincount(
+            handling.device, handling.finish_s - handling.start_s, num_devices
+        ),
         num_transfers=transfer_s.size,
         transfer_s=float(transfer_s.sum()),
         overlapped_s=float(_receiver_busy_s(trace).sum()),
@@ -156,13 +173,14 @@ def measured_lower_bound_s(graph: TaskGraph, trace: Schedule, num_devices: int) 
     return lower_bound_s(graph, _measured_costs(graph, trace, num_devices))
 
 
-def dispatch_gaps_s(graph: TaskGraph, trace: Schedule) -> np.ndarray:
+def dispatch_gaps_s(graph: TaskGraph, trace: Schedule, handling: Handling) -> np.ndarray:
     """Returns for how long `[N]` each task's device idled with a ready task before it.
 
     A task is ready when its inputs are on its device: as their producers there finish, or
     their transfers. The gap before a task lasts from when the device was free and any task
-    that it had yet to run was ready until the task starts. So the gaps of a device add up
-    to the time for which it was not work-conserving, what dispatch takes included.
+    that it had yet to run was ready until the task starts, less what the device spent on
+    transfers meanwhile (`handling`). So the gaps of a device add up to the time for which it
+    was not work-conserving, what dispatch takes included.
 
     Raises:
       ValueError: a transfer is missing or impossible.
@@ -177,8 +195,11 @@ def dispatch_gaps_s(graph: TaskGraph, trace: Schedule) -> np.ndarray:
     for tasks in _tasks_in_order(trace):
         free_s = np.append(0.0, np.maximum.accumulate(trace.finish_s[tasks])[:-1])
         first_ready_s = np.minimum.accumulate(ready_s[tasks][::-1])[::-1]
-        waited_s = trace.start_s[tasks] - np.maximum(free_s, first_ready_s)
-        gap_s[tasks] = np.maximum(waited_s, 0.0)
+        since_s = np.minimum(np.maximum(free_s, first_ready_s), trace.start_s[tasks])
+        mine = handling.device == trace.placement[tasks[0]]
+        times_s = handling.start_s[mine], handling.finish_s[mine]
+        spent_s = _within(*times_s, trace.start_s[tasks]) - _within(*times_s, since_s)
+        gap_s[tasks] = np.maximum(trace.start_s[tasks] - since_s - spent_s, 0.0)
     return gap_s
 
 
@@ -207,12 +228,17 @@ def _receiver_busy_s(trace: Schedule) -> np.ndarray:
     overlap_s = np.zeros(trace.transfer_tensor.size)
     for tasks in _tasks_in_order(trace):
         here = trace.transfer_destination == trace.placement[tasks[0]]
-        times = np.stack([trace.start_s[tasks], trace.finish_s[tasks]], axis=1).ravel()
-        busy_s = np.repeat(np.cumsum(trace.finish_s[tasks] - trace.start_s[tasks]), 2)
-        busy_s[::2] = np.append(0.0, busy_s[1:-1:2])
-        until_s, since_s = (
-            np.interp(at, times, busy_s)
-            for at in (trace.transfer_finish_s[here], trace.transfer_start_s[here])
-        )
-        overlap_s[here] = until_s - since_s
+        times_s = trace.start_s[tasks], trace.finish_s[tasks]
+        until_s = _within(*times_s, trace.transfer_finish_s[here])
+        overlap_s[here] = until_s - _within(*times_s, trace.transfer_start_s[here])
     return overlap_s
+
+
+def _within(start_s: np.ndarray, finish_s: np.ndarray, at_s: np.ndarray) -> np.ndarray:
+    """Returns what of disjoint intervals `[K]`, in their order, lies before each time `[M]`."""
+    if not start_s.size:
+        return np.zeros_like(at_s)
+    times_s = np.stack([start_s, finish_s], axis=1).ravel()
+    passed_s = np.repeat(np.cumsum(finish_s - start_s), 2)
+    passed_s[::2] = np.append(0.0, passed_s[1:-1:2])
+    return np.interp(at_s, times_s, passed_s)

@@ -172,7 +172,7 @@ class RayProgram:
         for d, result in enumerate(results):
             if result.peak_bytes is not None:
                 peak_bytes[d] = result.peak_bytes
-        return Execution(outputs, record.schedule(), peak_bytes)
+        return Execution(outputs, record.schedule(), record.handling, peak_bytes)
 
 
 def _compile(

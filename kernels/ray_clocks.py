@@ -9,7 +9,7 @@ from .plan import Plan
 from .ray_call import ask_all
 from .ray_processes import RayDevice, this_host
 from .ray_shipping import DeviceResult
-from .trace import Record
+from .trace import Record, make_handling
 
 _NUM_TRIPS = 8
 
@@ -57,6 +57,12 @@ def make_record(
     record.start_s, record.finish_s = (
         (start_s - origin_s).tolist(),
         (finish_s - origin_s).tolist(),
+    )
+    since_s = offsets + origin_s
+    record.handling = make_handling(
+        (d, a - since_s[d], b - since_s[d])
+        for d, result in enumerate(results)
+        for a, b in result.handled
     )
     return record
 

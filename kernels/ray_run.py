@@ -46,6 +46,7 @@ class DeviceRun:
         self._mesh = mesh
         self._mine = [v for v, d in enumerate(plan.placement) if d == device]
         self._calls = {v: executables[shipment.digests[v]] for v in self._mine}
+        self._reads = {v: tuple(set(plan.operands[v])) for v in self._mine}
         self._slots = dict(laid)
         self._laid = frozenset(laid)
         self._changed = threading.Condition()
@@ -54,6 +55,7 @@ class DeviceRun:
         self._ready: list[tuple[float, int]] = []
         self._tasks: list[tuple[int, float, float]] = []
         self._received: list[tuple[int, float, float]] = []
+        self._handled: list[tuple[float, float]] = []
         self._signals: Counter[int] = Counter()
         self._num_unsent = 0
         self._stopped = False
@@ -77,7 +79,12 @@ class DeviceRun:
             outputs = {s: to_host(self._slots[s]) for s in wanted & self._slots.keys()}
         self._slots.clear()
         return DeviceResult(
-            self._tasks, self._received, outputs, self._failure, _allocator_peak_bytes()
+            self._tasks,
+            self._received,
+            self._handled,
+            outputs,
+            self._failure,
+            _allocator_peak_bytes(),
         )
 
     def stop(self) -> int | None:
@@ -124,14 +131,14 @@ class DeviceRun:
     def _work_conserving(self) -> None:
         self._start_transfers(self._plan.initial_transfers)
         for _ in self._mine:
-            self._wait(lambda: self._ready)
-            with self._changed:
-                if self._stopped:
-                    return
-                v = heappop(self._ready)[1]
-            if not self._run_task(v):
+            ready = self._wait(self._next_ready)
+            if ready is None or not self._run_task(ready[1]):
                 return
-            self._start_transfers(self._plan.task_transfers[v])
+            self._start_transfers(self._plan.task_transfers[ready[1]])
+
+    def _next_ready(self) -> tuple[float, int] | None:
+        """Takes the next of the ready tasks, if there is any: rank and task."""
+        return heappop(self._ready) if self._ready else None
 
     def _bulk_synchronous(self, levels: tuple[int, ...]) -> None:
         """Runs level by level; level -1 stands for the graph inputs' transfers."""
@@ -163,28 +170,36 @@ class DeviceRun:
             self._mesh.send(peer, signal)
         self._wait(lambda: self._signals[~number] == len(peers))
 
-    def _wait(self, done: Callable[[], Any]) -> None:
-        """Returns when `done` or the call has ended; looks for arrivals at least once."""
-        last_s = time.perf_counter()
+    def _wait(self, done: Callable[[], Any]) -> Any:
+        """Returns what `done` returns once it is true, or None if the call has ended.
+
+        Looks for arrivals at least once. `done` is called with `_changed` held.
+        """
+        last_s = began_s = time.perf_counter()
         while True:
-            if self._mesh.poll():
-                last_s = time.perf_counter()
-            idle_s = time.perf_counter() - last_s
+            has_moved = self._mesh.poll()
+            now_s = time.perf_counter()
+            if has_moved:
+                self._handled.append((began_s, now_s))
+                last_s = now_s
             with self._changed:
-                if self._stopped or done():
-                    return
+                if self._stopped:
+                    return None
+                if found := done():
+                    return found
+                idle_s = now_s - last_s
                 if not self._mesh.has_rings:
                     self._changed.wait()  # threads deliver
                 elif idle_s > _WAKE_S:
                     self._changed.wait(min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1]))
             time.sleep(0)  # for whom else this core serves
+            began_s = time.perf_counter()
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
-        with self._changed:
-            if self._stopped:
-                return False
-            self._running = v
+        if self._stopped:
+            return False
+        self._running = v
         operands = [self._slots[s] for s in self._plan.operands[v]]
         try:
             start_s = time.perf_counter()
@@ -199,28 +214,33 @@ class DeviceRun:
         with self._changed:
             self._tasks.append((v, start_s, finish_s))
             for slot, result in zip(self._plan.results[v], results, strict=True):
-                self._slots[slot] = result
+                if self._reads_left[slot]:
+                    self._slots[slot] = result
             del results
-            self._drop_unread(self._plan.results[v])
-            self._drop_reads(set(self._plan.operands[v]))
+            self._drop_reads(self._reads[v])
             self._release(self._plan.local_readers[v], finish_s)
             self._running = None
         return True
 
     def _start_transfers(self, transfers: Iterable[int]) -> None:
-        for k in transfers:
+        mine = [k for k in transfers if self._plan.transfers[k].source == self._device]
+        if not mine:
+            return
+        began_s = time.perf_counter()
+        for k in mine:
             transfer = self._plan.transfers[k]
-            if transfer.source == self._device:
-                with self._changed:
-                    self._num_unsent += 1
-                packet = Packet(
-                    self.call,
-                    k,
-                    functools.partial(self._open, transfer.source_slot),
-                    functools.partial(self._sent, transfer.source_slot),
-                    functools.partial(self.fail, "transfer", k),
-                )
-                self._mesh.send(self._shipment.peers[transfer.destination], packet)
+            with self._changed:
+                self._num_unsent += 1
+            packet = Packet(
+                self.call,
+                k,
+                functools.partial(self._open, transfer.source_slot),
+                functools.partial(self._sent, transfer.source_slot),
+                functools.partial(self.fail, "transfer", k),
+            )
+            self._mesh.send(self._shipment.peers[transfer.destination], packet)
+        if self._mesh.has_rings:
+            self._handled.append((began_s, time.perf_counter()))
 
     def _open(self, slot: int) -> tuple[float, np.ndarray] | None:
         with self._changed:
@@ -249,12 +269,8 @@ class DeviceRun:
 
     def _drop_reads(self, slots: Iterable[int]) -> None:
         for slot in slots:
-            self._reads_left[slot] -= 1
-        self._drop_unread(slots)
-
-    def _drop_unread(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            if not self._reads_left[slot] and slot not in self._laid:
+            self._reads_left[slot] = left = self._reads_left[slot] - 1
+            if not left and slot not in self._laid:
                 del self._slots[slot]
 
 

@@ -43,6 +43,7 @@ class DeviceResult:
 
     tasks: list[tuple[int, float, float]]  # (task, start, finish)
     received: list[tuple[int, float, float]]  # (transfer, start by the source's clock, finish)
+    handled: list[tuple[float, float]]  # (start, finish) of moving tensors between tasks
     outputs: dict[int, np.ndarray]  # by slot
     failure: Failure | None
     peak_bytes: int | None  # most since the process began, where the allocator tells

@@ -30,6 +30,8 @@ class Outlet:
 
     def flush(self) -> bool:
         """Sends what there is room for; returns whether that was anything."""
+        if self._open is None and not self._waiting:
+            return False
         has_moved = False
         while self._open is not None or self._open_next():
             while self._left:
@@ -73,6 +75,8 @@ class Inlet:
 
     def receive(self) -> tuple[int, int, float, np.ndarray] | None:
         """Returns call, item, start and body of the next packet, or None if it is not whole."""
+        if not self._ring.has_unread():
+            return None
         while True:
             self._filled += self._ring.read(self._room[self._filled :])
             if self._filled < self._room.size:

@@ -1,13 +1,38 @@
 """Event records of an execution, and the `Schedule` that they make."""
 
+import dataclasses
 import math
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
 from doppler_jax.types import Schedule
 
 from .plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Handling:
+    """When devices sent and received with what they compute on, H times between two tasks.
+
+    Tensors, and what tells that a device has come to a barrier.
+    """
+
+    device: np.ndarray  # [H] int
+    start_s: np.ndarray  # [H]
+    finish_s: np.ndarray  # [H]
+
+    def intervals(self) -> list[tuple[int, float, float]]:
+        """Returns device, start and finish of each."""
+        columns = self.device.tolist(), self.start_s.tolist(), self.finish_s.tolist()
+        return list(zip(*columns, strict=True))
+
+
+def make_handling(intervals: Iterable[tuple[int, float, float]] = ()) -> Handling:
+    """Returns intervals `(device, start, finish)` as arrays."""
+    device, start_s, finish_s = np.array(list(intervals), np.float64).reshape(-1, 3).T
+    return Handling(device.astype(np.int64), start_s, finish_s)
 
 
 class Clock:
@@ -32,6 +57,7 @@ class Record:
         num_events = self.num_tasks + len(plan.transfers)
         self.start_s = [float("nan")] * num_events
         self.finish_s = [float("nan")] * num_events
+        self.handling = make_handling()  # where threads move tensors, devices spend nothing
 
     def first_unfinished(self) -> int:
         """Returns what has run for longest, or else the first task that has yet to run."""

@@ -236,9 +236,10 @@ class Run:
 
     def _start_transfer(self, k: int) -> jax.Array:
         transfer = self.plan.transfers[k]
-        self.record.start_s[self.record.num_tasks + k] = self._clock.now_s()
         source = self._buffers.get(transfer.source_slot)
-        return ops.transfer(source, self.job.devices[transfer.destination])
+        device = self.job.devices[transfer.destination]
+        self.record.start_s[self.record.num_tasks + k] = self._clock.now_s()
+        return ops.transfer(source, device)
 
     def _finish_transfer(self, k: int, copy: jax.Array) -> None:
         transfer, finish_s = self.plan.transfers[k], self._clock.now_s()

@@ -24,6 +24,7 @@ def write_chrome_trace(
     device_names: Sequence[str] | None = None,
     inferred_starts: bool = False,
     chain: Sequence[ChainLink] = (),
+    handling: Sequence[tuple[int, float, float]] = (),
 ) -> None:
     """Writes a schedule as Chrome trace events, times in microseconds.
 
@@ -39,6 +40,8 @@ def write_chrome_trace(
       device_names: `[D]`; numbers if not given.
       inferred_starts: marks every event as one whose start was not measured.
       chain: the `critical_chain` of the schedule, to be marked.
+      handling: device, start and finish of what devices themselves spent on transfers, drawn
+        among their tasks.
 
     Raises:
       ValueError: there is not one name per task, a device has none, a time is not finite,
@@ -53,7 +56,8 @@ def write_chrome_trace(
         schedule.transfer_start_s,
         schedule.transfer_finish_s,
     )
-    if not np.isfinite(np.concatenate(times)).all():
+    handled = [time_s for _, start_s, finish_s in handling for time_s in (start_s, finish_s)]
+    if not np.isfinite(np.concatenate([*times, handled])).all():
         raise ValueError("the schedule has a time that is not finite")
     used = np.concatenate([placement, schedule.transfer_source, schedule.transfer_destination])
     num_devices = int(used.max(initial=-1)) + 1
@@ -65,6 +69,10 @@ def write_chrome_trace(
     slices = _slices(schedule, names, mark, chain) + _chain_slices(
         len(device_names), names, chain
     )
+    slices += [
+        _Slice((d, -1, 0), "handling", "transfers", start_s, finish_s, {})
+        for d, start_s, finish_s in handling
+    ]
     titles = [f"device {name}" for name in device_names] + ["critical chain"] * bool(chain)
     own = {(d, -1, 0) for d in range(len(device_names))}
     rows = {row: tid for tid, row in enumerate(sorted(own | {s.row for s in slices}))}

@@ -6,6 +6,7 @@ import kernels
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.synchronous import simulate_synchronous
 from kernels.profile import dispatch_gaps_s, measured_lower_bound_s, profile
+from kernels.trace import make_handling
 from tests.kernels.conftest import build
 from tests.simulator.cases import change, small_problem
 
@@ -15,6 +16,7 @@ PLACES = [0, 0, 1, 1]
 TRACE = simulate_oracle(GRAPH, COSTS, PLACES)
 NAMES = ["a", "b", "c", "d"]
 DEVICES = ["north", "south"]
+NOTHING = make_handling()
 
 
 def late(seconds):
@@ -30,12 +32,23 @@ def late(seconds):
 
 
 def test_a_simulated_schedule_has_no_gaps():
-    assert dispatch_gaps_s(GRAPH, TRACE).tolist() == [0, 0, 0, 0]
+    assert dispatch_gaps_s(GRAPH, TRACE, NOTHING).tolist() == [0, 0, 0, 0]
 
 
 def test_a_gap_begins_when_the_device_is_free_and_a_task_ready():
     # Task 3's last input arrives at 5.5 s on a device free since 4 s.
-    assert dispatch_gaps_s(GRAPH, late(0.5)).tolist() == [0, 0.5, 0, 0.5]
+    assert dispatch_gaps_s(GRAPH, late(0.5), NOTHING).tolist() == [0, 0.5, 0, 0.5]
+
+
+def test_what_a_device_spends_on_transfers_is_no_gap():
+    # Of the 0.5 s before task 1, 0.2 s; of those before task 3, all that is after its input.
+    handling = make_handling([(0, 0.9, 1.1), (0, 1.3, 1.4), (1, 4.0, 4.25), (1, 5.0, 6.0)])
+    gaps_s = dispatch_gaps_s(GRAPH, late(0.5), handling)
+    np.testing.assert_allclose(gaps_s, [0, 0.3, 0, 0], atol=1e-12)
+    found = profile(GRAPH, late(0.5), NAMES, DEVICES, [7.0, 9.0], handling)
+    np.testing.assert_allclose(found.idle_ready_s, [0.3, 0.0], atol=1e-12)
+    np.testing.assert_allclose(found.handling_s, [0.3, 1.25])
+    assert "| 300.0 ms | 300.0 ms | 7" in " ".join(str(found).split())
 
 
 def test_a_gap_counts_a_ready_task_that_runs_later():
@@ -46,24 +59,24 @@ def test_a_gap_counts_a_ready_task_that_runs_later():
         start_s={0: 2.0, 1: 3.0},
         finish_s={0: 3.0, 1: 4.0},
     )
-    assert dispatch_gaps_s(graph, trace).tolist() == [2, 0, 0]
+    assert dispatch_gaps_s(graph, trace, NOTHING).tolist() == [2, 0, 0]
 
 
 def test_a_barrier_is_idle_time_with_a_ready_task():
     # Task 2 reads task 0 on its own device, but must wait for task 1 and its transfer.
     graph, costs = small_problem([1, 3, 1, 1], [(0, 1, [2]), (1, 2, [3])], 3)
     places = [0, 1, 0, 2]
-    assert dispatch_gaps_s(graph, simulate_oracle(graph, costs, places)).sum() == 0
-    gaps = dispatch_gaps_s(graph, simulate_synchronous(graph, costs, places))
+    assert dispatch_gaps_s(graph, simulate_oracle(graph, costs, places), NOTHING).sum() == 0
+    gaps = dispatch_gaps_s(graph, simulate_synchronous(graph, costs, places), NOTHING)
     assert gaps.tolist() == [0, 0, 4, 0]
 
 
 def test_inputs_that_are_moved_are_waited_for():
     graph, costs = small_problem([1, 1], [], 2, [(0, 3, [1])])
     trace = simulate_oracle(graph, costs, [0, 1])
-    assert dispatch_gaps_s(graph, trace).tolist() == [0, 0]
+    assert dispatch_gaps_s(graph, trace, NOTHING).tolist() == [0, 0]
     later = change(trace, start_s={1: 3.25}, finish_s={1: 4.25})
-    assert dispatch_gaps_s(graph, later).tolist() == [0, 0.25]
+    assert dispatch_gaps_s(graph, later, NOTHING).tolist() == [0, 0.25]
 
 
 def test_numbers():
@@ -96,8 +109,8 @@ def test_text():
         "idle with a ready task: 1.000 s (7.1% of the devices' time); before a task 250 ms "
         "(median), 500 ms (99th percentile)",
         "transfers: 2, 5 bytes, 5.000 s together, 70% of it while the receiver computed",
-        "| 0 (north) | 2.000 s | 29% | 500.0 ms | 7 |",
-        "| 1 (south) | 5.000 s | 71% | 500.0 ms | 9 |",
+        "| 0 (north) | 2.000 s | 29% | 500.0 ms | 0 s | 7 |",
+        "| 1 (south) | 5.000 s | 71% | 500.0 ms | 0 s | 9 |",
         "| 0 to 1 | 4.500 s | 64% | 5 |",
         "| c | 4.000 s | 57.1% |",
         "critical chain: 3 tasks, 1 transfers: compute 2.000 s (29%), transfer 3.000 s (43%), "
@@ -146,5 +159,6 @@ def test_of_a_real_call(mode, executables):
     # Two of the loops may run at once, the third waits for both.
     assert found.lower_bound_s >= (found.task_s[3] + found.task_s[:2].max()) * (1 - 1e-9)
     assert found.peak_bytes.tolist() == step.peak_bytes.tolist()
+    assert not found.handling_s.any()
     assert f"| 1 ({step.device_names[1]}) |" in str(found)
     assert "| spin3 |" in str(found)

@@ -20,9 +20,21 @@ def results(ahead_s):
     a, b = 10.0, ahead_s
     return [
         DeviceResult(
-            [(0, a, a + 1.0), (2, a + 2.2, a + 3.2)], [(1, b + 2.1, a + 2.2)], {}, None, None
+            [(0, a, a + 1.0), (2, a + 2.2, a + 3.2)],
+            [(1, b + 2.1, a + 2.2)],
+            [(a + 1.0, a + 1.05), (a + 2.1, a + 2.2)],
+            {},
+            None,
+            None,
         ),
-        DeviceResult([(1, b + 1.1, b + 2.1)], [(0, a + 1.0, b + 1.1)], {}, None, None),
+        DeviceResult(
+            [(1, b + 1.1, b + 2.1)],
+            [(0, a + 1.0, b + 1.1)],
+            [(b + 1.0, b + 1.1)],
+            {},
+            None,
+            None,
+        ),
     ]
 
 
@@ -35,6 +47,11 @@ def test_no_tensor_arrives_before_it_is_sent(error_s):
     # Moved no further than causes and effects ask for.
     np.testing.assert_allclose(trace.start_s[1], 1.1 - np.clip(error_s, -0.1, 0.1), atol=1e-9)
     np.testing.assert_allclose(trace.finish_s[2], 3.2, atol=1e-9)
+    # What a device spends on transfers keeps its distance from its tasks.
+    handling = record.handling
+    assert handling.device.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(handling.start_s[:2], [1.0, 2.1], atol=1e-9)
+    np.testing.assert_allclose(handling.finish_s[1:], trace.start_s[[2, 1]], atol=1e-9)
 
 
 def test_clocks_of_other_machines_are_read_by_round_trips(monkeypatch):

@@ -50,6 +50,18 @@ def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
     assert times == sorted(times)
 
 
+def test_what_devices_spend_on_transfers_is_among_their_tasks(tmp_path):
+    path = tmp_path / "trace.json"
+    write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])
+    slices = [e for e in read(path)["traceEvents"] if e["ph"] == "X"]
+    (handled,) = [e for e in slices if e["cat"] == "handling"]
+    (task,) = [e for e in slices if e["name"] == "c"]
+    assert (handled["ts"], handled["dur"]) == (5e5, 2.5e5)
+    assert (handled["pid"], handled["tid"]) == (task["pid"], task["tid"])
+    with pytest.raises(ValueError, match="not finite"):
+        write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, np.nan)])
+
+
 def test_slices_of_a_row_do_not_overlap(tmp_path):
     rng = np.random.default_rng(0)
     start = rng.random(50) * 1e-3
