@@ -24,7 +24,7 @@ class Place:
     """Placement method (see `list`)."""
     policy: pathlib.Path | None = None
     """Checkpoint or run folder of a trained policy, for methods that learn; doppler+search
-    otherwise takes the one that ships, or trains one if the budget is large."""
+    otherwise takes the one that ships."""
     budget_s: float | None = None
     """Seconds to search or train (if nothing bounds it, 5 to 10, and 60)."""
     max_evaluations: int | None = None

@@ -33,7 +33,6 @@ from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.objective import Objective
 from doppler_jax.search.random_search import RandomSearch
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 
 EXACT_S = 60.0
@@ -47,9 +46,6 @@ POLICY_STARTS = 256
 
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
-
-LEAST_TRAINING = Budget(evaluations=50_000, seconds=30.0)
-"""Below either, `doppler+search` starts from the base policy: training would not pay."""
 
 REFINE = Annealing(hot=0.005)
 """The search of `doppler+search`: cool from the start, so that it stays near its starts."""
@@ -156,7 +152,7 @@ def _doppler_search(request: Request) -> Candidates:
     learn_key, draw_key, search_key = jax.random.split(request.key, 3)
     listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
     evaluations = request.budget.evaluations
-    policy, starts, spent = _known_policy(request), listed, 0
+    policy, starts, spent = request.policy or load_base_policy(), listed, 0
     if policy is None and (evaluations is None or evaluations >= 4 * POLICY_STARTS):
         budget = _bounded(request.budget)
         asked = dataclasses.replace(request, budget=budget, key=learn_key)
@@ -178,12 +174,6 @@ def _doppler_search(request: Request) -> Candidates:
         spent=spent,
     )
     return dataclasses.replace(found, evaluations=found.evaluations + spent)
-
-
-def _known_policy(request: Request) -> Policy | None:
-    """Returns the policy that was given, or the base policy where training would not pay."""
-    trains = request.budget.is_bounded and request.budget.allows(LEAST_TRAINING)
-    return request.policy if request.policy is not None or trains else load_base_policy()
 
 
 def _bounded_refinement(request: Request) -> Budget:

@@ -1,11 +1,13 @@
 """The newcomer's command, `make demo`: from a JAX function to a learned placement that runs.
 
 Trains chainmm by imitation and in simulation for a preset cluster, then on times measured
-on this machine, and compares the result with simple placements on both.
+on this machine, and compares the result with simple placements on both. Its devices are
+isolated ones where Ray is installed: a process each, pinned to a core.
 """
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,6 +23,8 @@ from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.config import check_settings
+from experiments.isolation import BackendChoice, choose_backend
+from experiments.machine import BackendName, Machine
 from experiments.problems import (
     Chosen,
     choose_workload,
@@ -30,6 +34,10 @@ from experiments.problems import (
 )
 from experiments.provenance import provenance
 from experiments.stages import Trained, run_stage1, run_stage2, run_stage3
+from kernels.calibration import measure_calibration
+
+NUM_DEVICES = 2
+"""That the CPU is made into, where there is no accelerator."""
 
 ROUNDS = 9
 """Times that each placement of the measured table is run, all in turn."""
@@ -44,28 +52,47 @@ class DemoSettings:
     folder: pathlib.Path = pathlib.Path("runs/demo")
     """Where results go; an interrupted demo goes on from here."""
     seed: int = 0
+    backend: BackendChoice = "auto"
+    """What runs placed programs: "ray", a process with a core of its own per device; "local",
+    threads of this process; "auto", ray where there is no accelerator."""
     imitation_updates: int = 100
     simulation_updates: int = 300
     system_updates: int = 12
 
 
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """The workload as this machine runs it."""
+
+    chosen: Chosen  # its costs are measured
+    backend: BackendName
+    devices: Sequence[Any]  # [D]
+
+    @property
+    def what(self) -> str:
+        """The devices, for people to read."""
+        if self.backend == "ray":
+            return f"{len(self.devices)} CPU devices of a core each"
+        return f"{len(self.devices)} x {self.devices[0].device_kind}"
+
+
 def main(settings: DemoSettings) -> None:
     """Trains, compares, checks and writes `settings.folder`."""
     check_settings(settings)
-    use_host_devices(2)
+    use_host_devices(NUM_DEVICES)
     cluster = dj.make_cluster(settings.cluster)
     # Every tensor is cut alike, as in the paper; the planner's cut is a row of its own.
     preset = choose_workload(settings.workload, "paper", cluster, settings.cluster, "uniform")
     settings.folder.mkdir(parents=True, exist_ok=True)
-    host = saved_host(settings.folder)
-    here = choose_workload(settings.workload, "small", host, "host", "uniform")
-
     taught, simulated = train_simulated(settings, preset)
     simulated_rows = compare_simulated(settings, preset, simulated)
-    measured, measured_rows = train_and_compare_measured(settings, here, simulated)
     report_simulated(settings, preset, simulated_rows)
-    report_measured(settings, here, measured_rows)
-    error = run_learned(settings, here, measured)
+    backend = choose_backend(settings.backend, NUM_DEVICES)
+    with Machine(NUM_DEVICES if backend == "ray" else len(local_devices())) as machine:
+        here = choose_here(settings, backend, machine.devices(backend))
+        measured, measured_rows = train_and_compare_measured(settings, here, simulated)
+        report_measured(here, measured_rows)
+        error = run_learned(settings, here, measured)
     write_json_atomic(
         settings.folder / "summary.json",
         {
@@ -127,30 +154,40 @@ def compare_simulated(
     return [*rows, ("learned (stages 1 and 2)", dj.makespan_s(learned), learned)]
 
 
+def choose_here(settings: DemoSettings, backend: BackendName, devices: Sequence[Any]) -> Here:
+    """Returns the workload at sizes for this machine, with what it costs there."""
+    host = saved_host(settings.folder)
+    chosen = choose_workload(settings.workload, "small", host, "host", "uniform")
+    assert chosen.sharded is not None
+    path = settings.folder / f"calibration-{backend}.json"
+    calibration = measure_calibration(chosen.sharded, devices, backend=backend, path=path)
+    costs = dj.make_costs(chosen.sharded, calibration)
+    chosen = dataclasses.replace(chosen, name=f"{chosen.name}-{backend}", costs=costs)
+    return Here(chosen, backend, devices)
+
+
 def train_and_compare_measured(
-    settings: DemoSettings, here: Chosen, simulated: Trained
+    settings: DemoSettings, here: Here, simulated: Trained
 ) -> tuple[Trained, list[dict[str, Any]]]:
     """Runs stage 3 on this machine's devices; returns it and the measured comparison."""
-    assert here.workload is not None
-    assert here.sharded is not None
-    args = dj.make_arrays(here.workload, jax.random.key(settings.seed))
-    executables = kernels.Executables()
+    chosen = here.chosen
+    assert chosen.workload is not None
+    assert chosen.sharded is not None
+    args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
     measure = kernels.make_measure(
-        here.sharded, args, local_devices(), repeats=3, executables=executables
+        chosen.sharded, args, here.devices, backend=here.backend, repeats=3
     )
-    pair = kernels.make_paired_measure(
-        here.sharded, args, local_devices(), executables=executables
-    )
+    pair = kernels.make_paired_measure(chosen.sharded, args, here.devices, backend=here.backend)
     start = dj.place(
-        here.graph,
-        here.costs,
+        chosen.graph,
+        chosen.costs,
         policy=simulated.policy,
         key=jax.random.key(settings.seed),
         max_evaluations=256,
     )
     trained = run_stage3(
-        here,
-        settings.folder / "stage3" / here.name,
+        chosen,
+        settings.folder / "stage3" / chosen.name,
         simulated.policy,
         start.placement,
         pair,
@@ -158,7 +195,7 @@ def train_and_compare_measured(
         num_updates=settings.system_updates,
         config=SystemConfig(),
     )
-    placements = {name: placed.placement for name, placed in place_simply(settings, here)}
+    placements = {name: placed.placement for name, placed in place_simply(settings, chosen)}
     placements["learned (stages 1 to 3)"] = trained.placement
     seconds = {name: np.zeros(ROUNDS) for name in placements}
     for turn in range(ROUNDS):  # in turn, so that drift of the machine hits all alike
@@ -166,7 +203,7 @@ def train_and_compare_measured(
             seconds[name][turn] = measure(placement, None)
     rows = []
     for name, placement in placements.items():
-        schedule = dj.simulate_oracle(here.graph, here.costs, placement)
+        schedule = dj.simulate_oracle(chosen.graph, chosen.costs, placement)
         low, median, high = np.quantile(seconds[name], (0.25, 0.5, 0.75)).tolist()
         rows.append(
             {
@@ -199,12 +236,11 @@ def report_simulated(
     )
 
 
-def report_measured(settings: DemoSettings, here: Chosen, rows: list[dict[str, Any]]) -> None:
+def report_measured(here: Here, rows: list[dict[str, Any]]) -> None:
     """Prints this machine's table."""
-    devices = local_devices()
     print_table(
-        f"{here.name}: {here.graph.num_tasks} tasks on {len(devices)} x "
-        f"{devices[0].device_kind}, median and quartiles of {ROUNDS} rounds",
+        f"{here.chosen.name}: {here.chosen.graph.num_tasks} tasks on {here.what}, median and "
+        f"quartiles of {ROUNDS} rounds",
         ("method", "simulated", "measured", "quartiles"),
         [
             (
@@ -216,14 +252,14 @@ def report_measured(settings: DemoSettings, here: Chosen, rows: list[dict[str, A
             for row in rows
         ],
     )
-    if devices[0].platform == "cpu":
+    if here.backend == "local" and here.devices[0].platform == "cpu":
         print(
             "These CPU devices share the machine's cores: their times show order and\n"
             "overhead, and a placement on one device can be as fast as one on both."
         )
 
 
-def run_learned(settings: DemoSettings, here: Chosen, measured: Trained) -> float:
+def run_learned(settings: DemoSettings, here: Here, measured: Trained) -> float:
     """Runs the learned placement, checks its output, writes its trace and placement.
 
     Returns:
@@ -232,11 +268,14 @@ def run_learned(settings: DemoSettings, here: Chosen, measured: Trained) -> floa
     Raises:
       RuntimeError: the difference is more than rounding explains.
     """
-    assert here.workload is not None
-    assert here.sharded is not None
-    args = dj.make_arrays(here.workload, jax.random.key(settings.seed))
-    step = kernels.compile(here.sharded, measured.placement, devices=local_devices())
-    found, expected = step(*args), jax.jit(here.workload.fn)(*args)
+    chosen = here.chosen
+    assert chosen.workload is not None
+    assert chosen.sharded is not None
+    args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
+    step = kernels.compile(
+        chosen.sharded, measured.placement, devices=here.devices, backend=here.backend
+    )
+    found, expected = step(*args), jax.jit(chosen.workload.fn)(*args)
     error = max(jax.tree.leaves(jax.tree.map(_difference, found, expected)))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")
     if not error <= 1e-4:
@@ -245,8 +284,8 @@ def run_learned(settings: DemoSettings, here: Chosen, measured: Trained) -> floa
     write_json_atomic(
         settings.folder / "placement.json",
         {
-            "program": here.name,
-            "tasks": list(here.sharded.names),
+            "program": chosen.name,
+            "tasks": list(chosen.sharded.names),
             "placement": measured.placement.tolist(),
             "measured_s": measured.seconds,
         },

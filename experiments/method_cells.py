@@ -10,7 +10,6 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.costs.digests import problem_digest
-from doppler_jax.methods import LEAST_TRAINING
 from experiments.cells import Cells
 from experiments.problems import Chosen, choose_workload
 
@@ -21,7 +20,6 @@ WARM_UP_S = 0.5
 """Budget of a run before the clock starts: it compiles, and does one step of what there is.
 
 A budget in simulated executions could make batches smaller, and what they compile another.
-Where the run itself has time to train, so has the one before.
 """
 
 WARM_UPS = 2
@@ -62,7 +60,7 @@ class MethodCells:
         def make() -> dict[str, Any]:
             first_s = None
             if budget.seconds is not None:
-                first_s = self._warm_up(chosen, method, budget.seconds)
+                first_s = self._warm_up(chosen, method)
             placed = self._place(chosen, method, seed, budget)
             return placed_record(placed) | {"first_s": first_s, "tasks": chosen.graph.num_tasks}
 
@@ -76,14 +74,12 @@ class MethodCells:
         record = self._cells.get(f"{chosen.name}-{words}-{amount}-{seed}", terms, make)
         return record | {"method": method, "seed": seed, "budget": str(budget)}
 
-    def _warm_up(self, chosen: Chosen, method: str, seconds: float) -> float:
+    def _warm_up(self, chosen: Chosen, method: str) -> float:
         key = chosen.name, method
         if key not in self._first_s:
-            trains_s = LEAST_TRAINING.seconds or 0.0
-            budget = Budget(trains_s if seconds >= trains_s else WARM_UP_S)
             began = time.monotonic()
             for _ in range(WARM_UPS):
-                placed_record(self._place(chosen, method, 0, budget))
+                placed_record(self._place(chosen, method, 0, Budget(WARM_UP_S)))
             self._first_s[key] = time.monotonic() - began
         return self._first_s[key]
 

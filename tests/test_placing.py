@@ -20,7 +20,6 @@ from doppler_jax.placing import place
 from doppler_jax.policies import features
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
-from doppler_jax.search.budget import Budget
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -299,7 +298,7 @@ def drawn_from(monkeypatch, policy):
     return policies
 
 
-def test_small_budgets_start_from_the_base_policy(policy, drawn_from, monkeypatch):
+def test_the_search_starts_from_the_base_policy(policy, drawn_from, monkeypatch):
     graph, costs = make("unequal")
     monkeypatch.setattr(methods, "REFINE_S", 1e-3)
     for bounds in ({}, {"max_evaluations": BOUND}, {"budget_s": 1e-3}):
@@ -311,28 +310,22 @@ def test_small_budgets_start_from_the_base_policy(policy, drawn_from, monkeypatc
 
 
 @pytest.mark.slow
-def test_large_budgets_train_and_a_given_policy_is_taken(policy, drawn_from, monkeypatch):
+def test_without_a_base_policy_it_trains_one_and_a_given_one_is_taken(
+    policy, drawn_from, monkeypatch
+):
     graph, costs = make("unequal")
     other = Policy(params=policy.params, config=policy.config)
     place(graph, costs, policy=other, max_evaluations=BOUND)
-    monkeypatch.setattr(methods, "LEAST_TRAINING", Budget(evaluations=BOUND, seconds=1.0))
+    monkeypatch.setattr(methods, "load_base_policy", lambda: None)
     place(graph, costs, max_evaluations=BOUND)
     assert drawn_from[0] is other
     assert len(drawn_from) == 2
     assert drawn_from[1] is not policy
 
 
-def test_each_bound_must_allow_training():
-    least = Budget(evaluations=100, seconds=10.0)
-    assert Budget(evaluations=100).allows(least)
-    assert Budget(seconds=10.0).allows(least)
-    assert not Budget(evaluations=99).allows(least)
-    assert not Budget(evaluations=100, seconds=9.0).allows(least)
-    assert not Budget().is_bounded
-
-
 def test_without_a_base_policy_the_search_starts_from_lists(monkeypatch):
     graph, costs = make("unequal")
+    monkeypatch.setattr(methods, "load_base_policy", lambda: None)
     placed = place(graph, costs, max_evaluations=4)  # too few to train with
     assert placed.makespan_s <= place(graph, costs, method="heft").makespan_s
 

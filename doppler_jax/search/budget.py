@@ -19,12 +19,6 @@ class Budget:
     def is_bounded(self) -> bool:
         return self.evaluations is not None or self.seconds is not None
 
-    def allows(self, other: "Budget") -> bool:
-        """Returns whether no bound is below that of `other`."""
-        return (self.evaluations or math.inf) >= (other.evaluations or 0) and (
-            self.seconds or math.inf
-        ) >= (other.seconds or 0.0)
-
     def seconds_spent(self) -> float:
         """Returns the seconds since the beginning."""
         return time.monotonic() - self.began

@@ -1,6 +1,9 @@
 """`make demo`, small: what it writes, and that it goes on where it was stopped."""
 
 import json
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -18,6 +21,7 @@ SIMULATED = (*METHODS[:2], "critical path, cut by the planner", METHODS[2])
 
 def run_demo(folder, **changes):
     settings = {"imitation_updates": 2, "simulation_updates": 2, "system_updates": 1}
+    settings |= {"backend": "local"}
     demo.main(DemoSettings(folder=folder, **(settings | changes)))
 
 
@@ -62,14 +66,16 @@ def test_figures_can_be_had_again(finished):
     here = choose_workload(
         "chainmm", "small", dj.load_cluster(finished / "host.json"), "host", "uniform"
     )
+    calibration = dj.load_calibration(finished / "calibration-local.json")
+    costs = dj.make_costs(here.sharded, calibration)
     for row in summary["measured"]:
-        schedule = dj.simulate_oracle(here.graph, here.costs, row["placement"])
+        schedule = dj.simulate_oracle(here.graph, costs, row["placement"])
         assert row["simulated_s"] == dj.makespan_s(schedule)
     written = json.loads((finished / "placement.json").read_text())
     assert written["placement"] == summary["measured"][-1]["placement"]
     assert written["tasks"] == list(here.sharded.names)
-    policy = dj.load_policy(finished / "stage3" / here.name)
-    placed = dj.place(here.graph, here.costs, policy=policy, max_evaluations=64)
+    policy = dj.load_policy(finished / "stage3" / f"{here.name}-local")
+    placed = dj.place(here.graph, costs, policy=policy, max_evaluations=64)
     assert np.isfinite(placed.makespan_s)
 
 
@@ -89,10 +95,27 @@ def test_a_second_run_trains_and_logs_nothing(finished):
                 if "stage" in str(path.relative_to(finished))}  # fmt: skip
 
     before = trained()
-    log = finished / "stage3" / "chainmm-small-uniform-host" / "measurements.jsonl"
+    log = finished / "stage3" / "chainmm-small-uniform-host-local" / "measurements.jsonl"
     assert before[log]
     run_demo(finished)
     assert trained() == before
+
+
+@pytest.mark.slow
+def test_devices_are_isolated_by_default(tmp_path):
+    pytest.importorskip("ray")
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "experiments.demo", "--folder", str(folder)]
+    for stage in ("imitation", "simulation", "system"):
+        command += [f"--{stage}-updates", "1"]
+    root = pathlib.Path(demo.__file__).parents[1]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "tasks on 2 CPU devices of a core each" in ended.stdout
+    assert "share the machine's cores" not in ended.stdout
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["output_error"] <= 1e-4
+    assert summary["settings"]["backend"] == "auto"
 
 
 @pytest.mark.slow
