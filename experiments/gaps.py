@@ -20,6 +20,7 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
+from doppler_jax.methods import policy_of
 from doppler_jax.reports.tables import format_table
 from experiments import gap_cells
 from experiments.cells import Cells
@@ -29,7 +30,7 @@ from experiments.provenance import provenance
 
 Part = Literal["small", "stg", "dnn"]
 
-TRAINED = ("doppler", "doppler+search")
+TRAINED = tuple(m for m in dj.list_methods() if policy_of(m) and m != "doppler+search")
 """Methods that train a policy for each problem: left out of quick runs unless asked for."""
 
 NETWORKS = ("bert24", "gnmt", "inceptionv3", "resnet50")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from doppler_jax.types import Kernel
@@ -84,8 +85,19 @@ def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.
 
 
 def transfer(array: jax.Array, device: jax.Device) -> jax.Array:
-    """Starts the copy of an array to another device and returns it, perhaps not yet there."""
+    """Starts the move of an array to another device and returns it, perhaps not yet there.
+
+    Between CPU devices, which share their memory, one that has been computed is not copied;
+    the old array must not be donated then, the new one may be: JAX copies it first.
+    """
+    if device.platform == "cpu" and _is_on_cpu(array) and are_ready([array]):
+        return jax.device_put(np.asarray(array), device)
     return jax.device_put(array, device)
+
+
+def _is_on_cpu(array: jax.Array) -> bool:
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return not is_key and all(device.platform == "cpu" for device in array.devices())
 
 
 def are_ready(arrays: Sequence[Any]) -> bool:

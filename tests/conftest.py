@@ -4,6 +4,11 @@ import os
 import pathlib
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# What one process of a run has compiled, the others take: workers, and what tests start.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 import jax
 import pytest
