@@ -64,6 +64,9 @@ def excess(
 ) -> chex.Array:
     """Returns `[B]` by how much the devices' peaks exceed capacity, in capacities, summed.
 
+    Peaks are worked out only if a device of the batch could not hold all that it ever holds
+    at once.
+
     Args:
       table: items and capacities.
       instance: the problem.
@@ -71,13 +74,35 @@ def excess(
       start_s: `[B, N]` starts, seconds.
       finish_s: `[B, N]` finishes.
     """
-    peak_bytes = jax.vmap(_peak_bytes, in_axes=(None, None, 0, 0, 0))(
-        table, instance, placements, start_s, finish_s
-    )
-    # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
     capacity = table.capacity_bytes[None]
-    over = (peak_bytes - capacity * (1 + 1e-6)) / jnp.maximum(capacity, 1.0)
-    return jnp.maximum(jnp.where(jnp.isinf(capacity), 0.0, over), 0.0).sum(1)
+
+    def of_peaks() -> chex.Array:
+        peak_bytes = jax.vmap(_peak_bytes, in_axes=(None, None, 0, 0, 0))(
+            table, instance, placements, start_s, finish_s
+        )
+        # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
+        over = (peak_bytes - capacity * (1 + 1e-6)) / jnp.maximum(capacity, 1.0)
+        return jnp.maximum(jnp.where(jnp.isinf(capacity), 0.0, over), 0.0).sum(1)
+
+    ever_bytes = jax.vmap(_bytes_ever_held, in_axes=(None, None, 0))(
+        table, instance, placements
+    )
+    fits = (ever_bytes <= capacity * (1 - 1e-5)).all()
+    return jax.lax.cond(fits, lambda: jnp.zeros(len(placements)), of_peaks)
+
+
+def _bytes_ever_held(
+    table: MemoryTable, instance: Instance, placement: chex.Array
+) -> chex.Array:
+    """Returns the bytes `[D]` of all items that one placement `[N]` puts on each device."""
+    placement = jnp.pad(placement, (0, 1))
+    devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[None]
+    source = jnp.where(
+        table.home == instance.num_devices, placement[table.producer], table.home
+    )
+    is_held = devices == source[:, None]
+    is_held = is_held.at[table.edge_item, placement[table.edge_reader]].set(True)
+    return jnp.where(is_held, table.item_bytes[:, None], 0.0).sum(0)
 
 
 def _peak_bytes(

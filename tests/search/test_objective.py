@@ -60,6 +60,23 @@ def test_memory_is_that_of_the_exact_account(seed):
     np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.001, 1.5, 4.0])
+def test_memory_is_the_same_whether_peaks_are_worked_out_or_not(share):
+    """From far too little to more than a device ever holds, where no peak is worked out."""
+    graph, costs = random_problem(np.random.default_rng(3), 14, DEVICES)
+    placements, padded = random_rows(np.random.default_rng(0), 14)
+    schedules = [simulate_oracle(graph, costs, p) for p in placements]
+    peaks = np.array([peak_memory_bytes(graph, costs, s) for s in schedules])
+    costs = dataclasses.replace(costs, capacity_bytes=share * peaks.max(0))
+    problem = make_search_problem(graph, costs, Objective(), jax.random.key(0))
+    times = simulate_instance(problem.instance, padded, schedule=True)
+    table = pad_items(make_memory_table(graph, costs, problem.instance))
+    over = EXCESS(table, problem.instance, padded, times.start_s, times.finish_s)
+    expected = np.maximum(peaks / costs.capacity_bytes - 1.0, 0.0).sum(1)
+    np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
+    assert (expected > 0).any() == (share < 1)
+
+
 def test_what_does_not_fit_is_worth_nothing_and_costs_more():
     graph, costs = random_problem(np.random.default_rng(1), 12, DEVICES)
     placements, padded = random_rows(np.random.default_rng(0), 12)
