@@ -60,12 +60,6 @@ def test_seconds_begin_after_a_run_that_compiled(chosen, place, tmp_path):
     assert not np.array_equal(*(jax.random.key_data(o["key"]) for o in place[-2:]))
 
 
-def test_the_run_before_trains_where_there_is_time_to(chosen, place, tmp_path):
-    """`doppler+search` starts from the base policy below that, and compiles less."""
-    MethodCells(Cells(tmp_path)).get(chosen, "doppler+search", 0, Budget(seconds=600.0))
-    assert [options["budget_s"] for options in place] == [*[30.0] * WARM_UPS, 600.0]
-
-
 def test_what_was_run_is_not_run_again_unless_the_terms_change(chosen, place, tmp_path):
     for _ in range(2):
         cells = MethodCells(Cells(tmp_path))
