@@ -197,9 +197,10 @@ class DeviceRun:
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
-        if self._stopped:
-            return False
-        self._running = v
+        with self._changed:  # who stops the call is told what runs
+            if self._stopped:
+                return False
+            self._running = v
         operands = [self._slots[s] for s in self._plan.operands[v]]
         try:
             start_s = time.perf_counter()
