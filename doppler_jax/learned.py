@@ -22,7 +22,6 @@ from doppler_jax.training.train import train_policy
 class Learned:
     """What training for one problem brought."""
 
-    policy: Policy
     placements: np.ndarray  # [B, N] the best one and the elites
     evaluations: int  # placements simulated
     interrupted: bool  # by Ctrl-C
@@ -65,8 +64,6 @@ def learn_placements(
         record=record,
     )
     return Learned(
-        # On no device: what follows may run on others than training did.
-        policy=Policy(params=jax.device_get(trained.state.params), config=trained.policy),
         placements=elite_placements(trained.state, num_tasks),
         evaluations=int(trained.state.evaluations),
         interrupted=trained.interrupted,

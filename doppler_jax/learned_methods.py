@@ -12,7 +12,6 @@ from doppler_jax.learners.learner import Learner, propose_placements, train_lear
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import SAMPLES, Candidates, Method, Request
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.train import LEAST_EVALUATIONS
 
 TRAINING_S = 60.0
@@ -39,20 +38,18 @@ def doppler(config: PolicyConfig) -> Method:
         evaluations = request.budget.evaluations
         if evaluations is not None and evaluations < len(taught) + LEAST_EVALUATIONS:
             return Candidates(taught, 1)
-        return learn_doppler(request, taught, config, share=1.0)[0]
+        return _learn_doppler(request, taught, config)
 
     return method
 
 
-def learn_doppler(
-    request: Request, taught: np.ndarray, config: PolicyConfig, share: float
-) -> tuple[Candidates, Policy]:
-    """Trains on a share of the budget; returns `taught` with what was found, and the policy."""
+def _learn_doppler(request: Request, taught: np.ndarray, config: PolicyConfig) -> Candidates:
+    """Trains within the budget; returns `taught` with what was found."""
     evaluations, seconds = request.budget.evaluations, None
     if request.budget.seconds is not None or evaluations is None:
-        seconds = share * request.seconds_left(TRAINING_S)
+        seconds = request.seconds_left(TRAINING_S)
     if evaluations is not None:
-        evaluations = int(share * evaluations) - len(taught)
+        evaluations -= len(taught)
     learned = learn_placements(
         make_problem(request.graph, request.costs),
         request.graph.num_tasks,
@@ -63,12 +60,11 @@ def learn_doppler(
         links=request.objective.guide_links,
         record=lambda spent, best_s: request.record(spent + len(taught), best_s),
     )
-    candidates = Candidates(
+    return Candidates(
         placements=np.concatenate([taught, learned.placements]),
         evaluations=learned.evaluations + len(taught),
         interrupted=learned.interrupted,
     )
-    return candidates, learned.policy
 
 
 def learner(name: str, settings: Learner) -> Method:

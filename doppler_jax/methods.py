@@ -21,7 +21,7 @@ from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.learned import policy_candidates
-from doppler_jax.learned_methods import doppler, learn_doppler, learner
+from doppler_jax.learned_methods import doppler, learner
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
@@ -47,8 +47,8 @@ POLICY_STARTS = 256
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
 
-REFINE = Annealing(hot=0.005)
-"""The search of `doppler+search`: cool from the start, so that it stays near its starts."""
+REFINE = LocalSearch()
+"""The search of `doppler+search`: descent keeps to its starts, however small the budget."""
 
 
 def list_methods() -> list[str]:
@@ -100,7 +100,6 @@ def _search_from(
     always: np.ndarray,
     *,
     choose: bool = False,
-    spent: int = 0,
 ) -> Candidates:
     """Searches from `starts` `[S, N]`, and from random placements while members are left.
 
@@ -120,7 +119,6 @@ def _search_from(
         _bounded(request.budget),
         request.curve,
         choose=choose,
-        spent=spent,
     )
     return Candidates(
         placements=np.concatenate([always, found.placements]),
@@ -149,31 +147,22 @@ def _random(request: Request) -> Candidates:
 
 
 def _doppler_search(request: Request) -> Candidates:
-    learn_key, draw_key, search_key = jax.random.split(request.key, 3)
+    draw_key, search_key = jax.random.split(request.key)
     listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
     evaluations = request.budget.evaluations
-    policy, starts, spent = request.policy or load_base_policy(), listed, 0
-    if policy is None and (evaluations is None or evaluations >= 4 * POLICY_STARTS):
-        budget = _bounded(request.budget)
-        asked = dataclasses.replace(request, budget=budget, key=learn_key)
-        learned, policy = learn_doppler(asked, listed[:1], PolicyConfig(), share=0.5)
-        starts, spent = np.concatenate([learned.placements, listed]), learned.evaluations
-        if learned.interrupted:
-            return dataclasses.replace(learned, placements=starts)
+    policy, starts = request.policy or load_base_policy(), listed
     if policy is not None:
         count = POLICY_STARTS if evaluations is None else min(POLICY_STARTS, evaluations // 4)
         problem = make_problem(request.graph, request.costs)
         drawn = policy_candidates(problem, policy, draw_key, max(count, 1))
         starts = np.concatenate([drawn, starts])
-    found = _search_from(
+    return _search_from(
         dataclasses.replace(request, key=search_key, budget=_bounded_refinement(request)),
         REFINE,
         starts,
         np.concatenate([starts[:1], listed]),
         choose=True,
-        spent=spent,
     )
-    return dataclasses.replace(found, evaluations=found.evaluations + spent)
 
 
 def _bounded_refinement(request: Request) -> Budget:

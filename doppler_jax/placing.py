@@ -79,7 +79,7 @@ def place(
       method: one of `list_methods()`. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
         a search from samples; without a policy it takes them from the base policy that
-        ships (`base_policy.py`), or trains on half of the budget where none does.
+        ships (`base_policy.py`), or starts from list schedules where none does.
       policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       budget_s: seconds; methods that search stop at the first block of about 0.2 s that

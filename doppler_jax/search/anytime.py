@@ -94,7 +94,6 @@ def run_search(
     curve: CurveRecorder,
     *,
     choose: bool = False,
-    spent: int = 0,
     on_block: Callable[[int], None] | None = None,
 ) -> Found:
     """Runs a search until its budget is spent, or Ctrl-C.
@@ -112,14 +111,13 @@ def run_search(
       key: of the draws; it is consumed.
       budget: when to stop.
       curve: takes a row at every block that improved.
-      spent: evaluations of this budget that were spent before.
       on_block: called after every block with the evaluations so far.
 
     Returns:
       The best placements found. The starts need not be among them.
     """
     cost = objective.simulations
-    limit = math.inf if budget.evaluations is None else budget.evaluations - spent
+    limit = math.inf if budget.evaluations is None else budget.evaluations
     if budget.evaluations is None and budget.seconds is None:
         raise ValueError("a search needs a bound: evaluations or seconds")
     if limit < cost:
@@ -127,13 +125,13 @@ def run_search(
     if limit < math.inf:
         search = search.fit(int(limit) // cost)
     padded = np.pad(starts, ((0, 0), (0, problem.instance.padded_tasks - starts.shape[1])))
-    run = _Run(search, objective, problem, key, limit, budget, curve, spent)
+    run = _Run(search, objective, problem, key, limit, budget, curve)
     interrupted = False
     try:
         run.start(padded.astype(np.int32), choose)
         while run.advance():
             if on_block is not None:
-                on_block(spent + run.evaluations)
+                on_block(run.evaluations)
     except KeyboardInterrupt:
         interrupted = True
     found = run.found()[:, : starts.shape[1]]
@@ -152,12 +150,11 @@ class _Run:
         limit: float,
         budget: Budget,
         curve: CurveRecorder,
-        spent: int,
     ) -> None:
         self.search, self.objective, self.problem = search, objective, problem
         self.key = key
-        self.limit, self.budget, self.curve, self.spent = limit, budget, curve, spent
-        self.share_before = budget.progress(spent)
+        self.limit, self.budget, self.curve = limit, budget, curve
+        self.share_before = budget.progress(0)
         self.evaluations = 0
         self.compile_s = 0.0
         self.done = 0  # steps
@@ -180,7 +177,7 @@ class _Run:
         width, cost = self.search.batch, self.objective.simulations
         energies = np.full(len(starts), np.inf)
         for first in range(0, len(starts), width):
-            is_late = self.budget.progress(self.spent + self.evaluations) >= 1
+            is_late = self.budget.progress(self.evaluations) >= 1
             if self.evaluations + width * cost > self.limit or (first and is_late):
                 break
             began = time.monotonic()
@@ -200,7 +197,7 @@ class _Run:
         steps = self.steps
         if self.limit < math.inf:
             steps = min(steps, int(self.limit - self.evaluations) // per_step)
-        if steps == 0 or self.budget.progress(self.spent + self.evaluations) >= 1:
+        if steps == 0 or self.budget.progress(self.evaluations) >= 1:
             return False
         began = time.monotonic()
         self.state = self._block(self.state, steps)
@@ -240,16 +237,14 @@ class _Run:
         if self.budget.seconds is None:
             per_step = self.search.batch * self.objective.simulations
             return np.array([0.0, per_step / self.limit], np.float32)
-        now = self.budget.progress(self.spent + self.evaluations)
+        now = self.budget.progress(self.evaluations)
         rest = max(1 - self.share_before, 1e-6)
         rise = min(BLOCK_S / self.budget.seconds, 1 - now) / max(steps, 1)
         first = now - self.share_before - rise * self.done
         return np.array([first / rest, rise / rest], np.float32)
 
     def _note(self, value_s: float) -> None:
-        self.curve.add(
-            self.spent + self.evaluations, self.budget.seconds_spent(), float(value_s)
-        )
+        self.curve.add(self.evaluations, self.budget.seconds_spent(), float(value_s))
 
 
 @partial(jax.jit, static_argnames=("search", "objective"))
