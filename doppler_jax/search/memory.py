@@ -13,6 +13,9 @@ import numpy as np
 from doppler_jax.graphs.instance import Instance
 from doppler_jax.types import RESIDENT, Costs, TaskGraph, pytree
 
+INTERVALS = 256
+"""Parts of a makespan in which a placement is looked at before its events are sorted."""
+
 
 @pytree
 class MemoryTable:
@@ -64,8 +67,9 @@ def excess(
 ) -> chex.Array:
     """Returns `[B]` by how much the devices' peaks exceed capacity, in capacities, summed.
 
-    Peaks are worked out only if a device of the batch could not hold all that it ever holds
-    at once.
+    Peaks are worked out only of placements that may not fit: if a device of the batch could
+    not hold all that it ever holds at once, and one of the placement's not all that it holds
+    within one of `INTERVALS` equal parts of the makespan.
 
     Args:
       table: items and capacities.
@@ -77,8 +81,16 @@ def excess(
     capacity = table.capacity_bytes[None]
 
     def of_peaks() -> chex.Array:
-        peak_bytes = jax.vmap(_peak_bytes, in_axes=(None, None, 0, 0, 0))(
+        spans = jax.vmap(_spans, in_axes=(None, None, 0, 0, 0))(
             table, instance, placements, start_s, finish_s
+        )
+        most_bytes = jax.vmap(_most_bytes)(spans)
+        fits = (most_bytes <= capacity * (1 - 1e-5)).all(1)
+        nothing = jnp.zeros(instance.num_devices)
+        # One after another, so that only those that may not fit are sorted.
+        peak_bytes = jax.lax.map(
+            lambda lane: jax.lax.cond(lane[0], lambda _: nothing, _peak_bytes, lane[1]),
+            (fits, spans),
         )
         # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
         over = (peak_bytes - capacity * (1 + 1e-6)) / jnp.maximum(capacity, 1.0)
@@ -105,14 +117,23 @@ def _bytes_ever_held(
     return jnp.where(is_held, table.item_bytes[:, None], 0.0).sum(0)
 
 
-def _peak_bytes(
+@pytree
+class _Spans:
+    """When each of I items is on each device, and how large it is there, of one placement."""
+
+    from_s: chex.Array  # [I, D]
+    until_s: chex.Array  # [I, D]
+    held: chex.Array  # [I, D] bytes, 0 where it never is
+
+
+def _spans(
     table: MemoryTable,
     instance: Instance,
     placement: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
-) -> chex.Array:
-    """Returns the peak `[D]` of one placement `[N]`."""
+) -> _Spans:
+    """Returns the spans of one placement `[N]`."""
     num_devices, num_items = instance.num_devices, len(table.item_bytes)
     devices = jnp.arange(num_devices, dtype=jnp.int32)[None]
     start_s, finish_s, placement = (jnp.pad(a, (0, 1)) for a in (start_s, finish_s, placement))
@@ -139,12 +160,32 @@ def _peak_bytes(
     from_s = jnp.where(is_resident, 0.0, from_s)
 
     held = jnp.where(until_s > -jnp.inf, table.item_bytes[:, None], 0.0)
-    times = jnp.concatenate([until_s, from_s])
+    return _Spans(from_s=from_s, until_s=until_s, held=held)
+
+
+def _most_bytes(spans: _Spans) -> chex.Array:
+    """Returns `[D]` bytes that no peak is above: what is held at any time of an interval."""
+    last_s = jnp.where(jnp.isfinite(spans.until_s), spans.until_s, 0.0).max(initial=0.0)
+
+    def interval(time_s: chex.Array) -> chex.Array:
+        share = jnp.where(last_s > 0, time_s / last_s, 0.0)
+        return (jnp.clip(share, 0.0, 1.0) * (INTERVALS - 1)).astype(jnp.int32)
+
+    num_devices = spans.held.shape[1]
+    device = jnp.arange(num_devices, dtype=jnp.int32)[None]
+    change = jnp.zeros((INTERVALS + 1, num_devices))
+    change = change.at[interval(spans.from_s), device].add(spans.held)
+    change = change.at[interval(spans.until_s) + 1, device].add(-spans.held)
+    return jnp.cumsum(change, axis=0).max(0)
+
+
+def _peak_bytes(spans: _Spans) -> chex.Array:
+    """Returns the peak `[D]`."""
+    times = jnp.concatenate([spans.until_s, spans.from_s])
     is_new = jnp.broadcast_to(
-        (jnp.arange(2 * num_items) >= num_items)[:, None].astype(jnp.int32), times.shape
+        (jnp.arange(len(times)) >= len(spans.held))[:, None].astype(jnp.int32), times.shape
     )
     # Frees come before allocations of the same instant.
-    _, _, change = jax.lax.sort(
-        (times, is_new, jnp.concatenate([-held, held])), dimension=0, num_keys=2
-    )
+    changes = jnp.concatenate([-spans.held, spans.held])
+    _, _, change = jax.lax.sort((times, is_new, changes), dimension=0, num_keys=2)
     return jnp.cumsum(change, axis=0).max(0, initial=0.0)

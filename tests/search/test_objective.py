@@ -60,7 +60,7 @@ def test_memory_is_that_of_the_exact_account(seed):
     np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 1.001, 1.5, 4.0])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.999, 1.001, 1.1, 1.5, 4.0])
 def test_memory_is_the_same_whether_peaks_are_worked_out_or_not(share):
     """From far too little to more than a device ever holds, where no peak is worked out."""
     graph, costs = random_problem(np.random.default_rng(3), 14, DEVICES)
