@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from doppler_jax.programs.blocks import slice_block
 from doppler_jax.types import RESIDENT, ShardedProgram
 
 from .plan import Plan
 
-Slots = list[jax.Array | None]
+Slots = list[jax.Array | np.ndarray | None]
 """The arrays of one call, by slot of its plan; None before they are made and after use."""
 
 

@@ -20,18 +20,18 @@ class Buffers:
         self._slots = slots
         self._reads_left = list(plan.num_reads)
 
-    def operands(self, v: int) -> list[jax.Array | None]:
+    def operands(self, v: int) -> list[jax.Array | np.ndarray | None]:
         """Returns what task `v` reads."""
         slots = self._slots
         return [slots[s] for s in self._plan.operands[v]]
 
     def get(self, slot: int) -> jax.Array:
-        """Returns the array of a slot that has one."""
+        """Returns the array of a slot that has one; views are for kernels alone."""
         array = self._slots[slot]
-        assert array is not None
+        assert isinstance(array, jax.Array)
         return array
 
-    def keep(self, slot: int, array: jax.Array) -> None:
+    def keep(self, slot: int, array: jax.Array | np.ndarray) -> None:
         """Holds a new array, if anything reads it."""
         if self._reads_left[slot]:
             self._slots[slot] = array

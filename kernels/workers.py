@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from queue import SimpleQueue
 
 import jax
+import numpy as np
 
 from . import ops
 from .blocks import Slots
@@ -38,6 +39,7 @@ class Run:
         self.plan = job.plan
         self.record = Record(job.plan)
         self._buffers = Buffers(job.plan, slots)
+        self._output_slots = {s for blocks in job.plan.outputs for s in blocks}
         self._clock = Clock()
         self._error: TaskError | None = None
         self._ended = threading.Event()
@@ -214,12 +216,13 @@ class Run:
             k = batch[0]
             try:
                 # All copies that were asked for are under way before the first is awaited.
-                copies: deque[tuple[int, jax.Array]] = deque()
+                copies: deque[tuple[int, jax.Array | np.ndarray]] = deque()
                 for k in batch:
                     copies.append((k, self._start_transfer(k)))
                 while copies:
                     k, copy = copies.popleft()
-                    copy.block_until_ready()
+                    if not isinstance(copy, np.ndarray):  # those are there already
+                        copy.block_until_ready()
                     self._finish_transfer(k, copy)
                     del copy
             except BaseException as error:
@@ -234,14 +237,15 @@ class Run:
             self._requested[device].clear()
             return batch
 
-    def _start_transfer(self, k: int) -> jax.Array:
+    def _start_transfer(self, k: int) -> jax.Array | np.ndarray:
         transfer = self.plan.transfers[k]
         source = self._buffers.get(transfer.source_slot)
         device = self.job.devices[transfer.destination]
         self.record.start_s[self.record.num_tasks + k] = self._clock.now_s()
-        return ops.transfer(source, device)
+        move = ops.transfer if transfer.slot in self._output_slots else ops.hand_over
+        return move(source, device)
 
-    def _finish_transfer(self, k: int, copy: jax.Array) -> None:
+    def _finish_transfer(self, k: int, copy: jax.Array | np.ndarray) -> None:
         transfer, finish_s = self.plan.transfers[k], self._clock.now_s()
         self.record.finish_s[self.record.num_tasks + k] = finish_s
         with self._lock:

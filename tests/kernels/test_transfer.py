@@ -34,6 +34,19 @@ def test_what_was_moved_can_be_donated(made):
     np.testing.assert_array_equal(made, np.arange(1024.0))
 
 
+def test_what_was_handed_over_is_no_copy_and_can_be_donated(made):
+    there = SingleDeviceSharding(jax.devices("cpu")[1])
+    view = ops.hand_over(made, jax.devices("cpu")[1])
+    assert isinstance(view, np.ndarray)
+    assert view.ctypes.data == made.unsafe_buffer_pointer()
+    operand = jax.ShapeDtypeStruct(made.shape, made.dtype, sharding=there)
+    double = jax.jit(lambda a: 2 * a, donate_argnums=0, out_shardings=there)
+    doubled = double.lower(operand).compile()(view)
+    assert doubled.devices() == {jax.devices("cpu")[1]}
+    np.testing.assert_array_equal(doubled, 2 * np.arange(1024.0))
+    np.testing.assert_array_equal(made, np.arange(1024.0))
+
+
 def test_what_was_moved_outlives_its_source():
     source = jax.device_put(np.full(1 << 20, 7.0, np.float32), jax.devices("cpu")[0])
     moved = ops.transfer(source, jax.devices("cpu")[1])
@@ -50,3 +63,5 @@ def test_types_stay(make):
     moved = ops.transfer(array, there)
     assert (moved.dtype, moved.shape, moved.devices()) == (array.dtype, array.shape, {there})
     assert jnp.array_equal(moved, jax.device_put(array, there))
+    handed = ops.hand_over(array, there)
+    assert (handed.dtype, handed.shape) == (array.dtype, array.shape)
