@@ -48,7 +48,7 @@ REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
 
 REFINE = LocalSearch()
-"""The search of `doppler+search`: descent keeps to its starts, however small the budget."""
+"""The search of `doppler+search`, which as `local_search` begins at list schedules."""
 
 
 def list_methods() -> list[str]:
@@ -173,11 +173,6 @@ def _bounded_refinement(request: Request) -> Budget:
     return dataclasses.replace(request.budget, seconds=seconds)
 
 
-def _list_search(request: Request) -> Candidates:
-    listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
-    return _search_from(request, REFINE, listed, listed)
-
-
 def _exact(request: Request) -> Candidates:
     if request.objective != Objective():
         raise ValueError("method 'exact' knows links 'parallel' without noise only")
@@ -204,8 +199,7 @@ METHODS: dict[str, Method] = {
     "evolution": _searching(Evolution()),
     "exact": _exact,
     "heft": _listed(heft),
-    "list+search": _list_search,
-    "local_search": _searching(LocalSearch()),
+    "local_search": _searching(REFINE),
     "m_etf": _listed(m_etf),
     "m_sct": _listed(m_sct),
     "peft": _listed(peft),
