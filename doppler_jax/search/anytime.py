@@ -165,17 +165,18 @@ class _Run:
         """Compiles, and begins at the starts."""
         members = self.search.members
         if choose and len(starts) > members:
-            values = self._score(starts)
-            starts = starts[np.argsort(values, kind="stable")]
+            value_s, energy = self._score(starts)
+            # One that fits is never left out for one that does not.
+            starts = starts[np.lexsort((energy, np.isinf(value_s)))]
         state = self.search.init(jnp.asarray(np.resize(starts, (members, starts.shape[1]))))
         began = time.monotonic()
         self.state = jax.block_until_ready(self._block(state, 0))
         self.compile_s += time.monotonic() - began
 
-    def _score(self, starts: np.ndarray) -> np.ndarray:
-        """Returns the energies `[S]` of starts, inf where the budget does not reach."""
+    def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns values and energies `[S]` of starts, inf where the budget does not reach."""
         width, cost = self.search.batch, self.objective.simulations
-        energies = np.full(len(starts), np.inf)
+        value_s, energy = np.full((2, len(starts)), np.inf)
         for first in range(0, len(starts), width):
             is_late = self.budget.progress(self.evaluations) >= 1
             if self.evaluations + width * cost > self.limit or (first and is_late):
@@ -187,9 +188,10 @@ class _Run:
             if first == 0:
                 self.compile_s += time.monotonic() - began
             self.evaluations += width * cost
-            energies[first : first + width] = scores.energy
+            value_s[first : first + width] = scores.value_s
+            energy[first : first + width] = scores.energy
             self._note(scores.value_s.min())
-        return energies
+        return value_s, energy
 
     def advance(self) -> bool:
         """Runs one block; returns whether there was budget for one."""

@@ -1,3 +1,4 @@
+import dataclasses
 import time
 from types import SimpleNamespace
 
@@ -12,10 +13,12 @@ from doppler_jax.search.anytime import run_search
 from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
-from doppler_jax.search.objective import Objective, make_search_problem
+from doppler_jax.search.objective import Objective, make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
+from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from tests.search.cases import one_size, optimum_s, pinned_problem
+from tests.generators import random_problem
+from tests.search.cases import DEVICES, SIZE, one_size, optimum_s, pinned_problem
 
 SEARCHES = {
     "annealing": Annealing(chains=2, proposals=8),
@@ -158,6 +161,29 @@ def test_it_can_choose_among_its_starts():
     scored = [row[2] for row in recorder.rows if row[0] <= 48]
     np.testing.assert_allclose(min(scored), best, rtol=1e-6)
     assert values(graph, costs, found.placements[:1])[0] <= best
+
+
+def test_of_its_starts_it_takes_one_that_fits_whatever_its_makespan(monkeypatch):
+    graph, costs = random_problem(np.random.default_rng(2), 14, DEVICES)
+    starts = random_placements(costs, np.random.default_rng(0), 40)
+    schedules = [simulate_oracle(graph, costs, start) for start in starts]
+    peaks = np.array([peak_memory_bytes(graph, costs, s) for s in schedules])
+    slowest = int(np.argmax([s.finish_s.max() for s in schedules]))
+    costs = dataclasses.replace(costs, capacity_bytes=peaks[slowest] * 1.001)
+    fits = (peaks <= costs.capacity_bytes).all(1)
+    problem = make_search_problem(graph, costs, OBJECTIVE, jax.random.key(1))
+    padded = np.pad(starts, ((0, 0), (0, SIZE - graph.num_tasks)))
+    energy = score_padded(OBJECTIVE, problem, padded, len(padded)).energy
+    assert fits.sum() == 1
+    assert (energy < energy[slowest]).sum() >= SEARCHES["local_search"].members
+    begun = []
+    begin = LocalSearch.init
+    monkeypatch.setattr(
+        LocalSearch, "init", lambda self, at: begun.append(np.asarray(at)) or begin(self, at)
+    )
+    run("local_search", graph, costs, evaluations=128, starts=starts, choose=True)
+    np.testing.assert_array_equal(begun[0][0], padded[slowest])
+    np.testing.assert_array_equal(begun[0][1], padded[energy.argmin()])
 
 
 def test_too_small_a_budget_spends_nothing_and_none_is_refused():
