@@ -12,19 +12,11 @@ import numpy as np
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.request import Candidates
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import TrainState
 from doppler_jax.training.train import train_policy
-
-
-@dataclasses.dataclass(frozen=True)
-class Learned:
-    """What training for one problem brought."""
-
-    placements: np.ndarray  # [B, N] the best one and the elites
-    evaluations: int  # placements simulated
-    interrupted: bool  # by Ctrl-C
 
 
 def learn_placements(
@@ -37,8 +29,10 @@ def learn_placements(
     max_evaluations: int | None,
     links: Literal["parallel", "serial"],
     record: Callable[[int, float], None] | None = None,
-) -> Learned:
+) -> Candidates:
     """Trains a policy for one problem by stages 1 and 2, from scratch; see `train_policy`.
+
+    Returns the best placement met, and the elites.
 
     Args:
       problem: what to place.
@@ -63,7 +57,7 @@ def learn_placements(
         simulate=simulate,
         record=record,
     )
-    return Learned(
+    return Candidates(
         placements=elite_placements(trained.state, num_tasks),
         evaluations=int(trained.state.evaluations),
         interrupted=trained.interrupted,

@@ -60,10 +60,10 @@ def _learn_doppler(request: Request, taught: np.ndarray, config: PolicyConfig) -
         links=request.objective.guide_links,
         record=lambda spent, best_s: request.record(spent + len(taught), best_s),
     )
-    return Candidates(
+    return dataclasses.replace(
+        learned,
         placements=np.concatenate([taught, learned.placements]),
         evaluations=learned.evaluations + len(taught),
-        interrupted=learned.interrupted,
     )
 
 

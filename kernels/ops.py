@@ -84,35 +84,34 @@ def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.
     return jax.jit(kernel.fn, out_shardings=here, donate_argnums=donated).lower(*operands)
 
 
-def transfer(array: jax.Array, device: jax.Device) -> jax.Array:
-    """Starts the move of an array to another device and returns it, perhaps not yet there.
+def transfer(array: jax.Array, device: jax.Device) -> jax.Array | np.ndarray:
+    """Starts the move of an array that a kernel on another device will read, and returns it.
 
-    Between CPU devices, which share their memory, one that has been computed is not copied;
-    the old array must not be donated then, the new one may be: JAX copies it first.
+    Between CPU devices, which share their memory, one that has been computed is not copied:
+    what is returned is a view, which the compiled kernel wraps as it is called, for a fraction
+    of what `jax.device_put` takes. The old array must not be donated then, the view may be:
+    JAX copies it first.
     """
-    shares = _shares_memory(array, device)
-    return jax.device_put(np.asarray(array) if shares else array, device)
+    shares = device.platform == "cpu" and _is_on_cpu(array) and are_ready([array])
+    return np.asarray(array) if shares else jax.device_put(array, device)
 
 
-def hand_over(array: jax.Array, device: jax.Device) -> jax.Array | np.ndarray:
-    """Returns an array for a kernel on another device to read, perhaps not yet there.
-
-    Where `transfer` copies nothing it is a view: the compiled kernel wraps that as it is
-    called, for a fraction of what `jax.device_put` takes.
-    """
-    return np.asarray(array) if _shares_memory(array, device) else jax.device_put(array, device)
+def _is_on_cpu(array: jax.Array) -> bool:
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return not is_key and all(device.platform == "cpu" for device in array.devices())
 
 
-def _shares_memory(array: jax.Array, device: jax.Device) -> bool:
-    """Returns whether an array has been computed, and lies where the device reads."""
-    if device.platform != "cpu" or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return False
-    return all(there.platform == "cpu" for there in array.devices()) and are_ready([array])
+def wait_for(array: Any) -> None:
+    """Waits until an array has been computed, or moved; a view has been."""
+    if not isinstance(array, np.ndarray):
+        array.block_until_ready()
 
 
 def are_ready(arrays: Sequence[Any]) -> bool:
     """Returns whether all arrays have been computed; waits for nothing."""
     for array in arrays:
+        if isinstance(array, np.ndarray):
+            continue
         # Typed random keys cannot be asked, their data can.
         data: Any = array if hasattr(array, "is_ready") else jax.random.key_data(array)
         if not data.is_ready():

@@ -170,7 +170,7 @@ class _StreamRun:
     def _see(self, place: int, event: int, arrays: Sequence[Any]) -> None:
         try:
             for array in arrays:
-                array.block_until_ready()
+                ops.wait_for(array)
             if self._job.options.check_nan and event < self.record.num_tasks:
                 ops.refuse_nan(arrays)
         except BaseException as error:

@@ -39,7 +39,6 @@ class Run:
         self.plan = job.plan
         self.record = Record(job.plan)
         self._buffers = Buffers(job.plan, slots)
-        self._output_slots = {s for blocks in job.plan.outputs for s in blocks}
         self._clock = Clock()
         self._error: TaskError | None = None
         self._ended = threading.Event()
@@ -221,8 +220,7 @@ class Run:
                     copies.append((k, self._start_transfer(k)))
                 while copies:
                     k, copy = copies.popleft()
-                    if not isinstance(copy, np.ndarray):  # those are there already
-                        copy.block_until_ready()
+                    ops.wait_for(copy)
                     self._finish_transfer(k, copy)
                     del copy
             except BaseException as error:
@@ -242,8 +240,7 @@ class Run:
         source = self._buffers.get(transfer.source_slot)
         device = self.job.devices[transfer.destination]
         self.record.start_s[self.record.num_tasks + k] = self._clock.now_s()
-        move = ops.transfer if transfer.slot in self._output_slots else ops.hand_over
-        return move(source, device)
+        return ops.transfer(source, device)
 
     def _finish_transfer(self, k: int, copy: jax.Array | np.ndarray) -> None:
         transfer, finish_s = self.plan.transfers[k], self._clock.now_s()

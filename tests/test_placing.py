@@ -48,7 +48,6 @@ SMALL = PolicyConfig(width=8, rounds=1)
 def _one_small_compilation():
     # Every problem of this file has one padded size, and doppler trains a small policy.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "PolicyConfig", lambda: SMALL)
         patch.setitem(methods.METHODS, "doppler", doppler(SMALL))
         patch.setattr(methods, "POLICY_STARTS", BOUND // 4)
         patch.setattr(methods, "load_base_policy", lambda: None)

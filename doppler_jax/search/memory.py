@@ -67,9 +67,9 @@ def excess(
 ) -> chex.Array:
     """Returns `[B]` by how much the devices' peaks exceed capacity, in capacities, summed.
 
-    Peaks are worked out only of placements that may not fit: if a device of the batch could
-    not hold all that it ever holds at once, and one of the placement's not all that it holds
-    within one of `INTERVALS` equal parts of the makespan.
+    Peaks are worked out only where they may matter: if a device of the batch could not hold
+    all that it ever holds at once, nor all that it holds within one of `INTERVALS` equal parts
+    of the makespan.
 
     Args:
       table: items and capacities.
@@ -85,22 +85,22 @@ def excess(
             table, instance, placements, start_s, finish_s
         )
         most_bytes = jax.vmap(_most_bytes)(spans)
-        fits = (most_bytes <= capacity * (1 - 1e-5)).all(1)
-        nothing = jnp.zeros(instance.num_devices)
-        # One after another, so that only those that may not fit are sorted.
-        peak_bytes = jax.lax.map(
-            lambda lane: jax.lax.cond(lane[0], lambda _: nothing, _peak_bytes, lane[1]),
-            (fits, spans),
-        )
+        fits = (most_bytes <= capacity * (1 - 1e-5)).all()
+        return jax.lax.cond(fits, none_over, lambda: over(jax.vmap(_peak_bytes)(spans)))
+
+    def over(peak_bytes: chex.Array) -> chex.Array:
         # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
-        over = (peak_bytes - capacity * (1 + 1e-6)) / jnp.maximum(capacity, 1.0)
-        return jnp.maximum(jnp.where(jnp.isinf(capacity), 0.0, over), 0.0).sum(1)
+        share = (peak_bytes - capacity * (1 + 1e-6)) / jnp.maximum(capacity, 1.0)
+        return jnp.maximum(jnp.where(jnp.isinf(capacity), 0.0, share), 0.0).sum(1)
+
+    def none_over() -> chex.Array:
+        return jnp.zeros(len(placements))
 
     ever_bytes = jax.vmap(_bytes_ever_held, in_axes=(None, None, 0))(
         table, instance, placements
     )
     fits = (ever_bytes <= capacity * (1 - 1e-5)).all()
-    return jax.lax.cond(fits, lambda: jnp.zeros(len(placements)), of_peaks)
+    return jax.lax.cond(fits, none_over, of_peaks)
 
 
 def _bytes_ever_held(

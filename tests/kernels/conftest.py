@@ -20,18 +20,11 @@ from doppler_jax.types import (
     ShardedProgram,
     TensorRef,
 )
-from kernels import ops
 from kernels.local import MODES
 from kernels.ray_processes import end_ray
 
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
 FAILING = {"now": False, "sleep_s": 0.0, "wait": None}  # what "boom" does when it runs
-
-
-def patch_moves(patch, replaced):
-    """Puts `replaced(move)` in the place of each of the functions that move arrays."""
-    for name in ("transfer", "hand_over"):
-        patch.setattr(ops, name, replaced(getattr(ops, name)))
 
 
 def boom(a):

@@ -12,6 +12,7 @@ from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.validate import validate
+from kernels import ops
 from kernels.local import MODES
 from tests.kernels.conftest import (
     all_modes,
@@ -20,7 +21,6 @@ from tests.kernels.conftest import (
     delay,
     live_slots,
     num_threads,
-    patch_moves,
     random_program,
     run_plainly,
 )
@@ -93,7 +93,13 @@ def test_drops_every_buffer_but_the_outputs(executables, mode):
 @all_modes
 def test_moves_a_tensor_once_for_all_its_readers(executables, mode, monkeypatch):
     moved = []
-    patch_moves(monkeypatch, lambda move: lambda *to: moved.append(to[1].id) or move(*to))
+    move = ops.transfer
+
+    def record(array, device):
+        moved.append(device.id)
+        return move(array, device)
+
+    monkeypatch.setattr(ops, "transfer", record)
     twice = ["t0", "t0"]  # read twice by each of three tasks, two of them on device 1
     sharded = build(
         [("make", []), ("mean", twice), ("mean", twice), ("mean", twice)], ["t1", "t2", "t3"]
@@ -139,7 +145,13 @@ def test_a_worker_takes_the_first_in_its_queue(executables, priority, expected):
 
 
 def test_compute_workers_do_not_wait_for_copies(executables, monkeypatch):
-    patch_moves(monkeypatch, lambda move: lambda *to: time.sleep(0.2) or move(*to))
+    move = ops.transfer
+
+    def move_slowly(array, device):
+        time.sleep(0.2)
+        return move(array, device)
+
+    monkeypatch.setattr(ops, "transfer", move_slowly)
     chain = [("make", []), *[("mean", [f"t{v}", "i0"]) for v in range(5)]]
     sharded = build([*chain, ("mean", ["t0", "i1"])], ["t5", "t6"])
     step = compile_on(sharded, [0] * 6 + [1], executables)

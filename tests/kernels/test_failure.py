@@ -24,7 +24,6 @@ from tests.kernels.conftest import (
     build,
     compile_on,
     num_threads,
-    patch_moves,
     random_program,
     run_plainly,
 )
@@ -101,7 +100,7 @@ def test_names_the_first_to_fail_and_not_its_victims(executables, mode, monkeypa
     calls = [lambda *_, s=s: (Poisoned(s),) for s in (0.2, 0.0, 0.0)]
     calls.append(step._loaded._job.executables[3])
     step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))
-    patch_moves(monkeypatch, lambda _: lambda *_: Poisoned(0.0))
+    monkeypatch.setattr(ops, "transfer", lambda *_: Poisoned(0.0))
     with pytest.raises(kernels.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
         step(X)
 
@@ -116,7 +115,7 @@ def test_a_failing_transfer_ends_the_call_and_the_next_works(executables, mode, 
         raise ConnectionError("link down")
 
     with monkeypatch.context() as patch:
-        patch_moves(patch, lambda _: lose)
+        patch.setattr(ops, "transfer", lose)
         with pytest.raises(
             kernels.TaskError, match=r"tensor \d+, made by .*link down"
         ) as caught:

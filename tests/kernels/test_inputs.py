@@ -8,15 +8,8 @@ import pytest
 
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import RESIDENT
-from kernels import blocks
-from tests.kernels.conftest import (
-    all_modes,
-    build,
-    compile_on,
-    patch_moves,
-    random_program,
-    run_plainly,
-)
+from kernels import blocks, ops
+from tests.kernels.conftest import all_modes, build, compile_on, random_program, run_plainly
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
@@ -45,7 +38,8 @@ def test_runs_programs_whose_inputs_are_moved(executables, mode, homes):
 @all_modes
 def test_an_input_is_moved_once_for_all_its_readers(executables, mode, monkeypatch):
     moved = []
-    patch_moves(monkeypatch, lambda move: lambda *to: moved.append(to[1].id) or move(*to))
+    move = ops.transfer
+    monkeypatch.setattr(ops, "transfer", lambda *a: moved.append(a[1].id) or move(*a))
     sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
     step = compile_on(sharded, [0, 1, 1], executables, mode=mode)
     step(X)
@@ -60,7 +54,7 @@ def test_a_failing_input_transfer_names_the_input(executables, mode, monkeypatch
     sharded = at_home(build([("mean", ["i0", "i2"])], ["t0"]), (0, 0, RESIDENT))
     step = compile_on(sharded, [1], executables, mode=mode)
     with monkeypatch.context() as patch:
-        patch_moves(patch, lambda _: lambda *_: 1 / 0)
+        patch.setattr(ops, "transfer", lambda *_: 1 / 0)
         with pytest.raises(RuntimeError, match=r"^transfer of graph input 0, .*device 1") as e:
             step(X)
     assert (e.value.task, e.value.device) == (-1, 1)
