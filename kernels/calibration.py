@@ -58,8 +58,9 @@ def measure_calibration(
 
     All devices are busy while kernels are measured, as they are in a good placement. Transfers
     are measured one at a time between devices that have nothing else to do, and what both
-    spend on them by how much longer devices that have are busy with them. Kernels run on every
-    device, and devices of one kind on one machine share the median.
+    spend on them by how much longer devices that have are busy with them, once for all pairs
+    of the same kinds. Kernels run on every device, and devices of one kind on one machine share
+    the median.
 
     Args:
       sharded: the program.
@@ -255,7 +256,7 @@ def _with_transfers(
     seen = bench.observe(*transfer_program(sizes, s, t))
     # One small size stands for all: measuring them takes long.
     chosen_sizes = sorted({sizes[0], sizes[-1], *(b for b in sizes if b >= SMALL_BYTES)})
-    handling = _handling(bench, chosen_sizes, s, t)
+    handling = _handling(bench, before, chosen_sizes, s, t)
     ends_s = np.sum([[handling[d, o, b] for b in chosen_sizes] for d, o in ((s, t), (t, s))], 0)
     chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}
     medians = {}
@@ -274,12 +275,19 @@ def _with_transfers(
 
 
 def _handling(
-    bench: _Bench, sizes: list[int], s: int, t: int
+    bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
 ) -> dict[tuple[int, int, int], float]:
     """Returns what a device spends on one end of a transfer, by device, other one and bytes.
 
     That is by how much later it ends its work if it sends and receives, over how often it does.
+    One pair stands for all of the same kinds: like a kernel, it is the device's own work.
     """
+    kinds, known = bench.backend.device_kinds, before.handling
+    for i, j in sorted({(i, j) for i, j, _ in known}):
+        alike = (kinds[i], kinds[j]) == (kinds[s], kinds[t])
+        if alike and all((i, j, b) in known and (j, i, b) in known for b in sizes):
+            there = {(s, t, b): known[i, j, b] for b in sizes}
+            return there | {(t, s, b): known[j, i, b] for b in sizes}
     found = {}
     for size in sizes:
         sharded, apart, home, priority = handling_program(size, s, t)

@@ -180,21 +180,24 @@ def test_handling_programs_differ_in_what_they_move_alone():
 
 
 def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatch):
-    """The engine replaced by the simulator, whose costs are known."""
+    """The engine replaced by the simulator, whose costs are known; three devices of a kind."""
     truth = {"latency": 3e-4, "per_byte": 1e-9, "handling": 1e-4, "handling_per_byte": 2e-10}
+    pairs = []
 
     class Step:
         def __init__(self, program, placement, priority, *_):
-            n, off = program.graph.num_tasks, 1.0 - np.eye(2)
+            if priority is not None:
+                pairs.append(tuple(sorted(set(placement.tolist()))))
+            n, off = program.graph.num_tasks, 1.0 - np.eye(3)
             costs = Costs(
-                compute_s=np.full((n, 2), 1e-3),
+                compute_s=np.full((n, 3), 1e-3),
                 tensor_bytes=program.graph.tensor_bytes,
                 input_bytes=program.graph.input_bytes,
                 latency_s=truth["latency"] * off,
                 seconds_per_byte=truth["per_byte"] * off,
-                capacity_bytes=np.full(2, np.inf),
-                handling_s=np.full(2, truth["handling"]),
-                handling_s_per_byte=np.full(2, truth["handling_per_byte"]),
+                capacity_bytes=np.full(3, np.inf),
+                handling_s=np.full(3, truth["handling"]),
+                handling_s_per_byte=np.full(3, truth["handling_per_byte"]),
             )
             queue = "fifo" if priority is None else "priority"
             self.trace = dj.simulate_oracle(
@@ -205,7 +208,8 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
             pass
 
     monkeypatch.setattr(calibration, "load", Step)
-    found = measure_calibration(sharded, jax.devices()[:2], repeats=1)
+    found = measure_calibration(sharded, jax.devices()[:3], repeats=1)
+    assert set(pairs) == {(0, 1)}  # which stands for the other two
     costs = dj.make_costs(sharded, found)
     np.testing.assert_allclose(costs.handling_s, truth["handling"], rtol=1e-6)
     np.testing.assert_allclose(costs.handling_s_per_byte, truth["handling_per_byte"], rtol=1e-6)
