@@ -33,6 +33,7 @@ from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.objective import Objective
 from doppler_jax.search.random_search import RandomSearch
+from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 
 EXACT_S = 60.0
@@ -62,6 +63,11 @@ def policy_of(method: str) -> str | None:
         return "doppler"
     learns = method in LEARNERS or method in ("doppler", "doppler_plc", "doppler_sel")
     return method if learns else None
+
+
+def default_policy(method: str) -> Policy | None:
+    """Returns the policy that a method uses if none is given, None if it does without."""
+    return load_base_policy() if method == "doppler+search" else None
 
 
 def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
@@ -150,11 +156,11 @@ def _doppler_search(request: Request) -> Candidates:
     draw_key, search_key = jax.random.split(request.key)
     listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
     evaluations = request.budget.evaluations
-    policy, starts = request.policy or load_base_policy(), listed
-    if policy is not None:
+    starts = listed
+    if request.policy is not None:
         count = POLICY_STARTS if evaluations is None else min(POLICY_STARTS, evaluations // 4)
         problem = make_problem(request.graph, request.costs)
-        drawn = policy_candidates(problem, policy, draw_key, max(count, 1))
+        drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1))
         starts = np.concatenate([drawn, starts])
     return _search_from(
         dataclasses.replace(request, key=search_key, budget=_bounded_refinement(request)),

@@ -14,7 +14,7 @@ from doppler_jax.costs.build import check_costs
 from doppler_jax.files import PathLike
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
-from doppler_jax.methods import METHODS, list_methods, policy_of
+from doppler_jax.methods import METHODS, default_policy, list_methods, policy_of
 from doppler_jax.request import Candidates, Request
 from doppler_jax.search.budget import Budget, Curve, CurveRecorder
 from doppler_jax.search.objective import (
@@ -110,6 +110,7 @@ def place(
     check_graph(graph)
     check_costs(graph, costs)
     key = jax.random.key(0) if key is None else key
+    policy = default_policy(method) if policy is None else policy
     path = None
     if cache is not None:
         bounds = {"budget_s": budget_s, "max_evaluations": max_evaluations}

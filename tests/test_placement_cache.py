@@ -110,6 +110,14 @@ def test_policies_are_told_apart_by_their_parameters(problem, searches, tmp_path
     assert len(searches) == 2
 
 
+def test_a_new_base_policy_makes_another_request(problem, searches, tmp_path, monkeypatch):
+    for scale in (1.0, 1.0, 2.0):
+        base = Policy(params={"w": np.full(2, scale, np.float32)}, config=PolicyConfig())
+        monkeypatch.setattr(placing, "default_policy", lambda method, base=base: base)
+        place(*problem, method="random", cache=tmp_path)
+    assert len(searches) == 2
+
+
 def edited(change):
     def edit(path):
         data = json.loads(path.read_text())
