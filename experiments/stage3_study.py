@@ -93,7 +93,7 @@ def main(settings: StudySettings) -> None:
             workloads=settings.workloads[:2],
             preset="small",
             evaluations=10_000,
-            num_updates=3,
+            num_updates=2,
             compare_pairs=9,
         )
     check_settings(settings)

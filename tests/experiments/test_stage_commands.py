@@ -1,7 +1,6 @@
 """`python -m experiments.stage1` to `stage3`: resuming, refusing, and one clear line."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from experiments import problems, provenance, stage1, stage2, stage3, stages
 from experiments.config import Stage1Settings, Stage2Settings, Stage3Settings, check_settings
 from experiments.problems import choose_workload, local_devices, saved_host, use_host_devices
 from tests.commands import (
+    QUICK_TO_COMPILE,
     TEXT,
     assert_one_error_line,
     run,
@@ -302,20 +302,20 @@ def test_provenance_without_git(monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_three_stages_as_processes(tmp_path):
+def test_all_three_stages_as_processes(tmp_path, command, capsys):
     """One update each, on a workload; then stage 3 again, and with other settings."""
-    local = ["--backend", "local", "--training.proposal-evaluations", "256"]
+    words = ["--preset", "small", "--num-updates", "1", "--host-devices", "4"]
+    local = [*words, "--backend", "local", "--training.proposal-evaluations", "256"]
 
     def start(stage, *words):
         return subprocess.run(
-            [sys.executable, "-m", f"experiments.stage{stage}", "--preset", "small",
-             "--num-updates", "1", *words],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-m", f"experiments.stage{stage}", *words],
+            cwd=tmp_path, env={**QUICK_TO_COMPILE, "PYTHONPATH": str(ROOT)},
             capture_output=True, text=True,
         )  # fmt: skip
 
     for stage, what in ((1, "simulated"), (2, "simulated"), (3, "measured")):
-        done = start(stage, *(local if stage == 3 else []))
+        done = start(stage, *(local if stage == 3 else words))
         assert done.returncode == 0, done.stderr
         assert f"stage {stage}: " in done.stdout
         assert what in done.stdout
@@ -324,12 +324,13 @@ def test_all_three_stages_as_processes(tmp_path):
     before = snapshot(tmp_path)
     assert start(3, *local).returncode == 0
     assert snapshot(tmp_path) == before  # nothing is measured or trained again
-    for words, part in (
+    for changed, part in (
         (["--seed", "1"], "seed was 0, now 1"),
         (["--mode", "stream"], "stream"),
         (["--max-slowdown", "3"], "3x"),
     ):
-        refused = start(3, *local, *words)
-        assert refused.returncode == 2
-        assert_one_error_line(refused.stderr, "belongs to a run with other settings", part)
+        capsys.readouterr()
+        assert command(3, *local, *changed) == 2
+        error = capsys.readouterr().err
+        assert_one_error_line(error, "belongs to a run with other settings", part)
         assert snapshot(tmp_path) == before
