@@ -1,7 +1,6 @@
 """What the tests of the command lines share."""
 
 import json
-import os
 import sys
 from functools import partial
 
@@ -14,9 +13,6 @@ from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.state import init_state, make_optimizer
 from tests.generators import random_problem
-
-QUICK_TO_COMPILE = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-"""Environment of commands that compile much and run little."""
 
 TEXT = "4\n0,\n0, 0,\n1, 2,\n5,20\n6,24\n7,28\n"
 """A DOPPLER text: tasks 0, 1, 2, edges 0 -> 1 and 0 -> 2."""

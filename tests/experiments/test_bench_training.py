@@ -8,7 +8,7 @@ from doppler_jax.training.sim_rl import SimConfig
 from experiments import bench_training
 from experiments.bench_training import TrainingSettings
 from experiments.yardsticks.layered import layered_problem
-from tests.policies.cases import quick_jit
+from tests.quick import quick_jit
 
 TINY = SimConfig(batch=8, minibatches=1, num_elites=1, num_chains=4, search_rounds=1)
 

@@ -13,7 +13,8 @@ import doppler_jax as dj
 from experiments import demo
 from experiments.demo import DemoSettings
 from experiments.problems import choose_workload
-from tests.commands import QUICK_TO_COMPILE, snapshot
+from tests.commands import snapshot
+from tests.quick import QUICK_ENVIRONMENT
 
 METHODS = ("critical path", "random, best of 1000", "learned")
 SIMULATED = (*METHODS[:2], "critical path, cut by the planner", METHODS[2])
@@ -34,7 +35,7 @@ def demo_command(folder):
     for name, value in SMALL.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     ended = subprocess.run(
-        command, cwd=ROOT, env=QUICK_TO_COMPILE, capture_output=True, text=True, timeout=500
+        command, cwd=ROOT, env=QUICK_ENVIRONMENT, capture_output=True, text=True, timeout=500
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

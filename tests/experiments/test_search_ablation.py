@@ -8,7 +8,8 @@ from doppler_jax.training import sim_rl, train
 from doppler_jax.training.sim_rl import SimConfig
 from experiments import search_ablation
 from experiments.search_ablation import VARIANTS, AblationSettings
-from tests.policies.cases import CONFIG, quick_jit
+from tests.policies.cases import CONFIG
+from tests.quick import quick_jit
 from tests.training.cases import SIM
 
 GRAPH = "chain_mm_112nodes"

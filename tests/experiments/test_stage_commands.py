@@ -16,7 +16,6 @@ from experiments import problems, provenance, stage1, stage2, stage3, stages
 from experiments.config import Stage1Settings, Stage2Settings, Stage3Settings, check_settings
 from experiments.problems import choose_workload, local_devices, saved_host, use_host_devices
 from tests.commands import (
-    QUICK_TO_COMPILE,
     TEXT,
     assert_one_error_line,
     run,
@@ -24,6 +23,7 @@ from tests.commands import (
     set_feature_version,
     snapshot,
 )
+from tests.quick import QUICK_ENVIRONMENT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGES = {
@@ -310,7 +310,7 @@ def test_all_three_stages_as_processes(tmp_path, command, capsys):
     def start(stage, *words):
         return subprocess.run(
             [sys.executable, "-m", f"experiments.stage{stage}", *words],
-            cwd=tmp_path, env={**QUICK_TO_COMPILE, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path, env={**QUICK_ENVIRONMENT, "PYTHONPATH": str(ROOT)},
             capture_output=True, text=True,
         )  # fmt: skip
 

@@ -11,7 +11,8 @@ from doppler_jax.policies import model
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.losses import Lesson, lesson_loss
-from tests.policies.cases import CONFIG, EPISODES, case, keys, quick_jit, sample, teach
+from tests.policies.cases import CONFIG, EPISODES, case, keys, sample, teach
+from tests.quick import quick_jit
 
 RULES = {
     "both": dataclasses.replace(CONFIG, select="b_level", place="earliest"),

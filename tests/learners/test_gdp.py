@@ -13,7 +13,8 @@ from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
 from doppler_jax.policies.features import make_problem
 from tests.generators import random_problem
-from tests.policies.cases import padded_problem, quick_jit
+from tests.policies.cases import padded_problem
+from tests.quick import quick_jit
 
 SMALL = Gdp(batch=32, epochs=2, minibatches=1, width=8, rounds=1, layers=1, heads=2)
 TASKS, DEVICES = 21, 3

@@ -12,7 +12,8 @@ from doppler_jax.learners.giph import Giph, GiphLesson, move_log_prob, step_adva
 from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.policies.features import make_problem
 from tests.generators import random_problem
-from tests.policies.cases import padded_problem, quick_jit
+from tests.policies.cases import padded_problem
+from tests.quick import quick_jit
 
 LEARNER = Giph(batch=4, width=8, rounds=1)
 TASKS, PADDED, DEVICES, STEPS = 9, 12, 3, 24

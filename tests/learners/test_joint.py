@@ -13,7 +13,7 @@ from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.per_step import PerStep
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.simulate import simulate_instance
-from tests.policies.cases import quick_jit
+from tests.quick import quick_jit
 
 DRAWS = 4096
 LEARNERS = {

@@ -20,7 +20,7 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import random_problem
 from tests.learners.cases import Toy, slow_device
-from tests.policies.cases import quick_jit
+from tests.quick import quick_jit
 
 
 @pytest.fixture(scope="module", autouse=True)

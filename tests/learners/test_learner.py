@@ -13,7 +13,7 @@ from doppler_jax.learners.learner import init_learner, learner_update, train_lea
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.learners.cases import DEVICES, Toy, slow_device
-from tests.policies.cases import quick_jit
+from tests.quick import quick_jit
 
 
 @pytest.fixture(scope="module", autouse=True)

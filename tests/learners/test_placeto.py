@@ -17,7 +17,8 @@ from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_instance
 from tests.generators import random_problem
-from tests.policies.cases import padded_problem, quick_jit
+from tests.policies.cases import padded_problem
+from tests.quick import quick_jit
 
 TASKS, DEVICES, EPISODES = 10, 3, 64
 LEARNERS = {

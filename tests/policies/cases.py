@@ -19,6 +19,7 @@ from doppler_jax.policies.place import NUM_DEVICE_FEATURES, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from tests.generators import random_problem
 from tests.policies import reference
+from tests.quick import quick_jit
 
 CONFIG = PolicyConfig(width=8, rounds=2, member_width=reference.MEMBERS)
 DEVICES = 3
@@ -65,10 +66,6 @@ def parameter_shapes(problem):
 
 def keys(count=EPISODES, seed=0):
     return jax.random.split(jax.random.key(seed), count)
-
-
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-"""Compiles in half the time; what is computed stays the same."""
 
 
 @quick_jit

@@ -15,10 +15,11 @@ from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import problems, random_problem
-from tests.simulator.cases import small_problem
+from tests.quick import quick_jit
+from tests.simulator.cases import small_problem, with_idle_devices
 
 
-@jax.jit
+@quick_jit
 def run(instance, placements, rank=None, factor=None):
     """Makespans, starts and finishes as they leave the kernels."""
     run_lanes = partial(run_engine_links, schedule=True)
@@ -49,12 +50,7 @@ def assert_equals_oracle(found, graph, costs, placements, rtol=0.0, **options):
 def one_shape(graph, costs, options):
     """The problem with devices that nothing is on, and factors, for one compilation of all."""
     more = 4 - costs.num_devices
-    costs = costs.replace(
-        compute_s=np.pad(costs.compute_s, ((0, 0), (0, more))),
-        latency_s=np.pad(costs.latency_s, (0, more)),
-        seconds_per_byte=np.pad(costs.seconds_per_byte, (0, more)),
-        capacity_bytes=np.pad(costs.capacity_bytes, (0, more)),
-    )
+    costs = with_idle_devices(costs, 4)
     compute = options.get("compute_factor", np.ones(graph.num_tasks))
     transfer = options.get("transfer_factor", np.ones((graph.num_tensors, 4 - more)))
     spare = ((0, 128 - graph.num_tensors), (0, more))

@@ -19,6 +19,7 @@ from doppler_jax.simulator.noise import Factors, draw_factors, random_ranks
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate, simulate_instance
 from tests.generators import problems, random_problem
+from tests.simulator.cases import with_idle_devices
 
 SIZES = {2: 256, 4: 128, 8: 32, 16: 1024}
 
@@ -29,13 +30,15 @@ def one_bucket(monkeypatch):
     monkeypatch.setattr(simulate_module, "bucket_size", lambda size: 96)
 
 
-def batched(options):
+def batched(options, num_devices):
     """Options of the oracle as those of `simulate`; noise as one draw."""
     options = dict(options)
     if "compute_factor" in options:
+        transfer = options.pop("transfer_factor")
+        idle = ((0, 0), (0, num_devices - transfer.shape[1]))
         factors = Factors(
             compute=options.pop("compute_factor")[None],
-            transfer=options.pop("transfer_factor")[None],
+            transfer=np.pad(transfer, idle, constant_values=1.0)[None],
         )
         options["factors"] = factors
     return options
@@ -49,7 +52,8 @@ def test_equals_the_oracle(links, problem):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(instance_module, "bucket_size", lambda size, smallest: SIZES[smallest])
         patch.setattr(simulate_module, "bucket_size", lambda size: 96)
-        result = simulate(graph, costs, placement, links=links, **batched(options))
+        more = with_idle_devices(costs, 4)
+        result = simulate(graph, more, placement, links=links, **batched(options, 4))
     schedule = simulate_oracle(graph, costs, placement, links=links, **options)
     for found, expected in [
         (result.start_s, schedule.start_s),

@@ -12,7 +12,8 @@ from doppler_jax.training import imitation, sim_rl
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import init_state, make_optimizer
-from tests.policies.cases import CONFIG, DEVICES, params, quick_jit
+from tests.policies.cases import CONFIG, DEVICES, params
+from tests.quick import quick_jit
 
 IMITATION = ImitationConfig(batch=8, learning_rate=1e-2)
 SIM = SimConfig(

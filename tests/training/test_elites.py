@@ -3,7 +3,7 @@ import pytest
 
 from doppler_jax.training import elites as elites_module
 from doppler_jax.training.state import Elites
-from tests.policies.cases import quick_jit
+from tests.quick import quick_jit
 
 update_elites = quick_jit(elites_module.update_elites)
 NUM_ELITES, TASKS = 4, 6

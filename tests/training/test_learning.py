@@ -15,7 +15,8 @@ from doppler_jax.training.devices import everywhere
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import keep_best
 from tests.generators import random_problem
-from tests.policies.cases import CONFIG, DEVICES, quick_jit
+from tests.policies.cases import CONFIG, DEVICES
+from tests.quick import quick_jit
 from tests.training.cases import (
     IMITATION,
     SIM,

@@ -8,7 +8,8 @@ import pytest
 from doppler_jax.training import losses, reinforce
 from doppler_jax.training.losses import Lesson, normalised_advantage
 from doppler_jax.training.state import Elites
-from tests.policies.cases import EPISODES, case, greedy, log_prob, quick_jit, sampled
+from tests.policies.cases import EPISODES, case, greedy, log_prob, sampled
+from tests.quick import quick_jit
 from tests.training.cases import SIM
 
 lesson_loss = quick_jit(losses.lesson_loss)

@@ -20,7 +20,7 @@ from doppler_jax.training.best_known import search as plain_search
 from doppler_jax.training.pretrain import Weights, evaluate, init_learning, pretrain_update
 from doppler_jax.training.state import best_of
 from doppler_jax.training.stream import TRAINED, Bucket, draw_problems
-from tests.policies.cases import quick_jit
+from tests.quick import quick_jit
 
 BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
 POLICY = PolicyConfig(width=8, rounds=1, features="general")

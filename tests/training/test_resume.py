@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from doppler_jax.graphs.formats import save_graph
-from tests.commands import QUICK_TO_COMPILE
 from tests.generators import random_problem
+from tests.quick import QUICK_ENVIRONMENT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 UPDATES = {"stage1": 200, "stage2": 80, "stage3": 40}
@@ -46,7 +46,7 @@ def stage3_command(graph, folder, mode):
 
 def run_to_the_end(command):
     subprocess.run(
-        command, cwd=ROOT, env=QUICK_TO_COMPILE, check=True, capture_output=True, timeout=300
+        command, cwd=ROOT, env=QUICK_ENVIRONMENT, check=True, capture_output=True, timeout=300
     )
 
 
@@ -57,7 +57,7 @@ def lines(path):
 def run_and_kill(command, progress, enough, pause_s):
     """Starts a run and kills it `pause_s` after its file `progress` has `enough` lines."""
     with subprocess.Popen(
-        command, cwd=ROOT, env=QUICK_TO_COMPILE, stderr=subprocess.DEVNULL
+        command, cwd=ROOT, env=QUICK_ENVIRONMENT, stderr=subprocess.DEVNULL
     ) as process:
         deadline = time.monotonic() + 300
         while lines(progress) < enough and process.poll() is None:

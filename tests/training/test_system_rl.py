@@ -19,7 +19,8 @@ from doppler_jax.training.system_rl import (
 )
 from experiments.problems import Chosen
 from experiments.stages import run_stage3
-from tests.policies.cases import CONFIG, params, quick_jit
+from tests.policies.cases import CONFIG, params
+from tests.quick import quick_jit
 from tests.training.cases import chains_case, fresh_state
 
 SYSTEM = SystemConfig(

@@ -7,7 +7,8 @@ from doppler_jax.simulator.simulate import simulate_instance
 from doppler_jax.training import tempering
 from doppler_jax.training.tempering import RUNGS, Chains
 from tests.generators import random_problem
-from tests.policies.cases import DEVICES, padded_problem, quick_jit
+from tests.policies.cases import DEVICES, padded_problem
+from tests.quick import quick_jit
 
 temper = quick_jit(tempering.temper, static_argnames=("rounds", "links"))
 exchange = quick_jit(tempering._exchange)

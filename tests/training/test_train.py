@@ -9,7 +9,8 @@ from doppler_jax.training import train
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.sim_rl import SimConfig, init_sim_state
 from doppler_jax.training.train import fit_updates, train_policy
-from tests.policies.cases import CONFIG, quick_jit
+from tests.policies.cases import CONFIG
+from tests.quick import quick_jit
 from tests.training.cases import IMITATION, SIM, chains_case, sim_update
 
 STATIC = ("policy", "config")
