@@ -92,8 +92,8 @@ def main(settings: StudySettings) -> None:
             settings,
             workloads=settings.workloads[:2],
             preset="small",
-            evaluations=10_000,
-            num_updates=2,
+            evaluations=3_000,
+            num_updates=1,
             compare_pairs=9,
         )
     check_settings(settings)

@@ -314,8 +314,10 @@ def test_all_three_stages_as_processes(tmp_path, command, capsys):
             capture_output=True, text=True,
         )  # fmt: skip
 
-    for stage, what in ((1, "simulated"), (2, "simulated"), (3, "measured")):
-        done = start(stage, *(local if stage == 3 else words))
+    small = [*words, "--policy.width", "8", "--policy.rounds", "1"]
+    runs = ((1, small, "simulated"), (2, words, "simulated"), (3, local, "measured"))
+    for stage, options, what in runs:
+        done = start(stage, *options)
         assert done.returncode == 0, done.stderr
         assert f"stage {stage}: " in done.stdout
         assert what in done.stdout

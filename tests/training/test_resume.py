@@ -68,10 +68,10 @@ def run_and_kill(command, progress, enough, pause_s):
     assert process.returncode == -signal.SIGKILL, "the run had ended before it was killed"
 
 
-def run_with_kills(command, progress, total, seed):
-    """Runs to the end with two kills in between, one early and one late."""
+def run_with_kills(command, progress, total, seed, shares):
+    """Runs to the end with kills in between, soon after shares of its progress."""
     rng = random.Random(seed)
-    for share in (0.05, 0.5):
+    for share in shares:
         enough = max(lines(progress), int(total * (share + 0.15 * rng.random()))) + 1
         run_and_kill(command, progress, enough, 0.25 * rng.random())
         assert not progress.with_name("placement.json").exists()
@@ -112,13 +112,14 @@ def undisturbed(graph, tmp_path_factory):
     return runs
 
 
-@pytest.mark.parametrize("stage", ["stage1", "stage2"])
-def test_simulated_stages_resume_bit_for_bit(graph, undisturbed, tmp_path, stage):
+@pytest.mark.parametrize(("stage", "shares"), [("stage1", (0.3,)), ("stage2", (0.05, 0.5))])
+def test_simulated_stages_resume_bit_for_bit(graph, undisturbed, tmp_path, stage, shares):
     name = "random-reference_x4"
     if stage == "stage2":
         shutil.copytree(undisturbed / "stage1", tmp_path / "stage1")
     progress = tmp_path / stage / name / "metrics.jsonl"
-    run_with_kills(stage_command(stage, graph, tmp_path), progress, UPDATES[stage], seed=stage)
+    command = stage_command(stage, graph, tmp_path)
+    run_with_kills(command, progress, UPDATES[stage], stage, shares)
     assert_same_run(progress.parent, undisturbed / stage / name, UPDATES[stage])
 
 
@@ -127,7 +128,7 @@ def test_stage_3_resumes_from_its_measurements(graph, tmp_path):
     log = folder / "measurements.jsonl"
     # Times are random: almost every update measures its six placements, and one again.
     total = 6 * UPDATES["stage3"]
-    run_with_kills(stage3_command(graph, folder, "measure"), log, total, seed="stage3")
+    run_with_kills(stage3_command(graph, folder, "measure"), log, total, "stage3", (0.3,))
     assert total < lines(log) <= 7 * UPDATES["stage3"] + 2
 
     replayed = tmp_path / "replayed" / "stage3" / "run"
