@@ -245,7 +245,7 @@ def test_doppler_stops_at_the_first_bound():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", [5, 300])
+@pytest.mark.parametrize("bound", [5, 128, 300])
 def test_doppler_never_simulates_more_than_allowed(bound):
     graph, costs = make("unequal")
     placed = place(graph, costs, method="doppler", max_evaluations=bound)

@@ -184,12 +184,12 @@ def test_lays_arguments_once_and_forgets_them(ray_pair, monkeypatch):
 
 
 @pytest.mark.slow
-def test_hundreds_of_calls_grow_nothing(ray_pair):
+def test_a_thousand_calls_grow_nothing(ray_pair):
     sharded = random_program(3, 8)
     step = compile_on(sharded, np.arange(8) % 2, ray_pair)
     pids = [os.getpid(), *(ray.get(device.call("process_id")) for device in ray_pair)]
     sizes = []
-    for num_calls in (200, 400):
+    for num_calls in (300, 700):
         for _ in range(num_calls):
             step(X)
         sizes.append([_threads_and_pages(pid) for pid in pids])
@@ -206,16 +206,14 @@ def _threads_and_pages(pid):
 
 @pytest.mark.slow
 def test_a_device_does_not_idle_with_a_ready_task(ray_pair):
-    """Some 30 ms a task. `experiments.engine` has the figures of a machine left alone; this
-    one runs other tests, and is to notice a device that waits for the host or the other one.
-    """
+    """Some 30 ms a task; 2% of the makespan, in the best of many runs on a busy machine."""
     tasks = [("spin", ["i0"])] * 4 + [("spin", [f"t{v}"]) for v in range(16)]
     step = compile_on(build(tasks, ["t19"]), np.arange(20) // 2 % 2, ray_pair)
     shares = []
-    while not shares or (len(shares) < 20 and min(shares) > 0.1):
+    while not shares or (len(shares) < 100 and min(shares) > 0.02):
         step(X)
         shares.append(step.profile().idle_ready_share)
-    assert min(shares) <= 0.1
+    assert min(shares) <= 0.02
 
 
 def test_refuses_what_it_cannot_do(ray_pair, monkeypatch):
