@@ -38,7 +38,7 @@ help:
 	@echo 'make lint       ruff and mypy'
 	@echo 'make stage1     learn by imitation; stage2: in simulation; stage3: on measured times'
 	@echo '                WORKLOAD=chainmm (or another) or GRAPH=file, and CLUSTER=p100x4 (or another)'
-	@echo 'make pretrain   one policy for many graphs, 40 minutes; what ships is checkpoints/base'
+	@echo 'make pretrain   one policy for many graphs, 80 minutes; what ships is checkpoints/base'
 	@echo 'make bench      benchmarks of simulator, training and engine'
 	@echo 'make setup      only create .venv; CUDA=1 adds the GPU libraries'
 	@echo 'make clean      remove .venv and caches; runs/ stays'

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.learned import learn_placements, policy_candidates
 from doppler_jax.learners.learner import Learner, propose_placements, train_learner
@@ -32,12 +33,13 @@ def doppler(config: PolicyConfig) -> Method:
             count = (request.budget.evaluations or SAMPLES) // request.objective.simulations
             problem = make_problem(request.graph, request.costs)
             drawn = policy_candidates(problem, request.policy, request.key, max(count, 1))
-            return Candidates(drawn, max(count, 1) * request.objective.simulations)
+            spent = max(count, 1) * request.objective.simulations
+            return Candidates(_with_fitting(request, drawn), spent)
         # The teacher's placement competes: the result is never worse than what was imitated.
         taught = critical_path(request.graph, as_transfers(request.costs))[None]
         evaluations = request.budget.evaluations
         if evaluations is not None and evaluations < len(taught) + LEAST_EVALUATIONS:
-            return Candidates(taught, 1)
+            return Candidates(_with_fitting(request, taught), 1)
         return _learn_doppler(request, taught, config)
 
     return method
@@ -62,9 +64,16 @@ def _learn_doppler(request: Request, taught: np.ndarray, config: PolicyConfig) -
     )
     return dataclasses.replace(
         learned,
-        placements=np.concatenate([taught, learned.placements]),
+        placements=_with_fitting(request, np.concatenate([taught, learned.placements])),
         evaluations=learned.evaluations + len(taught),
     )
+
+
+def _with_fitting(request: Request, placements: np.ndarray) -> np.ndarray:
+    """Returns placements, and where memory is short what some of them become to fit."""
+    if request.problem.memory is None:
+        return placements
+    return np.concatenate([placements, fit_some(request.graph, request.costs, placements)])
 
 
 def learner(name: str, settings: Learner) -> Method:

@@ -13,6 +13,7 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.enumerative import enumerative
 from doppler_jax.baselines.etf import etf
 from doppler_jax.baselines.exact import exact
+from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.heft import heft
 from doppler_jax.baselines.m_etf import m_etf
 from doppler_jax.baselines.m_sct import m_sct
@@ -73,15 +74,16 @@ def default_policy(method: str) -> Policy | None:
 def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
     """Returns the placements `[S, N]` of list schedulers that searches start from.
 
-    Where memory `is_tight`, one that minds it comes first.
+    Where memory `is_tight`, those come first that mind it or are made to fit.
     """
     costs = as_transfers(costs)
-    placements = [critical_path(graph, costs), heft(graph, costs)]
+    placements = np.stack([critical_path(graph, costs), heft(graph, costs)]).astype(np.int64)
     if is_tight:
+        placements = np.concatenate([fit_some(graph, costs, placements), placements])
         # Where m-ETF gives up a search may still find a placement that fits.
         with contextlib.suppress(ValueError):
-            placements.insert(0, m_etf(graph, costs))
-    return np.stack(placements).astype(np.int64)
+            placements = np.concatenate([m_etf(graph, costs)[None], placements])
+    return placements
 
 
 def _listed(rule: Callable[[TaskGraph, Costs], np.ndarray]) -> Method:
@@ -162,6 +164,9 @@ def _doppler_search(request: Request) -> Candidates:
         problem = make_problem(request.graph, request.costs)
         drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1))
         starts = np.concatenate([drawn, starts])
+        if request.problem.memory is not None:
+            some = drawn[: max(len(drawn) // 4, 1)]
+            starts = np.concatenate([starts, fit_some(request.graph, request.costs, some)])
     return _search_from(
         dataclasses.replace(request, key=search_key, budget=_bounded_refinement(request)),
         REFINE,

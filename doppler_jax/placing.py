@@ -14,6 +14,7 @@ from doppler_jax.costs.build import check_costs
 from doppler_jax.files import PathLike
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
+from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods import METHODS, default_policy, list_methods, policy_of
 from doppler_jax.request import Candidates, Request
 from doppler_jax.search.budget import Budget, Curve, CurveRecorder
@@ -70,7 +71,9 @@ def place(
     """Places a task graph on devices so that it finishes soon.
 
     Searches and training can be stopped by Ctrl-C at any time and return the best so far.
-    With `max_evaluations` alone the result is a function of the arguments.
+    With `max_evaluations` alone the result is a function of the arguments. In a process that
+    has compiled so much that it comes near the system's bound on memory maps, what JAX has
+    compiled is dropped first, other functions' programs included.
 
     Args:
       graph: the task graph.
@@ -140,6 +143,7 @@ def place(
 def _find(method: str, request: Request) -> Placed:
     """Returns the best of what a method proposes."""
     graph, costs = request.graph, request.costs
+    free_memory_maps()
     candidates = METHODS[method](request)
     placement, judgement, queue = _best(
         graph, costs, candidates, request.objective, request.problem
@@ -222,17 +226,19 @@ def _best(
 ) -> tuple[np.ndarray, Judgement, str]:
     """Returns the best candidate, the oracle's word on it, and the queue that it is for.
 
-    Of many the vectorised simulator chooses the finalists; ties go to the earlier one.
+    Of many the vectorised simulator chooses the finalists, of those that fit into memory
+    first; ties go to the earlier one.
     """
     placements = candidates.placements
     if len(placements) > NUM_FINALISTS:
         padding = ((0, 0), (0, problem.instance.padded_tasks - graph.num_tasks))
         padded = np.pad(placements, padding)
         parts = [
-            score_padded(objective, problem, padded[first : first + _WIDTH], _WIDTH).energy
+            score_padded(objective, problem, padded[first : first + _WIDTH], _WIDTH)
             for first in range(0, len(padded), _WIDTH)
         ]
-        order = np.argsort(np.concatenate(parts), kind="stable")
+        exceeds = np.isinf(np.concatenate([part.value_s for part in parts]))
+        order = np.lexsort((np.concatenate([part.energy for part in parts]), exceeds))
         placements = placements[np.sort(order[:NUM_FINALISTS])]
     judged = [
         (p, judge(graph, costs, p, objective, problem.factors), "fifo") for p in placements

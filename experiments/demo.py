@@ -25,6 +25,7 @@ from doppler_jax.training.system_rl import SystemConfig
 from experiments.config import check_settings
 from experiments.isolation import BackendChoice, choose_backend
 from experiments.machine import BackendName, Machine
+from experiments.method_cells import finished
 from experiments.problems import (
     Chosen,
     choose_workload,
@@ -134,7 +135,7 @@ def place_simply(settings: DemoSettings, chosen: Chosen) -> list[tuple[str, dj.P
     key = jax.random.key(settings.seed)
     listed = dj.place(chosen.graph, chosen.costs, method="critical_path")
     drawn = dj.place(chosen.graph, chosen.costs, method="random", key=key, max_evaluations=1000)
-    return [("critical path", listed), ("random, best of 1000", drawn)]
+    return [("critical path", listed), ("random, best of 1000", finished(drawn))]
 
 
 def compare_simulated(
@@ -178,12 +179,14 @@ def train_and_compare_measured(
         chosen.sharded, args, here.devices, backend=here.backend, repeats=3
     )
     pair = kernels.make_paired_measure(chosen.sharded, args, here.devices, backend=here.backend)
-    start = dj.place(
-        chosen.graph,
-        chosen.costs,
-        policy=simulated.policy,
-        key=jax.random.key(settings.seed),
-        max_evaluations=256,
+    start = finished(
+        dj.place(
+            chosen.graph,
+            chosen.costs,
+            policy=simulated.policy,
+            key=jax.random.key(settings.seed),
+            max_evaluations=256,
+        )
     )
     trained = run_stage3(
         chosen,

@@ -15,6 +15,7 @@ from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.types import Costs, Schedule, TaskGraph
 from experiments.cells import Cells
+from experiments.method_cells import placed_record
 from experiments.neutral import load_published
 
 TICKS_PER_S = 1024
@@ -190,7 +191,11 @@ def memory(graph: TaskGraph, costs: Costs, schedule: Schedule) -> dict[str, Any]
 def _place(
     problem: tuple[TaskGraph, Costs], method: str, budget: Budget
 ) -> tuple[dict[str, Any], dj.Placed | None]:
-    """Returns the record of a method's placement, and the placement unless it refused."""
+    """Returns the record of a method's placement, and the placement unless it refused.
+
+    Raises:
+      KeyboardInterrupt: the method was stopped.
+    """
     try:
         placed = dj.place(
             *problem,
@@ -201,13 +206,9 @@ def _place(
         )
     except ValueError as error:
         return {"method": method, "refused": str(error)}, None
-    return {
-        "method": method,
-        "makespan_s": placed.makespan_s,
-        "lower_bound_s": placed.lower_bound_s,
-        "evaluations": placed.evaluations,
-        "seconds": placed.seconds,
-    }, placed
+    record = placed_record(placed)
+    kept = ("makespan_s", "lower_bound_s", "evaluations", "seconds")
+    return {"method": method} | {field: record[field] for field in kept}, placed
 
 
 def _times(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:

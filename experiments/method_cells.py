@@ -40,7 +40,7 @@ class Budget:
 
 
 class MethodCells:
-    """Runs methods; knows what has been compiled in this process.
+    """Runs methods; knows what has been compiled for the problem that it is at.
 
     Args:
       cells: where results are kept.
@@ -49,7 +49,8 @@ class MethodCells:
 
     def __init__(self, cells: Cells, links: str = "parallel") -> None:
         self._cells, self._links = cells, links
-        self._first_s: dict[tuple[str, str], float] = {}
+        self._problem = ""
+        self._first_s: dict[str, float] = {}  # by method, of this problem
 
     def get(self, chosen: Chosen, method: str, seed: int, budget: Budget) -> dict[str, Any]:
         """Returns what a method finds for a problem within a budget.
@@ -75,13 +76,17 @@ class MethodCells:
         return record | {"method": method, "seed": seed, "budget": str(budget)}
 
     def _warm_up(self, chosen: Chosen, method: str) -> float:
-        key = chosen.name, method
-        if key not in self._first_s:
+        if chosen.name != self._problem:
+            # What the last one compiled is of no use, and could make `place` drop everything
+            # while seconds count.
+            jax.clear_caches()
+            self._problem, self._first_s = chosen.name, {}
+        if method not in self._first_s:
             began = time.monotonic()
             for _ in range(WARM_UPS):
-                placed_record(self._place(chosen, method, 0, Budget(WARM_UP_S)))
-            self._first_s[key] = time.monotonic() - began
-        return self._first_s[key]
+                finished(self._place(chosen, method, 0, Budget(WARM_UP_S)))
+            self._first_s[method] = time.monotonic() - began
+        return self._first_s[method]
 
     def _place(self, chosen: Chosen, method: str, seed: int, budget: Budget) -> dj.Placed:
         return dj.place(
@@ -111,14 +116,24 @@ def check_names(option: str, chosen: Sequence[str], known: Sequence[str]) -> Non
             raise ValueError(f"{option}: unknown {name!r}; known: {', '.join(known)}")
 
 
-def placed_record(placed: dj.Placed) -> dict[str, Any]:
-    """Returns what is kept of a placement and of how it was found.
+def finished(placed: dj.Placed) -> dj.Placed:
+    """Returns a placement as it is, so that Ctrl-C ends a command and not just its search.
 
     Raises:
       KeyboardInterrupt: the search was stopped; what it found is not what its budget gives.
     """
     if placed.interrupted:
         raise KeyboardInterrupt
+    return placed
+
+
+def placed_record(placed: dj.Placed) -> dict[str, Any]:
+    """Returns what is kept of a placement and of how it was found.
+
+    Raises:
+      KeyboardInterrupt: the search was stopped, see `finished`.
+    """
+    placed = finished(placed)
     return {
         "makespan_s": placed.makespan_s,
         "lower_bound_s": placed.lower_bound_s,

@@ -17,13 +17,13 @@ from experiments.problems import use_host_devices
 class PretrainSettings:
     """Pretraining: one policy for many graphs and clusters."""
 
-    budget_s: float = 2000.0
+    budget_s: float = 4500.0
     """Seconds of training, those before the run was resumed counted; preparing is extra."""
     buckets: tuple[str, ...] = ("64x8", "128x4", "128x8", "256x4", "128x16")
     """Tasks x devices to train on; others are 256x8, 1024x8, and 128x4s with serial links."""
-    problems: int = 70
+    problems: int = 1500
     """Problems of each bucket."""
-    held_out: int = 12
+    held_out: int = 20
     """Problems of each bucket that only measure, half of them of families never trained on."""
     searches: int = 30
     """Searches of 672 simulations for the best known placement of every held-out problem."""
@@ -45,7 +45,7 @@ class PretrainSettings:
     run: pathlib.Path = pathlib.Path("runs/pretrain")
     """Folder of the run; what ships is in its `base`."""
     policy: PolicyConfig = dataclasses.field(
-        default_factory=lambda: PolicyConfig(features="general", rounds=4)
+        default_factory=lambda: PolicyConfig(width=48, rounds=4, features="general")
     )
 
 

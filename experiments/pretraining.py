@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import pathlib
+import shlex
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import chex
@@ -247,6 +249,7 @@ class Pretraining:
             "updates": self._updates,
             "held_out": self._validations[-1],
             "provenance": provenance(),
+            "command": shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]]),
         }
         if folder.exists():
             shutil.rmtree(folder)  # of an earlier end of this run

@@ -15,6 +15,7 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.sim_rl import SimConfig
 from experiments.bench_training import update_call
 from experiments.cells import Cells
+from experiments.method_cells import finished
 from experiments.yardsticks.layered import layered_problem
 from experiments.yardsticks.turns import Call, take_turns
 
@@ -40,12 +41,14 @@ def scaling_cell(
         subject = make_subject(graph, costs, batch)
 
         def place() -> dj.Placed:
-            return dj.place(
-                graph,
-                costs,
-                method=method,
-                policy=subject.policy,
-                max_evaluations=subject.proposal,
+            return finished(
+                dj.place(
+                    graph,
+                    costs,
+                    method=method,
+                    policy=subject.policy,
+                    max_evaluations=subject.proposal,
+                )
             )
 
         timings = take_turns({"update": subject.update, "place": Call(1, place)}, repeats)

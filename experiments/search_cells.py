@@ -16,7 +16,7 @@ from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.train import train_policy
 from doppler_jax.types import Costs, TaskGraph
 from experiments.cells import Cells
-from experiments.method_cells import placed_record
+from experiments.method_cells import finished, placed_record
 
 WARM_UP_EVALUATIONS = 10_000
 """Of the run before the clock starts: enough that no method shrinks its batches."""
@@ -154,11 +154,13 @@ def kept_listed(cells: Cells, name: str, links: str) -> float | None:
 def _warm_up(reference: pathlib.Path, name: str, links: str, method: str) -> float:
     """Returns the seconds of a method's first run in this process, nearly all compilation."""
     began = time.monotonic()
-    dj.place(
-        *load_problem(reference, name),
-        method=method,
-        links=links,
-        max_evaluations=WARM_UP_EVALUATIONS,
+    finished(
+        dj.place(
+            *load_problem(reference, name),
+            method=method,
+            links=links,
+            max_evaluations=WARM_UP_EVALUATIONS,
+        )
     )
     return time.monotonic() - began
 

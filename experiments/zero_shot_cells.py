@@ -13,14 +13,14 @@ import doppler_jax as dj
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
-from doppler_jax.graphs.families import HELD_OUT, list_families, make_family
+from doppler_jax.graphs.families import HELD_OUT, make_family
 from doppler_jax.learned import policy_candidates
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
 from doppler_jax.training.checkpoint import Policy
 from experiments.cells import Cells
-from experiments.method_cells import placed_record
+from experiments.method_cells import finished, placed_record
 
 SIZES = (48, 96, 180, 240)
 """Tasks of the held-out graphs, about."""
@@ -35,6 +35,11 @@ CLUSTERS = (
 
 ISLANDS = ClusterKind(8, is_unequal=True, num_islands=2)
 """The clusters of the part `clusters`."""
+
+ISLAND_FAMILIES = (
+    "cholesky", "fork_join", "layered", "lu", "series_parallel", "tensor_program",
+)  # fmt: skip
+"""The graphs placed on them, in turn."""
 
 SAMPLES = 64
 """Placements drawn there, beside the greedy one."""
@@ -87,13 +92,24 @@ def load_problem(reference: pathlib.Path, name: str) -> tuple[dj.TaskGraph, dj.C
     return _held_out(family, int(number))
 
 
+def cluster_name(number: int) -> str:
+    """Returns what a held-out graph of a number is placed on, for people to read."""
+    kind = _cluster_kind(number)
+    speeds = "unequal" if kind.is_unequal else "equal"
+    islands = f" in {kind.num_islands} islands" if kind.num_islands > 1 else ""
+    return f"{kind.num_devices} {speeds}{islands}"
+
+
+def _cluster_kind(number: int) -> ClusterKind:
+    return CLUSTERS[number // len(SIZES) % len(CLUSTERS)]
+
+
 @cache
 def _held_out(family: str, number: int) -> tuple[dj.TaskGraph, dj.Costs]:
     rng = np.random.default_rng([HELD_OUT.index(family), number])
     graph = make_family(family, rng, SIZES[number % len(SIZES)])
-    kind = CLUSTERS[number // len(SIZES) % len(CLUSTERS)]
     ccr = float(np.exp(rng.uniform(*np.log(CCR))))
-    return graph, costs_of_ccr(graph, random_cluster(rng, kind), ccr)
+    return graph, costs_of_ccr(graph, random_cluster(rng, _cluster_kind(number)), ccr)
 
 
 def method_cell(study: Study, name: str, run: Run, seed: int) -> dict[str, Any]:
@@ -104,7 +120,7 @@ def method_cell(study: Study, name: str, run: Run, seed: int) -> dict[str, Any]:
         policy = study.policy if run.uses_policy else None
         place = partial(dj.place, graph, costs, key=jax.random.key(seed), policy=policy)
         if run.seconds is not None:
-            placed_record(place(method=run.method, max_evaluations=WARM_UP_EVALUATIONS))
+            finished(place(method=run.method, max_evaluations=WARM_UP_EVALUATIONS))
         method = "doppler" if run.method == "greedy" else run.method
         bound = 1 if run.method == "greedy" else run.evaluations
         placed = place(method=method, max_evaluations=bound, budget_s=run.seconds)
@@ -152,8 +168,7 @@ def _island_problem(number: int) -> tuple[dj.TaskGraph, dj.Costs]:
 
 
 def _family(number: int) -> str:
-    families = list_families()
-    return families[number % len(families)]
+    return ISLAND_FAMILIES[number % len(ISLAND_FAMILIES)]
 
 
 def _makespan_s(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> float:

@@ -11,31 +11,53 @@ from doppler_jax.reports.pictures import write_png
 from doppler_jax.reports.tables import format_seconds, format_table
 
 
-def tabulate_quality(groups: Mapping[str, Sequence[str]], found: Mapping[str, Any]) -> str:
-    """Returns the table of mean and worst ratios to the best makespan known, by group.
+def tabulate_quality(
+    groups: Mapping[str, Sequence[str]],
+    clusters: Mapping[str, Sequence[str]],
+    found: Mapping[str, Any],
+) -> str:
+    """Returns tables of ratios to the best makespan known: by group, by cluster, by graph.
+
+    Of groups and clusters mean and worst, of the published graphs each; groups without
+    problems are left out.
 
     Args:
-      groups: the problems of each group; those without any are left out.
+      groups: the problems of each group, one of them `published`.
+      clusters: the others, by what they are placed on.
       found: by problem, `best_s` and `makespan_s` by method.
     """
-    groups = {group: names for group, names in groups.items() if names}
     held_out = [n for group, names in groups.items() if group != "published" for n in names]
-    columns = {f"{group} ({len(names)})": names for group, names in groups.items()}
-    columns[f"held out ({len(held_out)})"] = held_out
-    labels = list(next(iter(found.values()))["makespan_s"])
+    published = {name: [name] for name in groups.get("published", ())}
+    texts = [
+        "Makespan over the best known, mean (worst); seconds begin once compiled, other "
+        "numbers are evaluations\n",
+        _tabulate_ratios({**groups, "held out": held_out}, found),
+        "The held-out ones by what they are placed on\n",
+        _tabulate_ratios(clusters, found),
+    ]
+    if published:
+        texts += ["The published ones\n", _tabulate_ratios(published, found)]
+    return "\n".join(texts)
+
+
+def _tabulate_ratios(groups: Mapping[str, Sequence[str]], found: Mapping[str, Any]) -> str:
+    """Returns mean and worst ratio of every method in every group, or the one there is."""
+    columns = {
+        name if names == [name] else f"{name} ({len(names)})": names
+        for name, names in groups.items()
+        if names
+    }
     rows = []
-    for label in labels:
+    for label in next(iter(found.values()))["makespan_s"]:
         cells = []
         for names in columns.values():
             ratio = np.array(
                 [found[n]["makespan_s"][label] / found[n]["best_s"] for n in names]
             )
-            cells.append(f"{ratio.mean():.4f} ({ratio.max():.4f})")
+            worst = f" ({ratio.max():.4f})" if len(names) > 1 else ""
+            cells.append(f"{ratio.mean():.4f}{worst}")
         rows.append((label, *cells))
-    return (
-        "Makespan over the best known, mean (worst); seconds begin once compiled, other "
-        "numbers are evaluations\n\n" + format_table(("method", *columns), rows)
-    )
+    return format_table(("method", *columns), rows)
 
 
 def tabulate_clusters(ratios: Mapping[str, np.ndarray], families: Sequence[str]) -> str:

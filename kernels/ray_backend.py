@@ -109,8 +109,8 @@ class RayProgram:
         self._session = session = devices[0].session
         self._number = session.new_number()
         session.tell_forgotten()
-        ask_all(devices, "load", [(self._number, shipment, d) for d in range(len(devices))])
         weakref.finalize(self, session.forgotten.append, ("program", self._number))
+        ask_all(devices, "load", [(self._number, shipment, d) for d in range(len(devices))])
 
     def lay(self, values: Sequence[Any]) -> Laid:
         """Returns the flat arguments on the devices that hold them.
@@ -134,7 +134,12 @@ class RayProgram:
                 kept.append((blocks, place, number))
             laid[d][slot] = number
         if kept:
-            ask_all(self._devices, "keep", [(blocks,) for blocks in new])
+            try:
+                ask_all(self._devices, "keep", [(blocks,) for blocks in new])
+            except BaseException:  # some may be there, and nothing will ask for them
+                numbers = (number for blocks in new for number in blocks)
+                self._session.forgotten.extend(("block", number) for number in numbers)
+                raise
         for blocks, place, number in kept:
             blocks[place] = number
         result = Laid(tuple(laid), tuple(values))

@@ -32,11 +32,10 @@ class Call:
           TaskError: a task or transfer failed, a device was lost, or time ran out. The
             devices have stopped then, save those that need over 10 s to end a task.
         """
-        references = [
-            device.call("run", *args)
-            for device, args in zip(self.devices, arguments, strict=True)
-        ]
+        references: list[Any] = []
         try:
+            for device, args in zip(self.devices, arguments, strict=True):
+                references.append(device.call("run", *args))
             in_time = self._wait(references, timeout_s)
         except BaseException:
             self._stop(references)

@@ -83,12 +83,13 @@ class Worker:
         self, program: int, call: int, laid: dict[int, int], start_at_s: float
     ) -> DeviceResult:
         """Runs this device's part of a call; `laid` tells the block in each slot."""
+        self.stop(call - 1)  # Ctrl-C may have kept the driver from ending it everywhere
         with self._one_call:
             shipment, device = self._programs[program]
             slots = {slot: self._blocks[number] for slot, number in laid.items()}
             run = DeviceRun(shipment, device, call, self._executables, slots, self._mesh)
             with self._lock:
-                self._run, self._last_call = run, call
+                self._run, self._last_call = run, max(self._last_call, call)
                 early = self._early.pop(call, [])
                 self._early = {c: items for c, items in self._early.items() if c > call}
                 lost, is_stopped = set(self._lost), call <= self._last_stopped
@@ -105,11 +106,11 @@ class Worker:
                     self._run = None
 
     def stop(self, call: int) -> int | None:
-        """Ends a call, begun or not; returns the task that is running."""
+        """Ends a call, begun or not, and all before it; returns the task that is running."""
         with self._lock:
             self._last_stopped = max(self._last_stopped, call)
-        run = self._run_of(call)
-        return None if run is None else run.stop()
+            run = self._run
+        return run.stop() if run is not None and run.call <= call else None
 
     def arrived(self, call: int, item: int, start_s: float, body: np.ndarray) -> None:
         """Part of `Inbox`; what comes before the call has begun here waits for it."""
@@ -127,7 +128,3 @@ class Worker:
             run = self._run
         if run is not None:
             run.lose(peer)
-
-    def _run_of(self, call: int) -> DeviceRun | None:
-        with self._lock:
-            return self._run if self._run is not None and self._run.call == call else None

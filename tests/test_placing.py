@@ -1,13 +1,15 @@
 import dataclasses
 import inspect
 from functools import partial
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from doppler_jax import learned, methods
+from doppler_jax import learned, learned_methods, methods
 from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, topological_order
@@ -20,6 +22,7 @@ from doppler_jax.placing import place
 from doppler_jax.policies import features
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.request import Candidates
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -343,6 +346,27 @@ def test_what_is_returned_fits_into_memory():
     assert np.isfinite(placed.objective_s)
 
 
+@pytest.mark.parametrize("method", ["local_search", "doppler+search"])
+def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, method):
+    graph, costs = make("unequal")
+    costs = tight(graph, costs, 0.95)
+    refused = mock.Mock(side_effect=ValueError)
+    monkeypatch.setattr(methods, "m_etf", refused)
+    search = mock.Mock(wraps=methods.run_search)
+    monkeypatch.setattr(methods, "run_search", search)
+    place(graph, costs, method=method, max_evaluations=BOUND)
+    starts = search.call_args.args[3].tolist()
+    exceeding = [critical_path(graph, costs)]
+    if drawn_from:
+        exceeding.append(np.array(starts[0]))  # the greedy placement
+    for placement in exceeding:
+        peak = peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, placement))
+        assert (peak > costs.capacity_bytes).any()
+        assert fit_into_memory(graph, costs, placement).tolist() in starts
+    assert refused.called
+    assert bool(drawn_from) == (method == "doppler+search")
+
+
 @pytest.mark.parametrize(
     "options", [{"links": "serial"}, {"num_noise": 3, "noise_sigma": 0.5, "quantile": 0.9}]
 )
@@ -360,6 +384,18 @@ def test_objectives_are_what_is_minimised_and_reported(options):
         graph, costs, placed.placement, links=links, queue="priority", priority=placed.priority
     )
     np.testing.assert_array_equal(replayed.start_s, schedule.start_s)
+
+
+def test_doppler_makes_what_it_finds_fit(policy, monkeypatch):
+    graph, costs = make("unequal")
+    costs = tight(graph, costs, 0.95)
+    listed = critical_path(graph, costs)[None]
+    learn = mock.Mock(return_value=Candidates(listed, BOUND))
+    monkeypatch.setattr(learned_methods, "learn_placements", learn)
+    for given, bound in ((policy, BOUND), (None, 1), (None, BOUND)):
+        placed = place(graph, costs, method="doppler", policy=given, max_evaluations=bound)
+        assert (peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
+    assert learn.call_count == 1
 
 
 def test_where_nothing_fits_nothing_is_returned():

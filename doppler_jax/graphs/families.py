@@ -126,6 +126,71 @@ def _fork_join(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
     return _random_sizes(rng, (np.array(kinds), edges))
 
 
+def _tree(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """A tree that hands on from its root, or that reduces to it."""
+    kinds, edges = [0], []
+    open_tasks = [0]
+    most = int(rng.integers(2, 6))
+    while len(kinds) < num_tasks:
+        # The oldest or the youngest open task branches: broad trees, and deep ones.
+        parent = open_tasks.pop(0 if rng.random() < 0.7 else -1)
+        for _ in range(int(rng.integers(1 if open_tasks else 2, most + 1))):
+            edges.append((parent, len(kinds)))
+            open_tasks.append(len(kinds))
+            kinds.append(int(rng.integers(MAX_KINDS)))
+    if rng.random() < 0.5:
+        last = len(kinds) - 1
+        edges = [(last - v, last - u) for u, v in edges]
+    return _random_sizes(rng, (np.array(kinds), edges))
+
+
+def _butterfly(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Stages as of a fast Fourier transform, a power of two wide; at times cut short."""
+    widest = next(k for k in range(10, 0, -1) if k == 1 or 2**k * (k + 1) <= 1.5 * num_tasks)
+    bits = int(rng.integers(max(1, widest - 1), widest + 1))
+    width = 2**bits
+    stages = max(2, round(num_tasks / width))
+    kind = rng.integers(MAX_KINDS, size=stages).repeat(width)
+    edges = [
+        ((s - 1) * width + partner, s * width + i)
+        for s in range(1, stages)
+        for i in range(width)
+        for partner in (i, i ^ (1 << (s - 1) % bits))
+    ]
+    return _random_sizes(rng, (kind, edges))
+
+
+def _stencil(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """A grid swept from a corner, or cells of a row that read their neighbours before."""
+    columns = max(2, round(num_tasks**0.5 * float(np.exp(rng.uniform(-0.7, 0.7)))))
+    rows = max(2, round(num_tasks / columns))
+    is_sweep = rng.random() < 0.5
+    edges = []
+    for r in range(rows):
+        for c in range(columns):
+            above = [(r - 1, c)] if is_sweep else [(r - 1, c - 1), (r - 1, c), (r - 1, c + 1)]
+            reads = [*above, (r, c - 1)] if is_sweep else above
+            edges += [
+                (i * columns + j, r * columns + c)
+                for i, j in reads
+                if i >= 0 and 0 <= j < columns
+            ]
+    kind = rng.integers(MAX_KINDS, size=rows).repeat(columns)
+    return _random_sizes(rng, (kind, edges))
+
+
+def _random_dag(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """Tasks in a row that read some of those before them, near ones or any."""
+    reads = float(rng.uniform(0.8, 2.2))
+    reach = max(2, int(num_tasks * float(np.exp(rng.uniform(np.log(0.05), 0.0)))))
+    edges: list[tuple[int, int]] = []
+    for v in range(1, num_tasks):
+        near = np.arange(max(0, v - reach), v)
+        count = min(len(near), 6, int(rng.poisson(reads)))
+        edges += [(int(u), v) for u in rng.choice(near, count, replace=False)]
+    return _random_sizes(rng, (rng.integers(MAX_KINDS, size=num_tasks), edges))
+
+
 class _InPlace:
     """Kernels that work on tiles in place: each reads the tile's last version, and others."""
 
@@ -190,10 +255,14 @@ def _tensor_program(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
 
 
 _FAMILIES: dict[str, Callable[[np.random.Generator, int], TaskGraph]] = {
+    "butterfly": _butterfly,
     "cholesky": _cholesky,
     "fork_join": _fork_join,
     "layered": _layered,
     "lu": _lu,
+    "random_dag": _random_dag,
     "series_parallel": _series_parallel,
+    "stencil": _stencil,
     "tensor_program": _tensor_program,
+    "tree": _tree,
 }

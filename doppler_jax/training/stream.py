@@ -27,6 +27,10 @@ TRAINED = (
     "layered",
     "fork_join",
     "lu",
+    "random_dag",
+    "stencil",
+    "butterfly",
+    "tree",
 )
 """Sources of the problems to train on; one named twice is drawn twice as often."""
 

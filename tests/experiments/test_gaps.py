@@ -1,5 +1,6 @@
 """The comparison with known optima: its tables, and that finished cells are kept."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_random_graphs_are_measured_against_both_references(tmp_path, monkeypatc
         json.loads((tmp_path / "gaps" / "gaps.json").read_text())["results"]
         == (report["results"])
     )
+
+
+def test_what_ctrl_c_cut_short_is_not_kept(tmp_path, monkeypatch):
+    proper = dj.place
+
+    def stopped(*problem, **settings):
+        return dataclasses.replace(proper(*problem, method="heft"), interrupted=True)
+
+    monkeypatch.setattr(dj, "place", stopped)
+    cells = Cells(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        gap_cells.small_cell(cells, 0, "annealing", gap_cells.Budget(2000, None, 0))
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_a_cell_on_other_terms_is_made_again(tmp_path):

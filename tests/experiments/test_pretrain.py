@@ -10,6 +10,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.stacking import Sizes
+from doppler_jax.training.checkpoint import read_policy
 from doppler_jax.training.stream import Bucket
 from experiments import pretraining
 from experiments.pretrain import PretrainSettings
@@ -64,6 +65,7 @@ def test_a_run_resumes_and_exports(settings, tmp_path):
     folder = resumed.export()
     policy = dj.load_policy(folder)
     assert policy.config == settings.policy
+    assert read_policy(folder)[1]["command"].startswith("python -m experiments.pretrain")
     graph, costs = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 2, 1.0)], num_devices=5)
     placed = dj.place(
         graph, costs, method="doppler", policy=policy, max_evaluations=4, key=jax.random.key(0)

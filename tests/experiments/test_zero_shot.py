@@ -150,11 +150,26 @@ def test_ratios_are_to_the_best_known_of_each_problem():
         "c-0": {"best_s": 4.0, "makespan_s": {"heft": 5.0, "greedy": 4.0}},
     }
     groups = {"published": ["a"], "b": ["b-0"], "c": ["c-0"], "absent": []}
-    head, _, heft_row, greedy_row = table_rows(zero_shot_tables.tabulate_quality(groups, found))
+    clusters = {"4 equal": ["c-0", "b-0"]}
+    text = zero_shot_tables.tabulate_quality(groups, clusters, found)
+    by_group, by_cluster, by_graph = (table_rows(text.split("\n\n")[k]) for k in (1, 3, 5))
+    head, _, heft_row, greedy_row = by_group
     assert head == ["method", "published (1)", "b (1)", "c (1)", "held out (2)"]
-    assert heft_row[1] == "1.5000 (1.5000)"
+    assert heft_row[1] == "1.5000"
     assert heft_row[4] == "1.1250 (1.2500)"
     assert greedy_row[4] == "1.5000 (2.0000)"
+    assert by_cluster[0] == ["method", "4 equal (2)"]
+    assert by_cluster[2] == ["heft", "1.1250 (1.2500)"]
+    assert by_graph[0] == ["method", "a"]
+    assert by_graph[2] == ["heft", "1.5000"]
+    without = zero_shot_tables.tabulate_quality({**groups, "published": []}, clusters, found)
+    assert len(table_rows(without)) == 8
+
+
+def test_clusters_are_named_for_what_they_are():
+    names = [zero_shot_cells.cluster_name(number) for number in (0, 5, 8, 15, 16)]
+    islands = ["8 equal in 2 islands", "8 unequal in 2 islands"]
+    assert names == ["4 equal", "4 unequal", *islands, "4 equal"]
 
 
 def test_shares_at_or_below_heft_by_family(tmp_path):

@@ -59,12 +59,59 @@ def test_series_parallel_graphs_reduce_to_one_edge():
     assert edges == [(0, 1)]
 
 
+def edges_of(graph):
+    return list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
+
+
+def test_a_tree_has_one_way_between_its_root_and_each_task():
+    directions = set()
+    for seed in range(12):
+        graph = draw("tree", seed, 40)
+        senders, receivers = task_edges(graph)
+        assert len(senders) == graph.num_tasks - 1
+        readers = np.bincount(senders, minlength=graph.num_tasks)
+        sources = np.bincount(receivers, minlength=graph.num_tasks)
+        directions.add("out" if (sources <= 1).all() else "in")
+        assert (sources <= 1).all() or (readers <= 1).all()
+    assert directions == {"out", "in"}
+
+
+def test_a_butterfly_mixes_all_columns():
+    graph = draw("butterfly", 0, 32)  # 8 columns of 4 stages, or 4 columns of 8
+    senders, receivers = task_edges(graph)
+    width = int((np.bincount(receivers, minlength=graph.num_tasks) == 0).sum())
+    reached = [{v} if v < width else set() for v in range(graph.num_tasks)]
+    for u, v in sorted(edges_of(graph), key=lambda edge: edge[1]):
+        reached[v] |= reached[u]
+    assert all(len(found) == width for found in reached[-width:])
+    assert (np.bincount(senders, minlength=graph.num_tasks)[:-width] == 2).all()
+
+
+def test_a_stencil_is_swept_or_reads_its_neighbours():
+    kinds = set()
+    for seed in range(8):
+        graph = draw("stencil", seed, 36)
+        receivers = task_edges(graph)[1]
+        most = int(np.bincount(receivers, minlength=graph.num_tasks).max())
+        kinds.add(most)
+        # Swept from one corner there is one task to begin with.
+        if most == 2:
+            assert len(set(range(graph.num_tasks)) - set(receivers.tolist())) == 1
+    assert kinds == {2, 3}
+
+
+def test_a_random_dag_reads_what_comes_before():
+    edges = edges_of(draw("random_dag", 0, 80))
+    assert len(edges) > 40
+    assert all(u < v for u, v in edges)
+
+
 def test_held_out_families_exist():
     assert set(HELD_OUT) < set(list_families())
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="unknown family 'tree'; known: cholesky, "):
-        draw("tree", 0, 20)
+    with pytest.raises(ValueError, match="unknown family 'star'; known: butterfly, "):
+        draw("star", 0, 20)
     with pytest.raises(ValueError, match="num_tasks is 3"):
         draw("lu", 0, 3)

@@ -13,6 +13,7 @@ import pytest
 import kernels
 from doppler_jax.types import Kernel
 from kernels.ray_backend import MODES
+from kernels.ray_processes import RayDevice
 from tests.kernels.conftest import BLOCK, KERNELS, build, random_program
 from tests.kernels.test_ray import X, check, compile_on
 
@@ -51,7 +52,11 @@ def test_checks_for_nan_on_request(ray_pair, mode):
     check(sharded, step, 1 + X)
 
 
-SPINS = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(9)]]
+def spin_chain(num_tasks):
+    return [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(num_tasks - 1)]]
+
+
+SPINS = spin_chain(10)
 
 
 @both_modes
@@ -72,8 +77,8 @@ def _seconds(step):
 
 
 def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair):
-    sharded = build(SPINS, ["t9"])
-    step = compile_on(sharded, np.arange(10) % 2, ray_pair)
+    sharded = build(spin_chain(60), ["t59"])  # long beside the looks for Ctrl-C
+    step = compile_on(sharded, np.arange(60) % 2, ray_pair)
     shares = []
     while not shares or (len(shares) < 5 and min(shares) > 0.7):  # the machine may be busy
         whole_s = _seconds(step)
@@ -86,7 +91,57 @@ def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair):
         timer.join()
         check(sharded, step)
         shares.append(stopped_s / max(whole_s, step.trace.finish_s.max()))
-    assert min(shares) <= 0.7  # a quarter and a task, against all ten tasks
+    assert min(shares) <= 0.7  # a quarter, a look for Ctrl-C and a task, against all tasks
+
+
+@both_modes
+@pytest.mark.parametrize(
+    "interrupted",
+    [[("run", 0)], [("run", 1)], [("run", 1), ("stop", 0)], [("run", 1), ("stop", 1)]],
+)
+def test_ctrl_c_while_devices_are_told(ray_pair, monkeypatch, mode, interrupted):
+    """At the start only some devices run the call; a second Ctrl-C leaves one at it."""
+    sharded = build(SPINS, ["t9"])
+    step = compile_on(sharded, np.arange(10) % 2, ray_pair, mode=mode, timeout_s=60)
+    left = list(interrupted)
+    tell = RayDevice.call
+
+    def call(device, method, *args):
+        if left and (method, device.index) == left[0]:
+            left.pop(0)
+            raise KeyboardInterrupt
+        return tell(device, method, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RayDevice, "call", call)
+        with pytest.raises(KeyboardInterrupt):
+            step(X)
+    assert not left
+    for _ in range(2):
+        check(sharded, step)
+
+
+def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, monkeypatch):
+    sharded = build([("mean", ["i0", "i2"]), ("mean", ["i1", "i0"])], ["t0", "t1"])
+    step = compile_on(sharded, [0, 1], ray_pair)
+    session, laid = ray_pair[0].session, []
+    tell = RayDevice.call
+
+    def call(device, method, *args):
+        if method == "keep" and device.index == 1:
+            raise KeyboardInterrupt
+        if method == "keep":
+            laid.extend(("block", number) for number in args[0])
+        return tell(device, method, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RayDevice, "call", call)
+        with pytest.raises(KeyboardInterrupt):
+            step(X)
+    assert laid
+    assert set(laid) <= set(session.forgotten)
+    check(sharded, step)
+    assert not set(laid) & set(session.forgotten)  # the devices have been told
 
 
 def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
