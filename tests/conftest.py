@@ -10,14 +10,30 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
+import chex
 import jax
 import pytest
+
+from doppler_jax import memory_maps
 
 # Before any test starts the backend: several host devices, and nothing implicit.
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traces_are_counted_afresh():
+    """A file's functions may be traced again: files before it may have dropped what is compiled.
+
+    Long runs near the bound on memory maps are dropped here, so that `place` seldom has to do it
+    in the middle of a file that counts.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_maps, "SHARE", memory_maps.SHARE / 2)
+        memory_maps.free_memory_maps()
+    chex.clear_trace_counter()
 
 
 def pytest_runtest_setup(item):
