@@ -25,10 +25,9 @@ jax.config.update("jax_debug_key_reuse", True)
 
 @pytest.fixture(scope="module", autouse=True)
 def _traces_are_counted_afresh():
-    """A file's functions may be traced again: files before it may have dropped what is compiled.
+    """What files before have traced may have been dropped, and is traced again.
 
-    Long runs near the bound on memory maps are dropped here, so that `place` seldom has to do it
-    in the middle of a file that counts.
+    Near the bound on memory maps it is dropped here, before `place` does so within a file.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_maps, "SHARE", memory_maps.SHARE / 2)

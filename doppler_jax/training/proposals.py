@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 import chex
 import numpy as np
 
+from doppler_jax.baselines.starts import listed_starts
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.budget import Budget, CurveRecorder
@@ -34,7 +35,7 @@ def propose(
       graph: the task graph.
       costs: as re-fitted to `traces`.
       traces: what was measured so far.
-      starts: `[S, N]` placements to start from.
+      starts: `[S, N]` placements to start from, beside those of list schedulers.
       known: placements, as int64 bytes, that are not to be proposed.
       key: of the search; it is consumed.
       count: placements to return, at most.
@@ -45,11 +46,14 @@ def propose(
         free = np.zeros_like(np.asarray(costs.latency_s, np.float64))
         costs = dataclasses.replace(costs, latency_s=free, seconds_per_byte=free)
     objective = Objective(links=links)
+    problem = make_search_problem(graph, costs, objective, key)
+    # Where costs turn out to be others than believed, the best may be far from all starts.
+    listed = listed_starts(graph, costs, problem.memory is not None)
     found = run_search(
         Annealing(chains=count, hot=0.02),
         objective,
-        make_search_problem(graph, costs, objective, key),
-        np.asarray(starts, np.int64),
+        problem,
+        np.concatenate([np.asarray(starts, np.int64), listed]),
         key,
         Budget(evaluations=evaluations),
         CurveRecorder(),

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training import system_rl
 from doppler_jax.training.paired import MeasurementLog, Paired
+from doppler_jax.training.proposals import propose
 from doppler_jax.training.system_rl import (
     System,
     SystemConfig,
@@ -132,9 +134,14 @@ def test_the_policy_itself_learns_from_measured_times(tmp_path):
 
 @pytest.mark.slow
 def test_search_on_refitted_costs_repairs_false_ones(tmp_path, taught_nothing):
-    """Tensors cost nothing to move, it was believed; a policy of 2 samples would not tell."""
+    """Moving was believed free, and each task fast where it is; 2 samples would not tell."""
     costs = chains_case()[1]
-    free = dataclasses.replace(costs, seconds_per_byte=np.zeros_like(costs.latency_s))
+    fast = np.arange(costs.num_devices) == POOR[:, None]
+    free = dataclasses.replace(
+        costs,
+        compute_s=np.where(fast, costs.compute_s, 2 * costs.compute_s),
+        seconds_per_byte=np.zeros_like(costs.latency_s),
+    )
     best_s = 4 * 1.04
     found = {}
     for name, refit in (("kept", lambda t: free), ("refitted", lambda t: costs if t else free)):
@@ -298,3 +305,15 @@ def test_an_update_is_a_function_of_the_state_and_the_log(tmp_path):
     for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(jnp.asarray(a), jnp.asarray(b))
     np.testing.assert_array_equal(placement_of(after), placement_of(again))
+
+
+def test_proposals_come_from_list_schedules_too():
+    """The only start given is far from the best, and there are few steps."""
+    graph, costs, _ = chains_case()
+    start = np.zeros((1, 7), int)
+    found = propose(
+        graph, costs, [simulated(POOR)], start, set(), jax.random.key(0),
+        count=2, evaluations=8, links="parallel",
+    )  # fmt: skip
+    assert makespan_s(simulated(found[0])) <= makespan_s(simulated(critical_path(graph, costs)))
+    assert makespan_s(simulated(start[0])) > 1.5 * makespan_s(simulated(found[0]))
