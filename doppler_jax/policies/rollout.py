@@ -5,6 +5,7 @@ features depend on its actions alone, so they are recorded, and the log-probabil
 recorded actions are then recomputed for all steps at once, without the loop.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from doppler_jax.policies.list_schedule import (
     device_features,
 )
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PlaceTables, device_logits
+from doppler_jax.policies.select import b_level_scores
 from doppler_jax.types import pytree
 
 
@@ -85,6 +87,11 @@ def greedy(problem: Problem, tables: PolicyTables) -> Episode:
 
     draw = jnp.zeros((problem.instance.padded_tasks, 2))
     return _run(problem, tables.place.member, select, place, draw, _num_features(tables))
+
+
+def in_b_level_order(problem: Problem, tables: PolicyTables) -> PolicyTables:
+    """Returns the tables with the largest b-level next, in place of what SEL chooses."""
+    return dataclasses.replace(tables, score=b_level_scores(problem))
 
 
 def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
