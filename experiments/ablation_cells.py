@@ -111,7 +111,7 @@ def _untrained(chosen: Chosen, seed: int) -> tuple[dj.Policy, np.ndarray]:
     init_key, draw_key = jax.random.split(jax.random.key(seed))
     problem = make_problem(chosen.graph, chosen.costs)
     policy = _fresh_policy(init_key, problem)
-    return policy, policy_candidates(problem, policy, draw_key, 2)[1]
+    return policy, policy_candidates(problem, policy, draw_key, 3)[2]
 
 
 def _fresh_policy(key: chex.PRNGKey, problem: Problem) -> dj.Policy:

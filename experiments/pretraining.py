@@ -150,7 +150,7 @@ class Pretraining:
         scores: dict[str, list[np.ndarray]] = {}
         families: list[str] = []
         for task in self._tasks:
-            likeliest, best = evaluate(
+            greedy, two_greedy, best = evaluate(
                 jax.random.key(self._settings.seed),
                 jax.device_get(self._learning.params),
                 task.held_out,
@@ -158,7 +158,12 @@ class Pretraining:
                 samples=SAMPLES,
                 links=task.bucket.links,
             )
-            found = {"greedy": likeliest, f"best of {SAMPLES}": best, **task.baselines}
+            found = {
+                "greedy": greedy,
+                "two greedy": two_greedy,
+                f"best of {SAMPLES}": best,
+                **task.baselines,
+            }
             task.held_out.best_s[:] = np.minimum(task.held_out.best_s, np.asarray(best))
             for name, makespan_s in found.items():
                 ratio = np.asarray(makespan_s) / task.held_out.best_s

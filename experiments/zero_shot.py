@@ -6,9 +6,9 @@ Three parts, written to runs/zero_shot/zero_shot.json and zero_shot.md:
   search from them and its rivals at equal seconds and evaluations, as ratios to the best
   makespan known: the least of all runs, those at `--reference-evaluations` included, and of
   docs/best_placements.json;
-- `clusters`: greedy placements, and the best of samples, against HEFT on generated clusters
-  of 8 unequal devices in two islands; clusters.png shows all ratios;
-- `times`: how long a greedy placement takes on one core, compiled.
+- `clusters`: greedy placements in one order and in two, and the best of samples, against HEFT
+  on generated clusters of 8 unequal devices in two islands; clusters.png shows all ratios;
+- `times`: how long the two greedy placements take on one core, compiled.
 
 Cells are kept in runs/zero_shot/cells/; another policy makes its own afresh.
 """
@@ -49,7 +49,7 @@ BUDGETS = (1_000, 10_000)
 RUNS = (
     Run("critical_path"),
     Run("heft"),
-    Run("greedy"),
+    *(Run(method) for method in zero_shot_cells.GREEDY),
     Run("doppler", 256),
     *(Run(method, seconds=SECONDS) for method in SEARCHES),
     *(Run(method, evaluations) for evaluations in BUDGETS for method in SEARCHES),
@@ -168,7 +168,11 @@ def clusters(
 ) -> tuple[dict[str, Any], str]:
     """Returns the policy's makespans and HEFT's on generated clusters, and how they compare."""
     found = zero_shot_cells.island_cell(study, settings.num_clusters)
-    kinds = {"greedy": "greedy_s", f"best of {zero_shot_cells.SAMPLES} samples": "best_s"}
+    kinds = {
+        "greedy": "greedy_s",
+        "two greedy": "two_greedy_s",
+        f"best of {zero_shot_cells.SAMPLES} samples": "best_s",
+    }
     heft_s = np.array(found["heft_s"])
     ratios = {kind: np.array(found[name]) / heft_s for kind, name in kinds.items()}
     zero_shot_tables.plot_ratios(folder / "clusters.png", ratios)

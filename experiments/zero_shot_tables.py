@@ -107,7 +107,7 @@ def tabulate_times(found: Mapping[str, Mapping[str, float]]) -> str:
         )
         for times in found.values()
     ]
-    columns = ("tasks", "features", "greedy placement", "together", "first, with compilation")
+    columns = ("tasks", "features", "two greedy", "together", "first, with compilation")
     return "Zero-shot on one core, 4 devices\n\n" + format_table(columns, rows)
 
 

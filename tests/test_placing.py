@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from doppler_jax import learned, learned_methods, methods
+from doppler_jax.baselines import starts
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
@@ -19,7 +20,7 @@ from doppler_jax.learned_methods import doppler
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import list_methods
 from doppler_jax.placing import place
-from doppler_jax.policies import features
+from doppler_jax.policies import apply, features, greedy
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.request import Candidates
@@ -277,13 +278,21 @@ def test_doppler_with_a_policy_returns_its_best_sample(policy, name):
     assert placed.makespan_s == best
 
 
-def test_the_first_candidate_of_a_policy_is_its_greedy_one(policy):
+def test_the_first_two_candidates_of_a_policy_are_greedy_in_two_orders(policy):
     problem = make_problem(*make("unequal"))
     one, other = (
         policy_candidates(problem, policy, jax.random.key(k), BOUND) for k in range(2)
     )
-    np.testing.assert_array_equal(one[0], other[0])
-    assert (one[1:] != other[1:]).any()
+    np.testing.assert_array_equal(one[:2], other[:2])
+    assert (one[2:] != other[2:]).any()
+    for count in (1, 2):
+        few = policy_candidates(problem, policy, jax.random.key(0), count)
+        np.testing.assert_array_equal(few, one[:count])
+    given = dataclasses.replace(policy.config, select="b_level")
+    for expected, config in zip(one, (policy.config, given), strict=False):
+        tables = apply(policy.params, config, problem)
+        found = greedy(problem, tables).placement[: one.shape[1]]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.fixture
@@ -351,18 +360,18 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
     refused = mock.Mock(side_effect=ValueError)
-    monkeypatch.setattr(methods, "m_etf", refused)
+    monkeypatch.setattr(starts, "m_etf", refused)
     search = mock.Mock(wraps=methods.run_search)
     monkeypatch.setattr(methods, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)
-    starts = search.call_args.args[3].tolist()
+    began = search.call_args.args[3].tolist()
     exceeding = [critical_path(graph, costs)]
     if drawn_from:
-        exceeding.append(np.array(starts[0]))  # the greedy placement
+        exceeding.append(np.array(began[0]))  # the greedy placement
     for placement in exceeding:
         peak = peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, placement))
         assert (peak > costs.capacity_bytes).any()
-        assert fit_into_memory(graph, costs, placement).tolist() in starts
+        assert fit_into_memory(graph, costs, placement).tolist() in began
     assert refused.called
     assert bool(drawn_from) == (method == "doppler+search")
 

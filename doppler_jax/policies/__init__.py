@@ -2,7 +2,14 @@
 
 from doppler_jax.policies.features import FEATURE_VERSION, Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig, apply, init_params
-from doppler_jax.policies.rollout import Episode, PolicyTables, greedy, log_prob, sample
+from doppler_jax.policies.rollout import (
+    Episode,
+    PolicyTables,
+    greedy,
+    in_b_level_order,
+    log_prob,
+    sample,
+)
 
 __all__ = [
     "FEATURE_VERSION",
@@ -12,6 +19,7 @@ __all__ = [
     "Problem",
     "apply",
     "greedy",
+    "in_b_level_order",
     "init_params",
     "log_prob",
     "make_problem",

@@ -196,8 +196,11 @@ def evaluate(
     policy: PolicyConfig,
     samples: int,
     links: str,
-) -> tuple[chex.Array, chex.Array]:
-    """Returns makespans `[G]` of the greedy placement, and of the best of it and samples.
+) -> tuple[chex.Array, chex.Array, chex.Array]:
+    """Returns the makespans `[G]` of a policy's placements.
+
+    Of the greedy one in SEL's order, of the better of it and the one in the order of b-levels,
+    and of the best of these and samples.
 
     Args:
       key: of the draws; it is consumed.
@@ -208,17 +211,18 @@ def evaluate(
       links: of what is simulated.
     """
 
-    def one(inputs: tuple[chex.PRNGKey, Pool]) -> tuple[chex.Array, chex.Array]:
+    def one(inputs: tuple[chex.PRNGKey, Pool]) -> tuple[chex.Array, chex.Array, chex.Array]:
         key, entry = inputs
         tables = model.apply(params, policy, entry.problem)
         keys = jax.random.split(key, samples)
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, entry.problem, tables)
-        likeliest = rollout.greedy(entry.problem, tables)
-        placements = jnp.concatenate([likeliest.placement[None], drawn.placement])
+        both = tables, rollout.in_b_level_order(entry.problem, tables)
+        likeliest = [rollout.greedy(entry.problem, ordered).placement for ordered in both]
+        placements = jnp.concatenate([jnp.stack(likeliest), drawn.placement])
         makespan_s = simulate_instance(
             entry.problem.instance, placements, links=links
         ).makespan_s
-        return makespan_s[0], makespan_s.min()
+        return makespan_s[0], makespan_s[:2].min(), makespan_s.min()
 
     count = entries.best_s.shape[0]
     return jax.lax.map(one, (jax.random.split(key, count), entries))

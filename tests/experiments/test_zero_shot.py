@@ -68,7 +68,8 @@ def test_problems_are_the_same_every_time_and_differ_by_number(tmp_path):
 def test_a_run_is_asked_for_once_with_its_budget_and_policy(study, asked):
     name = f"{HELD_OUT[0]}-0"
     runs = [
-        Run("greedy"), Run("doppler", 256), Run("doppler+search", 1000), Run("annealing", 1000),
+        Run("greedy"), Run("two greedy"), Run("doppler", 256), Run("doppler+search", 1000),
+        Run("annealing", 1000),
     ]  # fmt: skip
     for _ in range(2):
         for run in runs:
@@ -76,6 +77,7 @@ def test_a_run_is_asked_for_once_with_its_budget_and_policy(study, asked):
     policy = study.policy
     assert asked == [
         {"method": "doppler", "max_evaluations": 1, "budget_s": None, "policy": policy},
+        {"method": "doppler", "max_evaluations": 2, "budget_s": None, "policy": policy},
         {"method": "doppler", "max_evaluations": 256, "budget_s": None, "policy": policy},
         {"method": "doppler+search", "max_evaluations": 1000, "budget_s": None,
          "policy": policy},
@@ -112,11 +114,11 @@ def test_greedy_placements_do_not_depend_on_padding(study):
     made = [make_problem(*problem) for problem in problems]
     found = zero_shot_cells.drawn_placements(study.policy, made)
     for placements, problem, (graph, costs) in zip(found, made, problems, strict=True):
-        assert placements.shape == (1 + zero_shot_cells.SAMPLES, graph.num_tasks)
+        assert placements.shape == (2 + zero_shot_cells.SAMPLES, graph.num_tasks)
         assert placements.max() < costs.num_devices
         assert len(np.unique(placements, axis=0)) > 1
-        alone = policy_candidates(problem, study.policy, jax.random.key(0), 1)[0]
-        np.testing.assert_array_equal(placements[0], alone)
+        alone = policy_candidates(problem, study.policy, jax.random.key(0), 2)
+        np.testing.assert_array_equal(placements[:2], alone)
 
 
 def test_islands_are_compared_with_heft(study, monkeypatch):
@@ -124,15 +126,16 @@ def test_islands_are_compared_with_heft(study, monkeypatch):
         zero_shot_cells,
         "drawn_placements",
         lambda policy, problems: [
-            np.arange(2)[:, None].repeat(int(p.instance.num_tasks), 1) for p in problems
+            np.arange(3)[:, None].repeat(int(p.instance.num_tasks), 1) for p in problems
         ],
     )
     found = zero_shot_cells.island_cell(study, 3)
     graph, costs = zero_shot_cells._island_problem(1)
     assert costs.num_devices == 8
     assert len(np.unique(costs.seconds_per_byte)) == 3  # none, within islands, between them
-    alone_s = costs.compute_s[:, :2].sum(0)
+    alone_s = costs.compute_s[:, :3].sum(0)
     assert found["greedy_s"][1] == pytest.approx(alone_s[0], rel=1e-9)
+    assert found["two_greedy_s"][1] == pytest.approx(alone_s[:2].min(), rel=1e-9)
     assert found["best_s"][1] == pytest.approx(alone_s.min(), rel=1e-9)
     schedule = dj.simulate_oracle(graph, costs, heft(graph, costs))
     assert found["heft_s"][1] == dj.makespan_s(schedule)
@@ -196,7 +199,7 @@ def test_the_best_known_is_the_least_of_everything(study, asked, monkeypatch, tm
     assert other["best_s"] == other["makespan_s"]["heft"]
     assert set(other["makespan_s"]) == {run.label for run in zero_shot.RUNS}
     budgets = {options["max_evaluations"] for options in asked}
-    assert {1, 256, 1000, 10_000, 1_000_000} <= budgets
+    assert {1, 2, 256, 1000, 10_000, 1_000_000} <= budgets
 
 
 def test_published_placements_count_as_known():

@@ -180,9 +180,10 @@ def test_updates_learn(pool, learning):
     assert (np.asarray(after_s) / before_s).mean() < 1
 
     measure = partial(evaluate, policy=POLICY, samples=8, links="parallel")
-    greedy_s, best_s = measure(jax.random.key(0), state.params, pool)
-    before_s, _ = measure(jax.random.key(0), learning.params, pool)
-    assert (best_s <= greedy_s).all()
+    greedy_s, two_s, best_s = measure(jax.random.key(0), state.params, pool)
+    before_s, _, _ = measure(jax.random.key(0), learning.params, pool)
+    assert (two_s <= greedy_s).all()
+    assert (best_s <= two_s).all()
     assert (np.asarray(greedy_s) / before_s).mean() < 1
 
 
