@@ -30,7 +30,7 @@ class PretrainSettings:
     group: int = 8
     """Problems of an update."""
     batch: int = 16
-    """Episodes of each, half in SEL's order and half in that of b-levels."""
+    """Episodes of each."""
     learning_rate: float = 1e-3
     """At the start; it falls to a twentieth."""
     entropy: float = 1e-2

@@ -76,8 +76,6 @@ class Pretraining:
         unknown = set(settings.buckets) - set(BUCKETS)
         if unknown:
             raise ValueError(f"unknown buckets {sorted(unknown)}; known: {sorted(BUCKETS)}")
-        if settings.batch % 2 or settings.batch < 2:
-            raise ValueError(f"batch is {settings.batch}; expected an even number: two orders")
         self._settings, self._run = settings, run
         self._check_same()
         self._initial = settings.initial and _params_of(settings.initial, settings.policy)

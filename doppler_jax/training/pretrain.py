@@ -1,6 +1,5 @@
 """One policy for many problems: policy gradient on each."""
 
-import dataclasses
 from functools import partial
 
 import chex
@@ -108,7 +107,7 @@ def pretrain_update(
       problems: G of one bucket, stacked.
       weights: see `Weights`.
       policy: sizes of the networks.
-      batch: episodes of each problem, even: half in SEL's order, half in that of b-levels.
+      batch: episodes of each problem, 1 or more.
       links: of what is simulated.
       shards: local devices over which the problems are cut; a divisor of G.
 
@@ -154,37 +153,21 @@ def _gradients(
             return model.apply(params, policy, problem)
 
         tables, pull_back = jax.vjp(tables_of, params)
-        # PLC learns to serve both orders in which placements are drawn.
-        both = tables, rollout.in_b_level_order(problem, tables)
-        learned, given = (
-            _gradient(key, problem, ordered, weights, batch // 2, links)
-            for key, ordered in zip(jax.random.split(key), both, strict=True)
+        episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(
+            jax.random.split(key, batch), problem, tables
         )
-        place = jax.tree.map(jnp.add, learned.place, given.place)
-        return pull_back(dataclasses.replace(learned, place=place))[0]
+        makespan_s = simulate_instance(
+            problem.instance, episodes.placement, links=links
+        ).makespan_s
+        lesson = Lesson(
+            episodes=episodes,
+            weight=normalised_advantage(makespan_s) / batch,
+            entropy_weight=jnp.full(batch, weights.entropy / batch),
+        )
+        _, gradient = loss_and_gradient(problem, tables, lesson)
+        return pull_back(gradient)[0]
 
     return jax.lax.map(one, (keys, problems))
-
-
-def _gradient(
-    key: chex.PRNGKey,
-    problem: Problem,
-    tables: PolicyTables,
-    weights: Weights,
-    batch: int,
-    links: str,
-) -> PolicyTables:
-    """Returns the policy gradient of so many episodes in the tables, summed over steps."""
-    episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(
-        jax.random.split(key, batch), problem, tables
-    )
-    makespan_s = simulate_instance(problem.instance, episodes.placement, links=links).makespan_s
-    lesson = Lesson(
-        episodes=episodes,
-        weight=normalised_advantage(makespan_s) / batch,
-        entropy_weight=jnp.full(batch, weights.entropy / batch),
-    )
-    return loss_and_gradient(problem, tables, lesson)[1]
 
 
 @partial(jax.jit, static_argnames=("policy", "samples", "links"))
