@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,10 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.heft import heft
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.training import system_rl
+from doppler_jax.training import proposals, system_rl
 from doppler_jax.training.paired import MeasurementLog, Paired
-from doppler_jax.training.proposals import propose
 from doppler_jax.training.system_rl import (
     System,
     SystemConfig,
@@ -307,13 +308,16 @@ def test_an_update_is_a_function_of_the_state_and_the_log(tmp_path):
     np.testing.assert_array_equal(placement_of(after), placement_of(again))
 
 
-def test_proposals_come_from_list_schedules_too():
-    """The only start given is far from the best, and there are few steps."""
+def test_searches_start_from_what_was_measured_and_list_schedules_too(monkeypatch):
     graph, costs, _ = chains_case()
+    search = mock.Mock(wraps=proposals.run_search)
+    monkeypatch.setattr(proposals, "run_search", search)
     start = np.zeros((1, 7), int)
-    found = propose(
-        graph, costs, [simulated(POOR)], start, set(), jax.random.key(0),
-        count=2, evaluations=8, links="parallel",
+    found = proposals.propose(
+        graph, costs, [simulated(POOR)], start, {POOR.tobytes()}, jax.random.key(0),
+        count=2, evaluations=64, links="parallel",
     )  # fmt: skip
-    assert makespan_s(simulated(found[0])) <= makespan_s(simulated(critical_path(graph, costs)))
-    assert makespan_s(simulated(start[0])) > 1.5 * makespan_s(simulated(found[0]))
+    starts = search.call_args.args[3].tolist()
+    for placement in (start[0], POOR, critical_path(graph, costs), heft(graph, costs)):
+        assert placement.tolist() in starts
+    assert POOR.tolist() not in [p.tolist() for p in found]
