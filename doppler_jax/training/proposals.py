@@ -1,7 +1,7 @@
 """Candidates for measuring, found by a cheap search on the costs believed at present."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 
 import chex
 import numpy as np
@@ -19,7 +19,7 @@ def propose(
     costs: Costs,
     traces: Sequence[Schedule],
     starts: np.ndarray,
-    known: Collection[bytes],
+    known: Container[bytes],
     key: chex.PRNGKey,
     *,
     count: int,
@@ -35,7 +35,7 @@ def propose(
       graph: the task graph.
       costs: as re-fitted to `traces`.
       traces: what was measured so far.
-      starts: `[S, N]` placements to start from, beside `known` ones and list schedulers'.
+      starts: `[S, N]` placements to start from, beside those of list schedulers.
       known: placements, as int64 bytes, that are not to be proposed.
       key: of the search; it is consumed.
       count: placements to return, at most.
@@ -47,15 +47,13 @@ def propose(
         costs = dataclasses.replace(costs, latency_s=free, seconds_per_byte=free)
     objective = Objective(links=links)
     problem = make_search_problem(graph, costs, objective, key)
-    # What was measured goes on getting better from search to search, whatever became of it; and
-    # where costs turn out to be others than believed, a list schedule may be ahead of all.
-    measured = np.frombuffer(b"".join(sorted(known)), np.int64).reshape(-1, graph.num_tasks)
+    # Where costs turn out to be others than believed, the best may be far from all starts.
     listed = listed_starts(graph, costs, problem.memory is not None)
     found = run_search(
         Annealing(chains=count, hot=0.02),
         objective,
         problem,
-        np.concatenate([np.asarray(starts, np.int64), measured, listed]),
+        np.concatenate([np.asarray(starts, np.int64), listed]),
         key,
         Budget(evaluations=evaluations),
         CurveRecorder(),
