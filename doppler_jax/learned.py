@@ -90,12 +90,9 @@ def _draw(
     params: chex.ArrayTree, problem: Problem, keys: chex.PRNGKey, config: PolicyConfig
 ) -> chex.Array:
     tables = model.apply(params, config, problem)
-    orders = jax.tree.map(
-        lambda *leaves: jnp.stack(leaves), tables, rollout.in_b_level_order(problem, tables)
-    )
-    # One after the other: a loop over many tasks is slower over two at once.
-    likeliest = jax.lax.map(lambda one: rollout.greedy(problem, one).placement, orders)
+    likeliest = rollout.greedy_placements(problem, tables)
     if len(keys) <= len(likeliest):
         return likeliest[: len(keys)]
-    sampled = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables).placement
-    return sampled.at[: len(likeliest)].set(likeliest)
+    sample = jax.vmap(rollout.sample, in_axes=(0, None, None))
+    sampled = sample(keys[len(likeliest) :], problem, tables).placement
+    return jnp.concatenate([likeliest, sampled])

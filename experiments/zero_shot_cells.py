@@ -41,7 +41,7 @@ ISLAND_FAMILIES = (
 """The graphs placed on them, in turn."""
 
 SAMPLES = 64
-"""Placements drawn there, beside the greedy one."""
+"""Placements drawn there, beside the greedy ones."""
 
 CCR = (0.1, 10.0)
 
@@ -139,8 +139,7 @@ def island_cell(study: Study, count: int) -> dict[str, Any]:
 
     Of the policy: its greedy placement's in SEL's order, the lesser of it and the one in the
     order of b-levels, and the least of these and `SAMPLES` samples'. All families in turn, so
-    some are of the kind that the base policy was trained on; the clusters
-    are drawn afresh.
+    some are of the kind that the base policy was trained on; the clusters are drawn afresh.
     """
 
     def make() -> dict[str, Any]:

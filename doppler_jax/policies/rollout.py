@@ -94,6 +94,15 @@ def in_b_level_order(problem: Problem, tables: PolicyTables) -> PolicyTables:
     return dataclasses.replace(tables, score=b_level_scores(problem))
 
 
+def greedy_placements(problem: Problem, tables: PolicyTables) -> chex.Array:
+    """Returns the greedy placements `[2, N]` in SEL's order and in that of b-levels."""
+    orders = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), tables, in_b_level_order(problem, tables)
+    )
+    # One after the other: a loop over many tasks is slower over two at once.
+    return jax.lax.map(lambda one: greedy(problem, one).placement, orders)
+
+
 def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
     """Returns an episode of critical-path list scheduling, the teacher of stage 1.
 

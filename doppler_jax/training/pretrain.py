@@ -199,9 +199,8 @@ def evaluate(
         tables = model.apply(params, policy, entry.problem)
         keys = jax.random.split(key, samples)
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, entry.problem, tables)
-        both = tables, rollout.in_b_level_order(entry.problem, tables)
-        likeliest = [rollout.greedy(entry.problem, ordered).placement for ordered in both]
-        placements = jnp.concatenate([jnp.stack(likeliest), drawn.placement])
+        likeliest = rollout.greedy_placements(entry.problem, tables)
+        placements = jnp.concatenate([likeliest, drawn.placement])
         makespan_s = simulate_instance(
             entry.problem.instance, placements, links=links
         ).makespan_s
