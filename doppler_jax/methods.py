@@ -1,5 +1,6 @@
 """The registry of placement methods, all with one interface."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -18,7 +19,6 @@ from doppler_jax.baselines.m_etf import m_etf
 from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import random_placements, round_robin, single
-from doppler_jax.baselines.starts import listed_starts
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.learned import policy_candidates
@@ -69,6 +69,21 @@ def policy_of(method: str) -> str | None:
 def default_policy(method: str) -> Policy | None:
     """Returns the policy that a method uses if none is given, None if it does without."""
     return load_base_policy() if method == "doppler+search" else None
+
+
+def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
+    """Returns the placements `[S, N]` of list schedulers that searches start from.
+
+    Where memory `is_tight`, those come first that mind it or are made to fit.
+    """
+    costs = as_transfers(costs)
+    placements = np.stack([critical_path(graph, costs), heft(graph, costs)]).astype(np.int64)
+    if is_tight:
+        placements = np.concatenate([fit_some(graph, costs, placements), placements])
+        # Where m-ETF gives up a search may still find a placement that fits.
+        with contextlib.suppress(ValueError):
+            placements = np.concatenate([m_etf(graph, costs)[None], placements])
+    return placements
 
 
 def _listed(rule: Callable[[TaskGraph, Costs], np.ndarray]) -> Method:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from doppler_jax import learned, learned_methods, methods
-from doppler_jax.baselines import starts
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
@@ -360,7 +359,7 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
     refused = mock.Mock(side_effect=ValueError)
-    monkeypatch.setattr(starts, "m_etf", refused)
+    monkeypatch.setattr(methods, "m_etf", refused)
     search = mock.Mock(wraps=methods.run_search)
     monkeypatch.setattr(methods, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)

@@ -6,7 +6,6 @@ from collections.abc import Container, Sequence
 import chex
 import numpy as np
 
-from doppler_jax.baselines.starts import listed_starts
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.budget import Budget, CurveRecorder
@@ -35,7 +34,7 @@ def propose(
       graph: the task graph.
       costs: as re-fitted to `traces`.
       traces: what was measured so far.
-      starts: `[S, N]` placements to start from, beside those of list schedulers.
+      starts: `[S, N]` placements to start from.
       known: placements, as int64 bytes, that are not to be proposed.
       key: of the search; it is consumed.
       count: placements to return, at most.
@@ -46,14 +45,11 @@ def propose(
         free = np.zeros_like(np.asarray(costs.latency_s, np.float64))
         costs = dataclasses.replace(costs, latency_s=free, seconds_per_byte=free)
     objective = Objective(links=links)
-    problem = make_search_problem(graph, costs, objective, key)
-    # Where costs turn out to be others than believed, the best may be far from all starts.
-    listed = listed_starts(graph, costs, problem.memory is not None)
     found = run_search(
         Annealing(chains=count, hot=0.02),
         objective,
-        problem,
-        np.concatenate([np.asarray(starts, np.int64), listed]),
+        make_search_problem(graph, costs, objective, key),
+        np.asarray(starts, np.int64),
         key,
         Budget(evaluations=evaluations),
         CurveRecorder(),
