@@ -97,7 +97,7 @@ class OnlineFunction:
         self._sharded, self._costs, self._backend = sharded, costs, backend
         self._max_slowdown = max_slowdown
         self._incumbent = self.step = self._load(self.placement)
-        self._known = {self.placement.tobytes()}
+        self._tried = [self.placement]
         self._traces: deque[Schedule] = deque(maxlen=_TRACES)
         self._recent_s: deque[float] = deque(maxlen=_PAIRS)
         self._trial: _Trial | None = None
@@ -182,8 +182,8 @@ class OnlineFunction:
                     graph,
                     refit_costs(self._sharded, self._costs, traces),
                     traces,
-                    self.placement[None],
-                    self._known,
+                    np.stack([self.placement, *self._tried]),
+                    {placement.tobytes() for placement in self._tried},
                     jax.random.key(seed),
                     count=_PROPOSALS,
                     evaluations=_EVALUATIONS,
@@ -192,7 +192,7 @@ class OnlineFunction:
             )
         while self._waiting:
             placement = self._waiting.popleft()
-            self._known.add(placement.tobytes())
+            self._tried.append(placement)
             # A placement for which a device cannot compile its kernels is none.
             with contextlib.suppress(TaskError):
                 return _Trial(self._load(placement), placement)

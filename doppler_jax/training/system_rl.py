@@ -51,7 +51,7 @@ class SystemConfig(Descent):
     pairs: int = 3  # runs of each, and as many of the incumbent
     confirm_pairs: int = 9  # runs of the update's best, before it becomes the incumbent
     final_pairs: int = 15  # runs of the last incumbent against the first, at the end
-    proposal_evaluations: int = 20_000  # placements simulated per search
+    proposal_evaluations: int = 50_000  # placements simulated per search
     links: Literal["parallel", "serial", "engine"] = "serial"  # in the search's simulator
     num_elites: int = 4
 
@@ -115,7 +115,7 @@ def system_update(
             system.graph,
             costs,
             traces,
-            np.concatenate([worth_s.incumbent[None], samples]),
+            np.concatenate([worth_s.incumbent[None], samples, worth_s.measured()]),
             worth_s.known,
             search_key,
             count=config.proposals,
@@ -150,6 +150,11 @@ class _Worth:
         # A later measurement of a placement is its confirmation.
         self.known = {np.array(m.candidate, np.int64).tobytes(): m.worth_s for m in before}
         self.known[self.incumbent.tobytes()] = self.incumbent_s
+
+    def measured(self) -> np.ndarray:
+        """Returns all placements `[K, N]` that were measured, the shortest first."""
+        ordered = sorted(self.known, key=self.known.__getitem__)
+        return np.stack([np.frombuffer(placement, np.int64) for placement in ordered])
 
     def measure(self, placement: np.ndarray) -> None:
         """Measures a placement, unless it is known."""
