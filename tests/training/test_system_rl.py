@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.training import system_rl
+from doppler_jax.training import proposals, system_rl
 from doppler_jax.training.paired import MeasurementLog, Paired
 from doppler_jax.training.system_rl import (
     System,
@@ -163,6 +164,49 @@ def test_searches_take_moving_for_free_until_a_run_moved_something(tmp_path, tau
     state = set_incumbent(state, system, np.zeros(7, int))
     state, _ = system_update(state, system)
     assert float(state.best_makespan_s) < 5
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """Records the searches for proposals."""
+    spied = mock.Mock(wraps=proposals.run_search)
+    monkeypatch.setattr(proposals, "run_search", spied)
+    return spied
+
+
+def test_searches_start_from_all_that_was_measured(tmp_path, taught_nothing, searches):
+    system, state = start(tmp_path / "log", exact, FEW)
+    state, _ = system_update(set_incumbent(state, system, POOR), system)
+    incumbent = placement_of(state)
+    system_update(state, system)
+    starts = searches.call_args.args[3]
+    np.testing.assert_array_equal(starts[0], incumbent)
+    measured = {m.candidate for m in system.log.before(1)}
+    assert len(measured) > 2
+    assert {tuple(placement) for placement in starts.tolist()} >= measured
+
+
+def test_proposals_simulate_better_than_the_incumbent(searches):
+    graph, costs, _ = chains_case()
+
+    def propose(starts, known=()):
+        return proposals.propose(
+            graph, costs, [simulated(POOR)], starts, known, jax.random.key(0),
+            count=4, evaluations=64, links="parallel",
+        )  # fmt: skip
+
+    incumbent, found_s = POOR, []
+    while found := propose(np.tile(incumbent, (100, 1))):
+        incumbent_s = makespan_s(simulated(incumbent))
+        assert all(makespan_s(simulated(p)) < incumbent_s for p in found)
+        assert len(searches.call_args.args[3]) == 8  # an eighth of the evaluations
+        incumbent = found[0]
+        found_s.append(makespan_s(simulated(incumbent)))
+    assert found_s
+    first = propose(POOR[None])
+    assert first[0].tobytes() not in {
+        p.tobytes() for p in propose(POOR[None], {first[0].tobytes()})
+    }
 
 
 def test_one_lucky_measurement_does_not_displace_the_incumbent(tmp_path):
