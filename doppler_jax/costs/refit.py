@@ -16,7 +16,7 @@ Refit = Callable[[Sequence[Schedule]], Costs]
 """Gives the costs that executions of some program show."""
 
 _FEWEST_AMOUNTS = 4
-"""Different numbers of transfers from which on they tell what handling one takes."""
+"""Different numbers of a device's transfers from which on they tell what handling one takes."""
 
 _LEAST_S = 1e-9
 """Shorter times are not told from 0."""
@@ -49,25 +49,39 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
     )
 
 
+def shows_handling(traces: Sequence[Schedule], device: int) -> bool:
+    """Returns whether executions tell what a device spends on a transfer.
+
+    They do if it had enough different numbers of them.
+    """
+    return len({len(_handled(trace, device)) for trace in traces}) >= _FEWEST_AMOUNTS
+
+
+def _handled(trace: Schedule, device: int) -> np.ndarray:
+    """Returns the tensor of each transfer that a device sent or received."""
+    tensor = np.asarray(trace.transfer_tensor)
+    ends = (trace.transfer_source == device) | (trace.transfer_destination == device)
+    return tensor[ends & (tensor >= 0)]
+
+
 def _refit_handling(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule]) -> Costs:
     """Returns the costs with `handling_s` as it shows between the tasks of each device."""
     if costs.handling_s is None or costs.handling_s_per_byte is None:
         return costs
     handling = np.array([costs.handling_s, costs.handling_s_per_byte], np.float64)
     for d in range(costs.num_devices):
+        if not shows_handling(traces, d):
+            continue
         rows, delay_s = [], []
         for trace in traces:
             here = np.asarray(trace.placement) == d
-            tensor = np.asarray(trace.transfer_tensor)
-            ends = (trace.transfer_source == d) | (trace.transfer_destination == d)
-            moved = tensor[ends & (tensor >= 0)]
+            moved = _handled(trace, d)
             rows.append([here.sum(), len(moved), sharded.graph.tensor_bytes[moved].sum()])
             delay_s.append(delays_s(sharded, trace)[here].sum())
         amounts = np.array(rows, np.float64)
-        if len(np.unique(amounts[:, 1])) >= _FEWEST_AMOUNTS:
-            scale = np.maximum(amounts.max(axis=0), 1.0)
-            found, _ = nnls(amounts / scale, np.maximum(delay_s, 0.0))
-            handling[:, d] = (found / scale)[1:]
+        scale = np.maximum(amounts.max(axis=0), 1.0)
+        found, _ = nnls(amounts / scale, np.maximum(delay_s, 0.0))
+        handling[:, d] = (found / scale)[1:]
     return dataclasses.replace(costs, handling_s=handling[0], handling_s_per_byte=handling[1])
 
 

@@ -7,6 +7,7 @@ from itertools import takewhile
 import chex
 import numpy as np
 
+from doppler_jax.costs.refit import shows_handling
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
@@ -29,8 +30,8 @@ def propose(
     """Returns placements `[N]`, best first, that simulate better than the first start.
 
     The search is an evolution from all that was measured: its crossover joins what different
-    placements have right. While no measured run has moved a tensor, moving is taken to be free:
-    the search then proposes placements that do, and their runs tell what it costs.
+    placements have right. What no measured run tells of moving tensors is taken to be free: the
+    search then proposes placements that move some, and their runs tell what it costs.
 
     Args:
       graph: the task graph.
@@ -44,9 +45,7 @@ def propose(
       evaluations: placements to simulate.
       links: how the simulator treats them.
     """
-    if not any(len(trace.transfer_tensor) for trace in traces):
-        free = np.zeros_like(np.asarray(costs.latency_s, np.float64))
-        costs = dataclasses.replace(costs, latency_s=free, seconds_per_byte=free)
+    costs = _with_unknowns_free(costs, traces)
     objective = Objective(links=links)
     starts = np.asarray(starts, np.int64)[: max(1, evaluations // 8)]
     found = run_search(
@@ -61,3 +60,22 @@ def propose(
     )
     better = takewhile(lambda p: not np.array_equal(p, starts[0]), found.placements)
     return [p for p in better if p.tobytes() not in known][:count]
+
+
+def _with_unknowns_free(costs: Costs, traces: Sequence[Schedule]) -> Costs:
+    """Returns the costs without what runs that move more would tell.
+
+    That is the links' while nothing was moved, and what a device spends on transfers itself
+    while its numbers of them were too much alike.
+    """
+    if not any(len(trace.transfer_tensor) for trace in traces):
+        free = np.zeros_like(np.asarray(costs.latency_s, np.float64))
+        costs = dataclasses.replace(costs, latency_s=free, seconds_per_byte=free)
+    if costs.handling_s is None or costs.handling_s_per_byte is None:
+        return costs
+    known = np.array([shows_handling(traces, d) for d in range(costs.num_devices)])
+    return dataclasses.replace(
+        costs,
+        handling_s=np.where(known, costs.handling_s, 0.0),
+        handling_s_per_byte=np.where(known, costs.handling_s_per_byte, 0.0),
+    )

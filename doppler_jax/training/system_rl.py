@@ -49,7 +49,7 @@ class SystemConfig(Descent):
     batch: int = 8  # episodes sampled per update
     proposals: int = 4  # placements found by search per update
     pairs: int = 3  # runs of each, and as many of the incumbent
-    confirm_pairs: int = 9  # runs of the update's best, before it becomes the incumbent
+    confirm_pairs: int = 15  # runs of the update's best, before it becomes the incumbent
     final_pairs: int = 15  # runs of the last incumbent against the first, at the end
     proposal_evaluations: int = 50_000  # placements simulated per search
     links: Literal["parallel", "serial", "engine"] = "serial"  # in the search's simulator

@@ -209,6 +209,36 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
     }
 
 
+def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches):
+    """All that was measured moved as much, so nothing says that it is not as dear as believed."""
+    graph, costs, _ = chains_case()
+    num_devices = costs.num_devices
+    believed = costs.replace(
+        handling_s=np.full(num_devices, 9.0), handling_s_per_byte=np.zeros(num_devices)
+    )
+
+    def handling_s(placements):
+        found = proposals.propose(
+            graph, believed, list(map(simulated, placements)), placements, (),
+            jax.random.key(0), count=1, evaluations=64, links="parallel",
+        )  # fmt: skip
+        assert found
+        return np.asarray(searches.call_args.args[2].instance.handling_s)
+
+    alike = np.tile(POOR, (6, 1))
+    np.testing.assert_array_equal(handling_s(alike), np.zeros(num_devices))
+    apart = np.array([[0, 0, 0, 0, 0, d, d] for d in range(2)])
+    varied = np.concatenate([alike[:1], apart, [[0, 1, 0, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0, 0]]])
+    counts = [
+        {int(((t.transfer_source == d) | (t.transfer_destination == d)).sum())
+         for t in map(simulated, varied)}
+        for d in range(num_devices)
+    ]  # fmt: skip
+    known = np.array([len(count) >= 4 for count in counts])
+    assert known.any()
+    np.testing.assert_array_equal(handling_s(varied), np.where(known, 9.0, 0.0))
+
+
 def test_one_lucky_measurement_does_not_displace_the_incumbent(tmp_path):
     """All others are slower, but seem faster when they are measured first."""
     seen = set()
