@@ -210,7 +210,7 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
 
 
 def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches):
-    """All that was measured moved as much, so nothing says that it is not as dear as believed."""
+    """All that was measured moved as much, so nothing says that it is as dear as believed."""
     graph, costs, _ = chains_case()
     num_devices = costs.num_devices
     believed = costs.replace(
