@@ -195,18 +195,17 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
             count=4, evaluations=64, links="parallel",
         )  # fmt: skip
 
-    incumbent, found_s = POOR, []
+    incumbent = POOR
     while found := propose(np.tile(incumbent, (100, 1))):
         incumbent_s = makespan_s(simulated(incumbent))
         assert all(makespan_s(simulated(p)) < incumbent_s for p in found)
         assert len(searches.call_args.args[3]) == 8  # an eighth of the evaluations
         incumbent = found[0]
-        found_s.append(makespan_s(simulated(incumbent)))
-    assert found_s
-    first = propose(POOR[None])
-    assert first[0].tobytes() not in {
-        p.tobytes() for p in propose(POOR[None], {first[0].tobytes()})
-    }
+    assert makespan_s(simulated(incumbent)) < makespan_s(simulated(POOR))
+    known = {p.tobytes() for p in propose(POOR[None])}
+    again = {p.tobytes() for p in propose(POOR[None], known)}
+    assert again
+    assert not again & known
 
 
 def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches):
