@@ -8,9 +8,13 @@ import jax
 import numpy as np
 
 import kernels
+from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.types import Schedule
 from experiments.engine_programs import Program, independent_tasks, load_workload, relay
 from experiments.machine import BackendName, Machine, in_turns, makespan_s, seconds_of
+from kernels.blocks import Residents
+from kernels.ops import ExecutableKey
+from kernels.plan import make_plan
 from kernels.profile import Profile
 
 MODES: dict[BackendName, tuple[str, ...]] = {
@@ -111,7 +115,7 @@ def idle_cell(
     Returns:
       Over all placements and rounds: the dispatch gaps' median and 99th percentile, the mean
       and largest share of the devices' time that they idled though a task was ready, and the
-      median makespan.
+      median makespan. `bare_gap_s` is the median gap of a loop that does without an engine.
     """
     program = load_workload(workload, machine.num_devices, small=True)
     num_tasks = program[0].graph.num_tasks
@@ -127,6 +131,7 @@ def idle_cell(
         "num_tasks": num_tasks,
         "gap_median_s": float(np.median(gaps)),
         "gap_p99_s": float(np.quantile(gaps, 0.99)),
+        "bare_gap_s": float(np.median(_bare_gaps(machine, program, rounds))),
         "idle_share_mean": float(np.mean(shares)),
         "idle_share_max": float(np.max(shares)),
         "makespan_s": float(np.median(makespans)),
@@ -144,6 +149,44 @@ def _profiles(
         step(*args)
         found.append(step.profile())
     return found
+
+
+def _bare_gaps(machine: Machine, program: Program, rounds: int) -> list[float]:
+    """Returns the seconds between two tasks of a plain loop over all tasks on one device.
+
+    It only stamps, looks up operands, keeps results and drops what was read for the last
+    time: what a device must do between tasks in Python if it serves nobody else.
+    """
+    sharded, args = program
+    devices = machine.devices("local")[:1]
+    plan = make_plan(sharded, np.zeros(sharded.graph.num_tasks, np.int64), None)
+    executables = kernels.Executables()
+    keys = [ExecutableKey(kernel, devices[0], ()) for kernel in sharded.kernels]
+    executables.prepare(keys)
+    tasks = [
+        (executables[keys[v]], plan.operands[v], plan.results[v], set(plan.operands[v]))
+        for v in plan.order
+    ]
+    values = flatten_args(sharded, args, {})
+    residents, gaps = Residents(sharded, devices), []
+    for _ in range(rounds):
+        slots, reads_left = residents.lay(plan, values), list(plan.num_reads)
+        finish_s = None
+        for task, operands, made, read in tasks:
+            taken = [slots[s] for s in operands]
+            start_s = time.perf_counter()
+            if finish_s is not None:
+                gaps.append(start_s - finish_s)
+            results = jax.block_until_ready(task(*taken))
+            finish_s = time.perf_counter()
+            for slot, result in zip(made, results, strict=True):
+                slots[slot] = result
+            del taken, results
+            for slot in read:
+                reads_left[slot] -= 1
+                if not reads_left[slot]:
+                    slots[slot] = None
+    return gaps
 
 
 def _period_s(trace: Schedule) -> float:

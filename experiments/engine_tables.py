@@ -65,6 +65,7 @@ def idle_table(found: dict[tuple[str, str], Record], num_placements: int) -> str
             format_seconds(record["gap_median_s"], 3),
             format_seconds(record["gap_p99_s"], 3),
             f"{record['gap_p99_s'] / record['gap_median_s']:.1f}",
+            format_seconds(record["bare_gap_s"], 3),
             f"{record['idle_share_mean']:.2%}",
             f"{record['idle_share_max']:.2%}",
         )
@@ -78,13 +79,14 @@ def idle_table(found: dict[tuple[str, str], Record], num_placements: int) -> str
         "gap, median",
         "99th percentile",
         "over median",
+        "bare loop, median",
         "idle, mean",
         "idle, largest",
     )
     title = (
         f"Idle with a ready task, {num_placements} random placements, mode "
         "`work_conserving`. A gap is the wait before a task; idle is the sum of the gaps over "
-        "the devices' time.\n\n"
+        "the devices' time. A bare loop has one device, and no engine.\n\n"
     )
     return title + format_table(columns, rows)
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,8 +26,19 @@ _WAKE_S = 1e-3  # from the last arrival on that the next one is waited for awake
 _LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
 
 
+class _Step(NamedTuple):
+    """One of this device's tasks, so that between two of them nothing is looked up twice."""
+
+    kernel: Any
+    operands: tuple[int, ...]  # slots
+    results: tuple[int, ...]  # slots
+    reads: tuple[int, ...]  # slots, each once
+    readers: tuple[int, ...]  # on this device, once per tensor that is read
+    transfers: tuple[int, ...]  # of what it makes
+
+
 class DeviceRun:
-    """State of one call; what the threads share is guarded by `_changed`."""
+    """State of one call; what the threads share is guarded by `_lock`."""
 
     def __init__(
         self,
@@ -45,11 +56,21 @@ class DeviceRun:
         self._device = device
         self._mesh = mesh
         self._mine = [v for v, d in enumerate(plan.placement) if d == device]
-        self._calls = {v: executables[shipment.digests[v]] for v in self._mine}
-        self._reads = {v: tuple(set(plan.operands[v])) for v in self._mine}
+        self._steps = {
+            v: _Step(
+                executables[shipment.digests[v]],
+                plan.operands[v],
+                plan.results[v],
+                tuple(set(plan.operands[v])),
+                plan.local_readers[v],
+                plan.task_transfers[v],
+            )
+            for v in self._mine
+        }
         self._slots = dict(laid)
         self._laid = frozenset(laid)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
+        self._changed = threading.Condition(self._lock)
         self._inputs_left = {v: plan.num_inputs[v] for v in self._mine}
         self._reads_left = list(plan.num_reads)
         self._ready: list[tuple[float, int]] = []
@@ -89,7 +110,7 @@ class DeviceRun:
 
     def stop(self) -> int | None:
         """Ends the call after what it is at; returns the task that is running."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify_all()
             return self._running
@@ -97,7 +118,7 @@ class DeviceRun:
     def fail(self, kind: str, what: int, error: BaseException) -> None:
         """Ends the call for a failure; the first one counts."""
         reason = f"{type(error).__name__}: {error}"
-        with self._changed:
+        with self._lock:
             if not self._stopped:
                 self._failure = Failure(kind, what, time.perf_counter(), reason)
         self.stop()
@@ -111,7 +132,7 @@ class DeviceRun:
     def arrived(self, item: int, start_s: float, body: np.ndarray) -> None:
         """Takes a tensor (its transfer's number) or a signal (below 0) from another device."""
         if item < 0:
-            with self._changed:
+            with self._lock:
                 self._signals[item] += 1
                 self._changed.notify_all()
             return
@@ -121,7 +142,7 @@ class DeviceRun:
         except BaseException as error:
             self.fail("transfer", item, error)
             return
-        with self._changed:
+        with self._lock:
             finish_s = time.perf_counter()
             self._received.append((item, start_s, finish_s))
             self._slots[transfer.slot] = array
@@ -134,7 +155,8 @@ class DeviceRun:
             ready = self._wait(self._next_ready)
             if ready is None or not self._run_task(ready[1]):
                 return
-            self._start_transfers(self._plan.task_transfers[ready[1]])
+            if transfers := self._steps[ready[1]].transfers:
+                self._start_transfers(transfers)
 
     def _next_ready(self) -> tuple[float, int] | None:
         """Takes the next of the ready tasks, if there is any: rank and task."""
@@ -177,17 +199,15 @@ class DeviceRun:
         """
         last_s = began_s = time.perf_counter()
         while True:
-            has_moved = self._mesh.poll()
-            now_s = time.perf_counter()
-            if has_moved:
-                self._handled.append((began_s, now_s))
-                last_s = now_s
-            with self._changed:
+            if self._mesh.poll():
+                last_s = time.perf_counter()
+                self._handled.append((began_s, last_s))
+            with self._lock:
                 if self._stopped:
                     return None
                 if found := done():
                     return found
-                idle_s = now_s - last_s
+                idle_s = time.perf_counter() - last_s
                 if not self._mesh.has_rings:
                     self._changed.wait()  # threads deliver
                 elif idle_s > _WAKE_S:
@@ -197,14 +217,15 @@ class DeviceRun:
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
-        with self._changed:  # who stops the call is told what runs
+        step, slots = self._steps[v], self._slots
+        with self._lock:  # who stops the call is told what runs
             if self._stopped:
                 return False
             self._running = v
-        operands = [self._slots[s] for s in self._plan.operands[v]]
+        operands = [slots[s] for s in step.operands]
         try:
             start_s = time.perf_counter()
-            results = jax.block_until_ready(self._calls[v](*operands))
+            results = jax.block_until_ready(step.kernel(*operands))
             finish_s = time.perf_counter()
             if self._shipment.check_nan:
                 refuse_nan(results)
@@ -212,14 +233,14 @@ class DeviceRun:
             self.fail("task", v, error)
             return False
         del operands
-        with self._changed:
+        with self._lock:
             self._tasks.append((v, start_s, finish_s))
-            for slot, result in zip(self._plan.results[v], results, strict=True):
+            for slot, result in zip(step.results, results, strict=True):
                 if self._reads_left[slot]:
-                    self._slots[slot] = result
+                    slots[slot] = result
             del results
-            self._drop_reads(self._reads[v])
-            self._release(self._plan.local_readers[v], finish_s)
+            self._drop_reads(step.reads)
+            self._release(step.readers, finish_s)
             self._running = None
         return True
 
@@ -230,7 +251,7 @@ class DeviceRun:
         began_s = time.perf_counter()
         for k in mine:
             transfer = self._plan.transfers[k]
-            with self._changed:
+            with self._lock:
                 self._num_unsent += 1
             packet = Packet(
                 self.call,
@@ -244,7 +265,7 @@ class DeviceRun:
             self._handled.append((began_s, time.perf_counter()))
 
     def _open(self, slot: int) -> tuple[float, np.ndarray] | None:
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 return None
             array = self._slots[slot]
@@ -252,7 +273,7 @@ class DeviceRun:
         return start_s, to_bytes(array)
 
     def _sent(self, slot: int) -> None:
-        with self._changed:
+        with self._lock:
             self._num_unsent -= 1
             if not self._stopped:
                 self._drop_reads([slot])

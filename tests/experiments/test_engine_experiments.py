@@ -98,6 +98,7 @@ def test_idle_time_is_of_random_placements(machine):
     cell = engine_overhead.idle_cell(machine, "local", "chainmm", 2, rounds=1, seed=0)
     assert 0 < cell["gap_median_s"] <= cell["gap_p99_s"] < cell["makespan_s"]
     assert 0 < cell["idle_share_mean"] <= cell["idle_share_max"] < 1
+    assert 0 < cell["bare_gap_s"] < cell["makespan_s"]
     assert "| local | chainmm |" in engine_tables.idle_table({("local", "chainmm"): cell}, 2)
 
 
@@ -176,7 +177,8 @@ def test_parts_are_kept_and_measured_again_when_asked(tmp_path, monkeypatch, cap
 
     def cell(machine, backend, workload, num_placements, rounds, seed):
         calls.append((backend, workload, num_placements, rounds))
-        names = ("gap_median_s", "gap_p99_s", "idle_share_mean", "idle_share_max", "makespan_s")
+        gaps = ("gap_median_s", "gap_p99_s", "bare_gap_s")
+        names = (*gaps, "idle_share_mean", "idle_share_max", "makespan_s")
         return {"num_tasks": 3, **dict.fromkeys(names, 0.25)}
 
     monkeypatch.setattr(engine_overhead, "idle_cell", cell)
@@ -190,7 +192,10 @@ def test_parts_are_kept_and_measured_again_when_asked(tmp_path, monkeypatch, cap
     result = json.loads((tmp_path / "engine" / "engine.json").read_text())
     assert result["results"]["idle"]["local-chainmm"]["num_tasks"] == 3
     text = (tmp_path / "engine" / "engine.md").read_text()
-    assert "| local | chainmm | 3 | 250 ms | 250 ms | 250 ms | 1.0 | 25.00% | 25.00% |" in text
+    assert (
+        "| local | chainmm | 3 | 250 ms | 250 ms | 250 ms | 1.0 | 250 ms | 25.00% | 25.00% |"
+        in text
+    )
     assert text.startswith(capsys.readouterr().out.split("\nIdle")[0][:20])
 
 
