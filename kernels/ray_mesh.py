@@ -123,7 +123,7 @@ class Mesh:
         while True:
             packet = queue.get()
             try:
-                opened = packet.open()
+                opened = packet.sender.open(packet.item)
                 if opened is not None:
                     start_s, body = opened
                     header = HEADER.pack(packet.call, packet.item, start_s, body.size)
@@ -132,9 +132,9 @@ class Mesh:
                     else:
                         connection.sendall(header)
                         connection.sendall(body.data)
-                    packet.sent()
+                    packet.sender.sent(packet.item)
             except BaseException as error:
-                packet.failed(error)
+                packet.sender.failed(packet.item, error)
             del packet  # else a waiting sender would keep the tensor
 
     def _receive(self, peer: int, connection: socket.socket) -> None:

@@ -1,9 +1,7 @@
 """What goes from one device process to another: tensors and signals, each with a header."""
 
-import dataclasses
 import struct
-from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,15 +9,25 @@ HEADER = struct.Struct("!qqdq")
 """Call, item, start in seconds, bytes that follow."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Packet:
-    """Something to be sent, made ready and accounted for by the thread that sends it."""
+class Sender(Protocol):
+    """Who has items to send; called by the thread that sends them."""
+
+    def open(self, item: int) -> tuple[float, np.ndarray] | None:
+        """Returns an item's start in seconds and its body, uint8; None if it is not wanted."""
+
+    def sent(self, item: int) -> None:
+        """Tells that an item has left."""
+
+    def failed(self, item: int, error: BaseException) -> None:
+        """Tells that an item cannot be opened or sent."""
+
+
+class Packet(NamedTuple):
+    """Something to be sent."""
 
     call: int
     item: int
-    open: Callable[[], tuple[float, np.ndarray] | None]  # start, uint8 body; None: not wanted
-    sent: Callable[[], None]
-    failed: Callable[[BaseException], None]  # it cannot be opened or sent
+    sender: Sender
 
 
 class Inbox(Protocol):

@@ -67,10 +67,11 @@ class DeviceRun:
             )
             for v in self._mine
         }
-        self._slots = dict(laid)
+        self._slots: dict[int, jax.Array | np.ndarray] = {**laid}
         self._laid = frozenset(laid)
         self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
         self._changed = threading.Condition(self._lock)
+        self._is_asleep = False
         self._inputs_left = {v: plan.num_inputs[v] for v in self._mine}
         self._reads_left = list(plan.num_reads)
         self._ready: list[tuple[float, int]] = []
@@ -112,7 +113,7 @@ class DeviceRun:
         """Ends the call after what it is at; returns the task that is running."""
         with self._lock:
             self._stopped = True
-            self._changed.notify_all()
+            self._tell()
             return self._running
 
     def fail(self, kind: str, what: int, error: BaseException) -> None:
@@ -134,11 +135,11 @@ class DeviceRun:
         if item < 0:
             with self._lock:
                 self._signals[item] += 1
-                self._changed.notify_all()
+                self._tell()
             return
         transfer = self._plan.transfers[item]
         try:
-            array = jax.block_until_ready(from_bytes(body, self._shipment.avals[transfer.slot]))
+            array = from_bytes(body, self._shipment.avals[transfer.slot])
         except BaseException as error:
             self.fail("transfer", item, error)
             return
@@ -147,7 +148,7 @@ class DeviceRun:
             self._received.append((item, start_s, finish_s))
             self._slots[transfer.slot] = array
             self._release(transfer.readers, finish_s)
-            self._changed.notify_all()
+            self._tell()
 
     def _work_conserving(self) -> None:
         self._start_transfers(self._plan.initial_transfers)
@@ -186,10 +187,9 @@ class DeviceRun:
 
     def _barrier(self, number: int) -> None:
         """Waits until every device has come to barrier `number`."""
-        signal = Packet(self.call, ~number, _open_signal, lambda: None, lambda error: None)
         peers = [peer for d, peer in enumerate(self._shipment.peers) if d != self._device]
         for peer in peers:
-            self._mesh.send(peer, signal)
+            self._mesh.send(peer, Packet(self.call, ~number, self))
         self._wait(lambda: self._signals[~number] == len(peers))
 
     def _wait(self, done: Callable[[], Any]) -> Any:
@@ -209,11 +209,22 @@ class DeviceRun:
                     return found
                 idle_s = time.perf_counter() - last_s
                 if not self._mesh.has_rings:
-                    self._changed.wait()  # threads deliver
+                    self._sleep(None)  # threads deliver
                 elif idle_s > _WAKE_S:
-                    self._changed.wait(min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1]))
+                    self._sleep(min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1]))
             time.sleep(0)  # for whom else this core serves
             began_s = time.perf_counter()
+
+    def _sleep(self, most_s: float | None) -> None:
+        """Waits to be told of a change; `_lock` is held, and free meanwhile."""
+        self._is_asleep = True
+        self._changed.wait(most_s)
+        self._is_asleep = False
+
+    def _tell(self) -> None:
+        """Wakes the thread that computes, where it is not the one that calls this."""
+        if self._is_asleep:
+            self._changed.notify_all()
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
@@ -249,35 +260,39 @@ class DeviceRun:
         if not mine:
             return
         began_s = time.perf_counter()
+        with self._lock:
+            self._num_unsent += len(mine)
         for k in mine:
-            transfer = self._plan.transfers[k]
-            with self._lock:
-                self._num_unsent += 1
-            packet = Packet(
-                self.call,
-                k,
-                functools.partial(self._open, transfer.source_slot),
-                functools.partial(self._sent, transfer.source_slot),
-                functools.partial(self.fail, "transfer", k),
-            )
-            self._mesh.send(self._shipment.peers[transfer.destination], packet)
+            peer = self._shipment.peers[self._plan.transfers[k].destination]
+            self._mesh.send(peer, Packet(self.call, k, self))
         if self._mesh.has_rings:
             self._handled.append((began_s, time.perf_counter()))
 
-    def _open(self, slot: int) -> tuple[float, np.ndarray] | None:
+    def open(self, item: int) -> tuple[float, np.ndarray] | None:
+        """Part of `Sender`; the items are those of `arrived`."""
+        if item < 0:
+            return time.perf_counter(), np.empty(0, np.uint8)
         with self._lock:
             if self._stopped:
                 return None
-            array = self._slots[slot]
+            array = self._slots[self._plan.transfers[item].source_slot]
             start_s = time.perf_counter()
         return start_s, to_bytes(array)
 
-    def _sent(self, slot: int) -> None:
+    def sent(self, item: int) -> None:
+        """Part of `Sender`."""
+        if item < 0:
+            return
         with self._lock:
             self._num_unsent -= 1
             if not self._stopped:
-                self._drop_reads([slot])
-            self._changed.notify_all()
+                self._drop_reads((self._plan.transfers[item].source_slot,))
+            self._tell()
+
+    def failed(self, item: int, error: BaseException) -> None:
+        """Part of `Sender`."""
+        if item >= 0:
+            self.fail("transfer", item, error)
 
     def _release(self, readers: Iterable[int], now_s: float) -> None:
         for v in readers:
@@ -294,10 +309,6 @@ class DeviceRun:
             self._reads_left[slot] = left = self._reads_left[slot] - 1
             if not left and slot not in self._laid:
                 del self._slots[slot]
-
-
-def _open_signal() -> tuple[float, np.ndarray]:
-    return time.perf_counter(), np.empty(0, np.uint8)
 
 
 def _allocator_peak_bytes() -> int | None:

@@ -21,7 +21,7 @@ class Outlet:
         self._ring = ring
         self._waiting: deque[Packet] = deque()
         self._open: Packet | None = None
-        self._left: deque[np.ndarray] = deque()  # of the open packet
+        self._left: deque[memoryview] = deque()  # of the open packet
 
     def send(self, packet: Packet) -> None:
         """Takes a packet, and sends what there is room for."""
@@ -38,13 +38,13 @@ class Outlet:
                 piece = self._left[0]
                 count = self._ring.write(piece)
                 has_moved |= count > 0
-                if count < piece.size:
+                if count < len(piece):
                     self._left[0] = piece[count:]
                     return has_moved
                 self._left.popleft()
             packet, self._open = self._open, None
             assert packet is not None
-            packet.sent()
+            packet.sender.sent(packet.item)
         return has_moved
 
     def _open_next(self) -> bool:
@@ -52,15 +52,15 @@ class Outlet:
         while self._waiting:
             packet = self._waiting.popleft()
             try:
-                opened = packet.open()
+                opened = packet.sender.open(packet.item)
             except BaseException as error:
-                packet.failed(error)
+                packet.sender.failed(packet.item, error)
                 continue
             if opened is not None:
                 start_s, body = opened
                 header = HEADER.pack(packet.call, packet.item, start_s, body.size)
                 self._open = packet
-                self._left.extend((np.frombuffer(header, np.uint8), body))
+                self._left.extend((memoryview(header), body.data))
                 return True
         return False
 
@@ -70,8 +70,9 @@ class Inlet:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._begin(HEADER.size)
-        self._header: tuple[int, int, float, int] | None = None
+        self._header_room = memoryview(bytearray(HEADER.size))
+        self._begun: tuple[int, int, float, np.ndarray] | None = None  # its header was read
+        self._room, self._filled = self._header_room, 0
 
     def receive(self) -> tuple[int, int, float, np.ndarray] | None:
         """Returns call, item, start and body of the next packet, or None if it is not whole."""
@@ -79,17 +80,13 @@ class Inlet:
             return None
         while True:
             self._filled += self._ring.read(self._room[self._filled :])
-            if self._filled < self._room.size:
+            if self._filled < len(self._room):
                 return None
-            if self._header is None:
-                self._header = HEADER.unpack(self._room.data)
-                self._begin(self._header[-1])
+            self._filled = 0
+            if self._begun is None:
+                call, item, start_s, num_bytes = HEADER.unpack(self._room)
+                body = aligned_bytes(num_bytes)
+                self._begun, self._room = (call, item, start_s, body), body.data
             else:
-                (call, item, start_s, _), body = self._header, self._room
-                self._header = None
-                self._begin(HEADER.size)
-                return call, item, start_s, body
-
-    def _begin(self, num_bytes: int) -> None:
-        self._room = aligned_bytes(num_bytes)
-        self._filled = 0
+                found, self._begun, self._room = self._begun, None, self._header_room
+                return found
