@@ -29,6 +29,7 @@ from experiments.fidelity_cells import (
     choose_placements,
     measure_rounds,
     simulate_all,
+    steady_medians,
 )
 from experiments.machine import BackendName, Machine
 from experiments.problems import use_host_devices
@@ -50,7 +51,7 @@ COLUMNS = (
     "in order",
 )
 NOTE = """Makespans of placements spread evenly over what the simulator gives, against medians
-of {rounds} measured rounds. Costs as calibrated kernel by kernel, and refitted to what
+of {rounds} measured rounds, each scaled to the median round: the machine's speed drifts. Costs as calibrated kernel by kernel, and refitted to what
 {teaching} other placements, measured in the same rounds, showed of their tasks. * marks the
 links of least error.
 """
@@ -97,7 +98,7 @@ class Compared:
     @property
     def median_s(self) -> np.ndarray:
         """Measured makespans `[B]`."""
-        return np.median(self.measured_s, axis=0)
+        return steady_medians(self.measured_s)
 
     def agreement(self, costs: str) -> dict[str, Agreement]:
         """Returns how well makespans of these costs agree, by kind of link, the best first."""

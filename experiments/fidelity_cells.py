@@ -119,6 +119,16 @@ def measure_rounds(
     return np.array([cell["makespan_s"] for cell in found]), seen
 
 
+def steady_medians(measured_s: np.ndarray) -> np.ndarray:
+    """Returns the median makespan `[B]` of placements measured in rounds `[rounds, B]`.
+
+    A round in which the median placement took longer was one of a slower machine: each is
+    scaled so that its median is that of the median round.
+    """
+    round_s = np.median(measured_s, axis=1, keepdims=True)
+    return np.median(measured_s / round_s, axis=0) * float(np.median(round_s))
+
+
 def agree(simulated_s: np.ndarray, measured_s: np.ndarray) -> Agreement:
     """Returns how well simulated makespans `[B]` tell measured ones `[B]`, B >= 2."""
     a, b = np.triu_indices(len(measured_s), 1)

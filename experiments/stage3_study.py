@@ -258,7 +258,8 @@ def write(records: list[dict[str, Any]], folder: pathlib.Path) -> None:
     stated = ", ".join(f"{key} {value}" for key, value in origin.items())
     text += (
         "\nMedian ratios of paired runs, with 95% confidence intervals. Lost: time beyond "
-        "that of stage 2's placement at calibrated costs. `>`: runs that were cut short."
+        "that of stage 2's placement at calibrated costs. `>`: runs that were cut short. "
+        "Dropped: a last incumbent that was slower in the final pairs."
         f"\n\nMade by `experiments.stage3_study`: {stated}.\n"
     )
     print(text)
@@ -270,12 +271,15 @@ def table_row(record: dict[str, Any]) -> tuple[str, ...]:
     """Returns the row of one record."""
     interval = record["interval"]
     spread = "" if interval is None else f" ({interval[0]:.3f} to {interval[1]:.3f})"
+    ratio = f"{record['ratio']:.3f}{spread}"
+    if record["stage3"] == record["stage2"] and record["ratio"] != 1:
+        ratio = f"1.000; dropped {ratio}"
     row = (
         f"{record['workload']}, {record['tasks']} tasks",
         record["believed"],
         format_seconds(record["stage2_s"]),
         format_seconds(record["stage3_s"]),
-        f"{record['ratio']:.3f}{spread}",
+        ratio,
         str(record["measured_placements"]),
     )
     if "stage2_against_calibrated" not in record:

@@ -8,7 +8,7 @@ import pytest
 import doppler_jax as dj
 from experiments import fidelity_cells
 from experiments.fidelity import FidelitySettings, main
-from experiments.fidelity_cells import agree, choose_placements
+from experiments.fidelity_cells import agree, choose_placements, steady_medians
 from experiments.yardsticks.layered import layered_problem
 
 
@@ -30,6 +30,16 @@ def test_agreement_counts_wrong_pairs_among_those_that_can_be_told_apart():
     assert found.spearman == pytest.approx(0.6)
     assert found.mean_relative_error == pytest.approx((0.04 + 0.04 / 1.04 + 0.25 + 0.2) / 4)
     assert agree(simulated_s[:2], measured_s[:2]).ordered_share is None
+
+
+def test_what_placements_took_is_told_apart_from_how_fast_the_machine_was():
+    worth_s = np.array([1.0, 1.1, 1.2, 1.3, 1.4])
+    speed = np.array([[1.0], [1.7], [0.8], [1.2]])
+    noise = np.ones((4, 5))
+    noise[0, 1] = 3.0  # one run of one placement was disturbed
+    found = steady_medians(worth_s * speed * noise)
+    # The rounds' medians are 1.3 (the outlier shifts it), 2.04, 0.96 and 1.44.
+    np.testing.assert_allclose(found, worth_s / 1.2 * (1.3 + 1.44) / 2, rtol=1e-12)
 
 
 def test_placements_are_spread_over_the_makespans_that_there_are():

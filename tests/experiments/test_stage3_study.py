@@ -15,6 +15,8 @@ RECORD = {
     "workload": "ffnn",
     "tasks": 24,
     "believed": "ten times",
+    "stage2": [0, 1],
+    "stage3": [1, 0],
     "stage2_s": 0.02,
     "stage3_s": 0.015,
     "ratio": 0.75,
@@ -46,6 +48,12 @@ def test_rows_say_what_was_lost_and_won_back(stages, expected):
 
 def test_rows_of_true_costs_have_nothing_to_win_back():
     assert table_row({**RECORD, "interval": None})[4:] == ("0.750", "262", "", "", "")
+
+
+def test_rows_tell_what_was_delivered():
+    dropped = {**RECORD, "stage3": [0, 1], "ratio": 1.15, "interval": [1.1, 1.2]}
+    assert table_row(dropped)[4] == "1.000; dropped 1.150 (1.100 to 1.200)"
+    assert table_row({**dropped, "ratio": 1.0, "interval": None})[4] == "1.000"
 
 
 def test_the_study_stays_within_its_episodes(monkeypatch, capsys, tmp_path):
