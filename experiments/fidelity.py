@@ -51,9 +51,9 @@ COLUMNS = (
     "in order",
 )
 NOTE = """Makespans of placements spread evenly over what the simulator gives, against medians
-of {rounds} measured rounds, each scaled to the median round: the machine's speed drifts. Costs as calibrated kernel by kernel, and refitted to what
-{teaching} other placements, measured in the same rounds, showed of their tasks. * marks the
-links of least error.
+of {rounds} measured rounds, each scaled to the median round, since the machine's speed drifts.
+Costs as calibrated kernel by kernel, and refitted to what {teaching} other placements,
+measured in the same rounds, showed of their tasks. * marks the links of least error.
 """
 
 
@@ -61,12 +61,8 @@ links of least error.
 class FidelitySettings:
     """What to compare."""
 
-    workloads: tuple[str, ...] = (
-        "chainmm",
-        "ffnn",
-        "llama_block",
-        "moe_block",
-        "llama_layer",
+    workloads: tuple[str, ...] = dataclasses.field(
+        default_factory=lambda: tuple(dj.list_workloads())
     )
     preset: str = "medium"
     """Sizes of the workloads."""
