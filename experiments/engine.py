@@ -182,7 +182,7 @@ def idle(bench: _Bench) -> Table:
     for backend in bench.backends:
         for workload in list_workloads():
             found[backend, workload] = bench.get(
-                f"gaps-{backend}-{workload}",
+                f"idle-gaps-{backend}-{workload}",
                 partial(
                     engine_overhead.idle_cell,
                     bench.machine,
@@ -195,7 +195,7 @@ def idle(bench: _Bench) -> Table:
                 placements=settings.placements,
                 seed=settings.seed,
             )
-    text = engine_tables.idle_table(found, settings.placements)
+    text = engine_tables.idle_table(found, settings.placements, settings.devices)
     return {"-".join(key): record for key, record in found.items()}, text
 
 
