@@ -37,7 +37,7 @@ def boom(a):
 
 
 def spin(a):
-    """8 to 30 ms of one core, in a loop that nothing interrupts."""
+    """6 to 30 ms of one core, in a loop that nothing interrupts."""
     return (jax.lax.fori_loop(0, 2_000_000, lambda _, b: b * 0.999 + 0.001, a),)
 
 

@@ -61,8 +61,8 @@ SPINS = spin_chain(10)
 
 @both_modes
 def test_a_timeout_names_the_task_and_the_next_call_works(ray_pair, mode):
-    sharded = build([("spin", ["i0"])] * 100, ["t99"])  # over half a second on each device
-    placement = np.arange(100) % 2
+    sharded = build([("spin", ["i0"])] * 300, ["t299"])  # near a second or more on each device
+    placement = np.arange(300) % 2
     step = compile_on(sharded, placement, ray_pair, mode=mode, timeout_s=0.3)
     with pytest.raises(kernels.TaskError, match=r"task \d+ \(spin\d+\).*0\.3 s") as caught:
         step(X)
