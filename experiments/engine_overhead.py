@@ -165,7 +165,7 @@ def _bare_gaps(machine: Machine, program: Program, rounds: int) -> list[float]:
     devices = machine.devices("local")[:1]
     plan = make_plan(sharded, np.zeros(sharded.graph.num_tasks, np.int64), None)
     executables = kernels.Executables()
-    keys = [ExecutableKey(kernel, devices[0], ()) for kernel in sharded.kernels]
+    keys = [ExecutableKey(kernel, devices[0]) for kernel in sharded.kernels]
     executables.prepare(keys)
     tasks = [
         (executables[keys[v]], plan.operands[v], plan.results[v], set(plan.operands[v]))
