@@ -182,7 +182,7 @@ def idle(bench: _Bench) -> Table:
     for backend in bench.backends:
         for workload in list_workloads():
             found[backend, workload] = bench.get(
-                f"idle-gaps-{backend}-{workload}",
+                f"idle-medians-{backend}-{workload}",
                 partial(
                     engine_overhead.idle_cell,
                     bench.machine,

@@ -1,8 +1,9 @@
 """How true the simulator is to the engine: `python -m experiments.fidelity`.
 
 For each workload: `kernels.measure_calibration` calibrates this machine, placements of every
-quality are chosen at even quantiles of simulated makespan, simulated with the calibrated
-costs under each kind of link, and measured in turns, several rounds. The folder
+quality are chosen at even quantiles of simulated makespan and measured in turns, several
+rounds, as is each kernel by itself, since the machine's speed drifts. They are simulated with
+the costs of those rounds under each kind of link. The folder
 runs/fidelity/BACKENDxDEVICES/ gets fidelity.md, fidelity.json, fidelity.png, and all that is
 needed to go on where a run was stopped.
 """
@@ -30,12 +31,16 @@ from experiments.fidelity_cells import (
     measure_rounds,
     simulate_all,
     steady_medians,
+    with_medians,
 )
 from experiments.machine import BackendName, Machine
 from experiments.problems import use_host_devices
 from experiments.provenance import provenance
-from kernels.calibration import measure_calibration
+from kernels.calibration import measure_calibration, measure_kernels_again
 from kernels.compile import get_backend
+
+KERNEL_REPEATS = 3
+"""Executions of each kernel by itself in a round, of which the median counts."""
 
 COLUMNS = (
     "workload",
@@ -52,8 +57,8 @@ COLUMNS = (
 )
 NOTE = """Makespans of placements spread evenly over what the simulator gives, against medians
 of {rounds} measured rounds, each scaled to the median round, since the machine's speed drifts.
-Costs as calibrated kernel by kernel, and refitted to what {teaching} other placements,
-measured in the same rounds, showed of their tasks. * marks the links of least error.
+Costs as calibrated kernel by kernel in the same rounds, and refitted to what {teaching} other
+placements showed of their tasks in them. * marks the links of least error.
 """
 
 
@@ -148,7 +153,12 @@ def compare(
     )
     is_teaching = np.zeros(len(placements), bool)
     is_teaching[np.linspace(0, len(placements) - 1, settings.teaching).astype(int)] = True
-    measured_s, seen = measure_rounds(
+
+    def kernel_seconds() -> dict[str, list[float]]:
+        again = measure_kernels_again(calibration, sharded, devices, repeats=KERNEL_REPEATS)
+        return {digest: list(kernel.seconds) for digest, kernel in again.kernels.items()}
+
+    measured = measure_rounds(
         Cells(folder / "cells"),
         sharded,
         dj.make_arrays(workload, jax.random.key(settings.seed)),
@@ -157,15 +167,18 @@ def compare(
         costs,
         settings.teaching,
         settings.rounds,
+        kernel_seconds,
     )
-    refitted = dj.make_costs(sharded, calibration.updated(seen))
+    steady = with_medians(calibration, measured.kernel_s)
+    calibrated = dj.make_costs(sharded, steady)
+    refitted = dj.make_costs(sharded, steady.updated(measured.seen))
     return Compared(
         workload=workload.name,
         num_tasks=sharded.graph.num_tasks,
-        measured_s=measured_s[:, settings.teaching :],
+        measured_s=measured.makespan_s[:, settings.teaching :],
         simulated_s={
             (kind, links): makespan_s
-            for kind, believed in (("calibrated", costs), ("refitted", refitted))
+            for kind, believed in (("calibrated", calibrated), ("refitted", refitted))
             for links, makespan_s in simulate_all(
                 sharded.graph, believed, placements[~is_teaching]
             ).items()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from scipy import stats
 
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements, round_robin, single
+from doppler_jax.costs.measured import Calibration
 from doppler_jax.costs.observed import Observations, observe
 from experiments.cells import Cells
 from kernels.backend import Backend, Options
@@ -35,6 +36,15 @@ class Agreement:
     bias: float  # mean of simulated / measured - 1
     telling_pairs: int  # whose measured times differ by `TELLING` or more
     ordered_share: float | None  # of those, in the right order; None if there is none
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """What was measured of B placements in rounds."""
+
+    makespan_s: np.ndarray  # [rounds, B]
+    seen: Observations  # of tasks and transfers
+    kernel_s: dict[str, np.ndarray]  # [rounds, D] of kernels by themselves, by digest
 
 
 def choose_placements(
@@ -82,15 +92,14 @@ def measure_rounds(
     costs: dj.Costs,
     teaching: int,
     rounds: int,
-) -> tuple[np.ndarray, Observations]:
+    kernel_seconds: Callable[[], dict[str, list[float]]] = dict,
+) -> Rounds:
     """Measures placements `[B, N]` in turns.
 
-    Each round runs every placement once, in an order of its own, so that the machine's
-    drift hits all alike; a round is kept when it is complete.
-
-    Returns:
-      Makespans `[rounds, B]`, and what the first `teaching` placements showed of tasks and
-      transfers.
+    Each round runs every placement once, in an order of its own, and calls `kernel_seconds`,
+    so that the machine's drift hits all alike; a round is kept when it is complete. The first
+    `teaching` placements are those that are `seen`. `kernel_seconds` gives seconds `[D]` of
+    kernels by digest.
     """
     digest = hashlib.sha256(np.ascontiguousarray(placements, np.int64).tobytes()).hexdigest()
     steps: list[PlacedFunction] = []
@@ -109,14 +118,32 @@ def measure_rounds(
         order = np.random.default_rng(turn).permutation(len(placements)).tolist()
         traces = {b: run(b) for b in order}
         return {
+            "kernels": kernel_seconds(),
             "makespan_s": [dj.makespan_s(traces[b]) for b in range(len(placements))],
             "seen": observe(sharded, [traces[b] for b in range(teaching)], costs).to_json(),
         }
 
-    terms = {"placements": digest, "teaching": teaching}
+    terms = {"placements": digest, "teaching": teaching, "kernels": "measured in each round"}
     found = [cells.get(f"round-{r}", terms, partial(measure_round, r)) for r in range(rounds)]
-    seen = Observations.merge(Observations.from_json(cell["seen"]) for cell in found)
-    return np.array([cell["makespan_s"] for cell in found]), seen
+    return Rounds(
+        makespan_s=np.array([cell["makespan_s"] for cell in found]),
+        seen=Observations.merge(Observations.from_json(cell["seen"]) for cell in found),
+        kernel_s={
+            kernel: np.array([cell["kernels"][kernel] for cell in found])
+            for kernel in found[0]["kernels"]
+        },
+    )
+
+
+def with_medians(calibration: Calibration, kernel_s: dict[str, np.ndarray]) -> Calibration:
+    """Returns the calibration with the medians of kernels' seconds `[rounds, D]`."""
+    kernels = {
+        digest: dataclasses.replace(
+            kernel, seconds=tuple(np.median(kernel_s[digest], axis=0).tolist())
+        )
+        for digest, kernel in calibration.kernels.items()
+    }
+    return dataclasses.replace(calibration, kernels=kernels)
 
 
 def steady_medians(measured_s: np.ndarray) -> np.ndarray:

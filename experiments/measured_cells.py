@@ -124,7 +124,7 @@ def run_in_turns(
 ) -> dict[str, list[float]]:
     """Returns the makespans `[rounds]` of each placement `[N]`; all take turns."""
     assert bench.chosen.sharded is not None
-    measured_s, _ = measure_rounds(
+    found = measure_rounds(
         Cells(bench.folder / "rounds"),
         bench.chosen.sharded,
         bench.args,
@@ -134,4 +134,4 @@ def run_in_turns(
         0,
         rounds,
     )
-    return dict(zip(placements, measured_s.T.tolist(), strict=True))
+    return dict(zip(placements, found.makespan_s.T.tolist(), strict=True))

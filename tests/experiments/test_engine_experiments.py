@@ -97,6 +97,7 @@ def test_cells_of_overhead_hold_all_that_the_tables_show(machine):
 def test_idle_time_is_of_random_placements(machine):
     cell = engine_overhead.idle_cell(machine, "local", "chainmm", 2, rounds=1, seed=0)
     assert 0 < cell["gap_median_s"] <= cell["gap_p99_s"] < cell["makespan_s"]
+    assert cell["task_gap_p99_s"] == pytest.approx(cell["gap_p99_s"])  # of one round
     assert 0 < cell["idle_share_mean"] <= cell["idle_share_max"] < 1
     assert 0 < cell["bare_gap_median_s"] <= cell["bare_gap_p99_s"] < cell["makespan_s"]
     assert "| local | chainmm |" in engine_tables.idle_table({("local", "chainmm"): cell}, 2, 2)
@@ -177,7 +178,14 @@ def test_parts_are_kept_and_measured_again_when_asked(tmp_path, monkeypatch, cap
 
     def cell(machine, backend, workload, num_placements, rounds, seed):
         calls.append((backend, workload, num_placements, rounds))
-        gaps = ("gap_median_s", "gap_p99_s", "idle_share_mean", "idle_share_max", "makespan_s")
+        gaps = (
+            "gap_median_s",
+            "gap_p99_s",
+            "task_gap_p99_s",
+            "idle_share_mean",
+            "idle_share_max",
+            "makespan_s",
+        )
         bare = {"bare_gap_median_s": 0.01, "bare_gap_mean_s": 0.02, "bare_gap_p99_s": 0.05}
         return {"num_tasks": 3, **dict.fromkeys(gaps, 0.25), **bare}
 
@@ -192,7 +200,7 @@ def test_parts_are_kept_and_measured_again_when_asked(tmp_path, monkeypatch, cap
     result = json.loads((tmp_path / "engine" / "engine.json").read_text())
     assert result["results"]["idle"]["local-chainmm"]["num_tasks"] == 3
     text = (tmp_path / "engine" / "engine.md").read_text()
-    row = "| local | chainmm | 3 | 250 ms | 250 ms | 250 ms | 1.0 | 25.00% | 25.00% |"
+    row = "| local | chainmm | 3 | 250 ms | 250 ms | 250 ms | 1.0 | 1.0 | 25.00% | 25.00% |"
     assert f"{row} 10.0 ms | 5.0 | 12.00% |" in text
     assert text.startswith(capsys.readouterr().out.split("\nIdle")[0][:20])
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.measured import Calibration, KernelTime
 from experiments import fidelity_cells
 from experiments.fidelity import FidelitySettings, main
-from experiments.fidelity_cells import agree, choose_placements, steady_medians
+from experiments.fidelity_cells import agree, choose_placements, steady_medians, with_medians
 from experiments.yardsticks.layered import layered_problem
 
 
@@ -40,6 +41,27 @@ def test_what_placements_took_is_told_apart_from_how_fast_the_machine_was():
     found = steady_medians(worth_s * speed * noise)
     # The rounds' medians are 1.3 (the outlier shifts it), 2.04, 0.96 and 1.44.
     np.testing.assert_allclose(found, worth_s / 1.2 * (1.3 + 1.44) / 2, rtol=1e-12)
+
+
+def test_a_kernel_takes_its_median_over_the_rounds():
+    kernels = {name: KernelTime(name, 1.0, 4.0, (9.0, 9.0), 0.1) for name in ("a", "b")}
+    before = Calibration(
+        backend="ray",
+        device_names=("x", "y"),
+        capacity_bytes=np.full(2, np.inf),
+        overhead_s=np.array([1e-5, 2e-5]),
+        kernels=kernels,
+        transfers={(0, 1, 256): 1e-4},
+        transfer_noise=0.2,
+    )
+    rounds = {
+        "a": np.array([[1.0, 3.0], [2.0, 5.0], [9.0, 4.0]]),
+        "b": np.array([[1.0, 1.0], [3.0, 1.0], [4.0, 8.0]]),
+    }
+    found = with_medians(before, rounds)
+    assert found.kernels["a"].seconds == (2.0, 4.0)
+    assert found.kernels["b"].seconds == (3.0, 1.0)
+    assert (found.kernels["a"].noise, found.transfers) == (0.1, before.transfers)
 
 
 def test_placements_are_spread_over_the_makespans_that_there_are():

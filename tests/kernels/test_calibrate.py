@@ -1,5 +1,6 @@
 """Calibration through the engine: all of a program, once, and on from where it stopped."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,7 +16,11 @@ import doppler_jax as dj
 from doppler_jax.costs.calibration_files import load_calibration
 from doppler_jax.types import Costs
 from kernels import calibration
-from kernels.calibration import _pooled_medians, measure_calibration
+from kernels.calibration import (
+    _pooled_medians,
+    measure_calibration,
+    measure_kernels_again,
+)
 from kernels.calibration_programs import (
     NUM_SENT,
     handling_program,
@@ -85,6 +90,17 @@ def test_what_the_file_has_is_not_measured_again(sharded, measured):
     assert told == [("done", 0, 0)]
     assert again.kernels == found.kernels
     assert again.transfers == found.transfers
+
+
+def test_kernels_alone_are_measured_again(sharded, measured):
+    found = measured[0]
+    absurd = {k: dataclasses.replace(t, seconds=(7.0, 7.0)) for k, t in found.kernels.items()}
+    other = {"of another program": absurd[next(iter(absurd))]}
+    before = dataclasses.replace(found, kernels=absurd | other)
+    again = measure_kernels_again(before, sharded, jax.devices()[:2], repeats=1)
+    assert all(0 < max(again.kernels[k].seconds) < 7 for k in found.kernels)
+    assert again.kernels["of another program"] == other["of another program"]
+    assert (again.transfers, again.handling) == (found.transfers, found.handling)
 
 
 def test_it_goes_on_from_where_it_stopped(sharded, measured, tmp_path):
