@@ -59,12 +59,20 @@ def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
 def test_longer_work_measures_longer(executables):
     one = build([("spin", ["i0"])], ["t0"])
     three = build([("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(2)]], ["t2"])
-    seconds = []
+    placed = []
     for program in (one, three):
         measure = kernels.make_measure(
             program, (X,), jax.devices()[:1], repeats=3, executables=executables
         )
-        seconds.append(measure(np.zeros(program.graph.num_tasks, int), None))
+        placed.append((measure, np.zeros(program.graph.num_tasks, int)))
+    # Other work on the cores only lengthens: the least of several takes is compared.
+    seconds = [np.inf, np.inf]
+    for _ in range(20):
+        seconds = [
+            min(s, measure(p, None)) for s, (measure, p) in zip(seconds, placed, strict=True)
+        ]
+        if seconds[1] > 1.5 * seconds[0]:
+            break
     assert seconds[1] > 1.5 * seconds[0]
 
 
