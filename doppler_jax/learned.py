@@ -19,6 +19,12 @@ from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import TrainState
 from doppler_jax.training.train import train_policy
 
+DRAWN_STEPS = 1 << 17
+"""Steps of the episodes of a policy that are drawn at once."""
+
+LEAST_DRAWN = 8
+"""Episodes that are drawn at once on graphs so large that this is more."""
+
 
 def learn_placements(
     problem: Problem,
@@ -74,25 +80,40 @@ def elite_placements(state: TrainState, num_tasks: int) -> np.ndarray:
 
 
 def policy_candidates(
-    problem: Problem, policy: Policy, key: chex.PRNGKey, count: int
+    problem: Problem,
+    policy: Policy,
+    key: chex.PRNGKey,
+    count: int,
+    is_late: Callable[[], bool] | None = None,
 ) -> np.ndarray:
     """Returns placements of a policy, `[count, N]`: two greedy ones, then samples.
 
     The first is greedy in SEL's order, the second in the order of b-levels, which serves some
-    graphs better, where the policy has met few of their kind above all.
+    graphs better, where the policy has met few of their kind above all. Where `is_late` is
+    given and says so, no more samples are drawn than those there are.
     """
-    drawn = _draw(policy.params, problem, jax.random.split(key, count), policy.config)
-    return np.asarray(drawn)[:, : int(problem.instance.num_tasks)]
+    keys = jax.random.split(key, count)
+    tables, likeliest = _greedy(policy.params, problem, policy.config)
+    drawn = [likeliest[:count]]
+    width = min(max(DRAWN_STEPS // problem.instance.padded_tasks, LEAST_DRAWN), count)
+    for first in range(len(likeliest), count, width):
+        if is_late is not None and is_late():
+            break
+        block = keys[first : first + width]
+        # One shape, one compile: the last block is filled up with keys that are used already.
+        filled = jnp.concatenate([block, keys[: width - len(block)]])
+        drawn.append(np.asarray(_sample(tables, problem, filled))[: len(block)])
+    return np.concatenate(drawn)[:, : int(problem.instance.num_tasks)]
 
 
 @partial(jax.jit, static_argnames="config")
-def _draw(
-    params: chex.ArrayTree, problem: Problem, keys: chex.PRNGKey, config: PolicyConfig
-) -> chex.Array:
+def _greedy(
+    params: chex.ArrayTree, problem: Problem, config: PolicyConfig
+) -> tuple[rollout.PolicyTables, chex.Array]:
     tables = model.apply(params, config, problem)
-    likeliest = rollout.greedy_placements(problem, tables)
-    if len(keys) <= len(likeliest):
-        return likeliest[: len(keys)]
-    sample = jax.vmap(rollout.sample, in_axes=(0, None, None))
-    sampled = sample(keys[len(likeliest) :], problem, tables).placement
-    return jnp.concatenate([likeliest, sampled])
+    return tables, rollout.greedy_placements(problem, tables)
+
+
+@jax.jit
+def _sample(tables: rollout.PolicyTables, problem: Problem, keys: chex.PRNGKey) -> chex.Array:
+    return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables).placement

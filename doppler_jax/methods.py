@@ -46,6 +46,9 @@ SEARCH_S = 10.0
 POLICY_STARTS = 256
 """Samples of a policy that `doppler+search` chooses its starting points from."""
 
+DRAWING_SHARE = 0.25
+"""Of the seconds that are left, after which no more of them are drawn."""
+
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
 
@@ -162,7 +165,8 @@ def _doppler_search(request: Request) -> Candidates:
     if request.policy is not None:
         count = POLICY_STARTS if evaluations is None else min(POLICY_STARTS, evaluations // 4)
         problem = make_problem(request.graph, request.costs)
-        drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1))
+        is_late = _share_is_spent(request.budget, DRAWING_SHARE)
+        drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1), is_late)
         starts = np.concatenate([drawn, starts])
         if request.problem.memory is not None:
             some = drawn[: max(len(drawn) // 4, 1)]
@@ -174,6 +178,15 @@ def _doppler_search(request: Request) -> Candidates:
         np.concatenate([starts[:1], listed]),
         choose=True,
     )
+
+
+def _share_is_spent(budget: Budget, share: float) -> Callable[[], bool] | None:
+    """Returns what tells whether a share of the seconds left is over; None if unbounded."""
+    if budget.seconds is None:
+        return None
+    spent = budget.seconds_spent()
+    end = spent + share * max(budget.seconds - spent, 0.0)
+    return lambda: budget.seconds_spent() > end
 
 
 def _bounded_refinement(request: Request) -> Budget:

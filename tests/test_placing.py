@@ -294,14 +294,46 @@ def test_the_first_two_candidates_of_a_policy_are_greedy_in_two_orders(policy):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("count", [6, 8, 11])
+def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypatch, count):
+    problem = make_problem(*make("unequal"))
+    expected = policy_candidates(problem, policy, jax.random.key(5), count)
+    monkeypatch.setattr(learned, "DRAWN_STEPS", 1)
+    monkeypatch.setattr(learned, "LEAST_DRAWN", 3)
+    found = policy_candidates(problem, policy, jax.random.key(5), count)
+    np.testing.assert_array_equal(found, expected)
+    asked = iter([False, True])
+    few = policy_candidates(problem, policy, jax.random.key(5), count, lambda: next(asked))
+    np.testing.assert_array_equal(few, expected[:5])
+    none = policy_candidates(problem, policy, jax.random.key(5), count, lambda: True)
+    np.testing.assert_array_equal(none, expected[:2])
+
+
+def test_samples_take_a_share_of_the_seconds_at_most(policy, drawn_from, monkeypatch):
+    graph, costs = make("unequal")
+    monkeypatch.setattr(learned, "DRAWN_STEPS", 1)
+    monkeypatch.setattr(learned, "LEAST_DRAWN", 2)
+    drawn = []
+    sample = learned._sample
+    monkeypatch.setattr(learned, "_sample", lambda *a: drawn.append(1) or sample(*a))
+    place(graph, costs, max_evaluations=BOUND)
+    assert len(drawn) == 2  # all of them, where no seconds are given
+    del drawn[:]
+    place(graph, costs, budget_s=1e-3)
+    assert not drawn  # features alone take longer
+    del drawn[:]
+    place(graph, costs, budget_s=1000, max_evaluations=BOUND)
+    assert len(drawn) == 2
+
+
 @pytest.fixture
 def drawn_from(monkeypatch, policy):
     """The policies that placements were drawn from; the base policy is the untrained one."""
     policies = []
 
-    def candidates(problem, policy, key, count):
+    def candidates(problem, policy, *rest):
         policies.append(policy)
-        return policy_candidates(problem, policy, key, count)
+        return policy_candidates(problem, policy, *rest)
 
     monkeypatch.setattr(methods, "policy_candidates", candidates)
     monkeypatch.setattr(methods, "load_base_policy", lambda: policy)
