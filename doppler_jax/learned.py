@@ -89,15 +89,16 @@ def policy_candidates(
     """Returns placements of a policy, `[count, N]`: two greedy ones, then samples.
 
     The first is greedy in SEL's order, the second in the order of b-levels, which serves some
-    graphs better, where the policy has met few of their kind above all. Where `is_late` is
-    given and says so, no more samples are drawn than those there are.
+    graphs better, where the policy has met few of their kind above all. Samples are drawn in
+    blocks, of `DRAWN_STEPS` steps; there are no more of them than `count`, and after the first
+    none once `is_late` says so.
     """
     keys = jax.random.split(key, count)
     tables, likeliest = _greedy(policy.params, problem, policy.config)
     drawn = [likeliest[:count]]
     width = min(max(DRAWN_STEPS // problem.instance.padded_tasks, LEAST_DRAWN), count)
     for first in range(len(likeliest), count, width):
-        if is_late is not None and is_late():
+        if len(drawn) > 1 and is_late is not None and is_late():
             break
         block = keys[first : first + width]
         # One shape, one compile: the last block is filled up with keys that are used already.

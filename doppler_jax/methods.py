@@ -47,7 +47,7 @@ POLICY_STARTS = 256
 """Samples of a policy that `doppler+search` chooses its starting points from."""
 
 DRAWING_SHARE = 0.25
-"""Of the seconds that are left, after which no more of them are drawn."""
+"""Of the seconds that are left when the first is drawn; after it only a block is finished."""
 
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
@@ -165,7 +165,7 @@ def _doppler_search(request: Request) -> Candidates:
     if request.policy is not None:
         count = POLICY_STARTS if evaluations is None else min(POLICY_STARTS, evaluations // 4)
         problem = make_problem(request.graph, request.costs)
-        is_late = _share_is_spent(request.budget, DRAWING_SHARE)
+        is_late = _drawing_ends(request.budget)
         drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1), is_late)
         starts = np.concatenate([drawn, starts])
         if request.problem.memory is not None:
@@ -180,13 +180,18 @@ def _doppler_search(request: Request) -> Candidates:
     )
 
 
-def _share_is_spent(budget: Budget, share: float) -> Callable[[], bool] | None:
-    """Returns what tells whether a share of the seconds left is over; None if unbounded."""
-    if budget.seconds is None:
+def _drawing_ends(budget: Budget) -> Callable[[], bool] | None:
+    """Returns what says that no more samples shall be drawn; None where seconds do not count.
+
+    Where nothing is bounded, they take as long as the search after them at most.
+    """
+    if budget.is_bounded and budget.seconds is None:
         return None
     spent = budget.seconds_spent()
-    end = spent + share * max(budget.seconds - spent, 0.0)
-    return lambda: budget.seconds_spent() > end
+    share_s = REFINE_S
+    if budget.seconds is not None:
+        share_s = DRAWING_SHARE * max(budget.seconds - spent, 0.0)
+    return lambda: budget.seconds_spent() > spent + share_s
 
 
 def _bounded_refinement(request: Request) -> Budget:

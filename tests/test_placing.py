@@ -303,10 +303,10 @@ def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypa
     found = policy_candidates(problem, policy, jax.random.key(5), count)
     np.testing.assert_array_equal(found, expected)
     asked = iter([False, True])
-    few = policy_candidates(problem, policy, jax.random.key(5), count, lambda: next(asked))
-    np.testing.assert_array_equal(few, expected[:5])
-    none = policy_candidates(problem, policy, jax.random.key(5), count, lambda: True)
-    np.testing.assert_array_equal(none, expected[:2])
+    some = policy_candidates(problem, policy, jax.random.key(5), count, lambda: next(asked))
+    np.testing.assert_array_equal(some, expected[:8])
+    least = policy_candidates(problem, policy, jax.random.key(5), count, lambda: True)
+    np.testing.assert_array_equal(least, expected[:5])
 
 
 def test_samples_take_a_share_of_the_seconds_at_most(policy, drawn_from, monkeypatch):
@@ -316,14 +316,16 @@ def test_samples_take_a_share_of_the_seconds_at_most(policy, drawn_from, monkeyp
     drawn = []
     sample = learned._sample
     monkeypatch.setattr(learned, "_sample", lambda *a: drawn.append(1) or sample(*a))
-    place(graph, costs, max_evaluations=BOUND)
-    assert len(drawn) == 2  # all of them, where no seconds are given
-    del drawn[:]
-    place(graph, costs, budget_s=1e-3)
-    assert not drawn  # features alone take longer
-    del drawn[:]
-    place(graph, costs, budget_s=1000, max_evaluations=BOUND)
-    assert len(drawn) == 2
+    monkeypatch.setattr(methods, "REFINE_S", 1e-3)
+    for bounds, blocks in (
+        ({"max_evaluations": BOUND}, 2),  # all of them, where no seconds are given
+        ({"budget_s": 1e-3}, 1),
+        ({"budget_s": 1000, "max_evaluations": BOUND}, 2),
+        ({}, 1),
+    ):
+        place(graph, costs, **bounds)
+        assert len(drawn) == blocks
+        del drawn[:]
 
 
 @pytest.fixture
