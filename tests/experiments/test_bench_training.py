@@ -1,5 +1,6 @@
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -8,7 +9,6 @@ from doppler_jax.training.sim_rl import SimConfig
 from experiments import bench_training
 from experiments.bench_training import TrainingSettings
 from experiments.yardsticks.layered import layered_problem
-from tests.quick import quick_jit
 
 TINY = SimConfig(batch=8, minibatches=1, num_elites=1, num_chains=4, search_rounds=1)
 
@@ -23,7 +23,7 @@ def bench(folder, name="tiny", **settings):
 @pytest.mark.slow
 def test_the_benchmark_is_written(tmp_path, capsys, monkeypatch):
     static = ("policy", "config", "shards")
-    update = quick_jit(sim_rl.update_on, static_argnames=static)
+    update = jax.jit(sim_rl.update_on, static_argnames=static)
     monkeypatch.setattr(
         bench_training,
         "sim_update",

@@ -1,5 +1,6 @@
 import json
 
+import jax
 import pytest
 
 import doppler_jax as dj
@@ -9,7 +10,6 @@ from doppler_jax.training.sim_rl import SimConfig
 from experiments import search_ablation
 from experiments.search_ablation import VARIANTS, AblationSettings
 from tests.policies.cases import CONFIG
-from tests.quick import quick_jit
 from tests.training.cases import SIM
 
 GRAPH = "chain_mm_112nodes"
@@ -21,7 +21,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(search_ablation, "load_problem", lambda reference, name: problem)
     monkeypatch.setattr(search_ablation, "BEST_KNOWN_S", {GRAPH: 3.0})
     monkeypatch.setattr(search_ablation, "VARIANTS", {"small": (CONFIG, SIM)})
-    update = quick_jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
+    update = jax.jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
     monkeypatch.setattr(
         train, "sim_update", lambda s, p, c, k: update(s, p, policy=c, config=k, shards=1)
     )

@@ -8,7 +8,6 @@ from experiments import stage3_study
 from experiments.isolation import choose_backend
 from experiments.stage3_study import COLUMNS, StudySettings, table_row
 from tests.commands import assert_one_error_line, run
-from tests.quick import QUICK_ENVIRONMENT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD = {
@@ -79,9 +78,7 @@ def test_a_quick_study(tmp_path):
     ]  # fmt: skip
     tables = []
     for _ in range(2):
-        subprocess.run(
-            command, cwd=ROOT, env=QUICK_ENVIRONMENT, check=True, capture_output=True
-        )
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         tables.append((tmp_path / "stage3_study/localx2/small/study.md").read_text())
     assert tables[0] == tables[1]
     assert tables[0].count("| ffnn, ") == len(stage3_study.FACTORS)

@@ -1,6 +1,7 @@
 """`python -m experiments.stage1` to `stage3`: resuming, refusing, and one clear line."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -23,7 +24,6 @@ from tests.commands import (
     set_feature_version,
     snapshot,
 )
-from tests.quick import QUICK_ENVIRONMENT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGES = {
@@ -310,7 +310,7 @@ def test_all_three_stages_as_processes(tmp_path, command, capsys):
     def start(stage, *words):
         return subprocess.run(
             [sys.executable, "-m", f"experiments.stage{stage}", *words],
-            cwd=tmp_path, env={**QUICK_ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True, text=True,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 
 import kernels
 from doppler_jax.programs import partition, trace
-from tests.programs.functions import CASES, assert_same, fresh, quickly
+from tests.programs.functions import CASES, assert_same, fresh
 
 FAST = ("linen_encoder", "dropout_with_typed_keys", "rnn_unrolled", "sorting")
 """Run by default; compiling all the kernels takes minutes."""
@@ -21,7 +21,7 @@ FAST = ("linen_encoder", "dropout_with_typed_keys", "rnn_unrolled", "sorting")
 def test_placed_function_equals_the_function(name, num_devices):
     case = CASES[name]
     fn, args = case.make()
-    expected = quickly(fn)(*fresh(args))
+    expected = jax.jit(fn)(*fresh(args))
     sharded = partition(case.trace(fn, args), num_devices)
     rng = np.random.default_rng(num_devices)
     devices = jax.devices()[:num_devices]

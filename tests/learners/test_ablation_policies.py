@@ -12,7 +12,6 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.losses import Lesson, lesson_loss
 from tests.policies.cases import CONFIG, EPISODES, case, keys, sample, teach
-from tests.quick import quick_jit
 
 RULES = {
     "both": dataclasses.replace(CONFIG, select="b_level", place="earliest"),
@@ -34,7 +33,7 @@ def drawn():
     problem = case(TASKS)[2]
     params = {name: random_params(config, problem) for name, config in RULES.items()}
 
-    @quick_jit
+    @jax.jit
     def tables_of(params):
         return {n: model.apply(params[n], config, problem) for n, config in RULES.items()}
 
@@ -93,7 +92,7 @@ def test_rules_have_no_parameters_and_pass_no_gradient(drawn, rule, absent, pres
     share = np.full(EPISODES, 1 / EPISODES, np.float32)
     lesson = Lesson(episodes=episodes, weight=share, entropy_weight=share)
 
-    @quick_jit
+    @jax.jit
     def gradient(params):
         return jax.grad(
             lambda p: lesson_loss(problem, model.apply(p, RULES[rule], problem), lesson)

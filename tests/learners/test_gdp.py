@@ -14,15 +14,14 @@ from doppler_jax.learners.segment_attention import SegmentAttention, cut_segment
 from doppler_jax.policies.features import make_problem
 from tests.generators import random_problem
 from tests.policies.cases import padded_problem
-from tests.quick import quick_jit
 
 SMALL = Gdp(batch=32, epochs=2, minibatches=1, width=8, rounds=1, layers=1, heads=2)
 TASKS, DEVICES = 21, 3
 
-logits_of = quick_jit(SMALL.logits)
-explore = quick_jit(SMALL.explore, static_argnames="links")
-propose = quick_jit(SMALL.propose, static_argnames=("count", "links"))
-loss_and_gradient = quick_jit(jax.value_and_grad(SMALL.loss))
+logits_of = jax.jit(SMALL.logits)
+explore = jax.jit(SMALL.explore, static_argnames="links")
+propose = jax.jit(SMALL.propose, static_argnames=("count", "links"))
+loss_and_gradient = jax.jit(jax.value_and_grad(SMALL.loss))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def test_parameters_know_neither_tasks_nor_devices(problem):
 
 
 def test_fresh_parameters_make_devices_equally_likely(problem):
-    fresh = quick_jit(SMALL.init)(jax.random.key(1), problem)
+    fresh = jax.jit(SMALL.init)(jax.random.key(1), problem)
     logits = np.asarray(logits_of(fresh, problem))
     assert set(logits[np.isfinite(logits)]) == {0.0}
 
@@ -137,7 +136,7 @@ def test_padding_changes_nothing(case, problem, params, monkeypatch):
     monkeypatch.setattr(segment_attention, "SEGMENT", 8)
     padded = padded_problem(*case, tasks=40, edges=256)
     # Compiled afresh, for the segments.
-    small, large = (quick_jit(lambda p: SMALL.logits(params, p))(p) for p in (problem, padded))
+    small, large = (jax.jit(lambda p: SMALL.logits(params, p))(p) for p in (problem, padded))
     small, large = np.asarray(small)[:TASKS], np.asarray(large)[:TASKS]
     np.testing.assert_allclose(small, large, atol=2e-5)
     assert np.ptp(small[np.isfinite(small)]) > 0.1
@@ -156,8 +155,8 @@ def test_embeddings_take_the_largest_of_both_directions():
     features = rng.normal(size=(5, 2)).astype("f4")
     edges = jnp.array([0, 1, 4]), jnp.array([1, 2, 4])
     network = GraphSage(4, 1)
-    weights = quick_jit(network.init)(jax.random.key(0), features, *edges)
-    got = quick_jit(network.apply)(weights, features, *edges)
+    weights = jax.jit(network.init)(jax.random.key(0), features, *edges)
+    got = jax.jit(network.apply)(weights, features, *edges)
 
     def dense(name, values):
         layer = weights["params"][name]
@@ -176,7 +175,7 @@ def attention():
     layer = SegmentAttention(8, 2)
     real = jnp.ones((3, 4), bool).at[2, 3].set(False)
     hidden = jax.random.normal(jax.random.key(0), (3, 4, 8))
-    weights = quick_jit(layer.init)(jax.random.key(1), hidden, real)
+    weights = jax.jit(layer.init)(jax.random.key(1), hidden, real)
     return hidden, jax.jit(lambda values: layer.apply(weights, values, real))
 
 
@@ -217,7 +216,7 @@ def test_the_policy_improves_over_its_start_on_chainmm():
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
     problem = make_problem(graph, dj.make_costs(graph, cluster))
     learner = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
-    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    update = learner_update
     state = init_learner(jax.random.key(0), problem, learner)
     drawn_s = []
     for _ in range(80):
@@ -235,7 +234,7 @@ def test_ten_thousand_tasks_take_linear_memory():
         graph, costs = dj.from_edge_delays(np.ones(num_tasks), edges, num_devices=4)
         problem = make_problem(graph, costs)
         learner = Gdp()
-        weights = quick_jit(learner.init)(jax.random.key(0), problem)
+        weights = jax.jit(learner.init)(jax.random.key(0), problem)
         run = jax.jit(learner.propose, static_argnames=("count", "links"))
         run = run.lower(
             weights, problem, jax.random.key(1), count=4, links="parallel"

@@ -13,7 +13,6 @@ from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.policies.features import make_problem
 from tests.generators import random_problem
 from tests.policies.cases import padded_problem
-from tests.quick import quick_jit
 
 LEARNER = Giph(batch=4, width=8, rounds=1)
 TASKS, PADDED, DEVICES, STEPS = 9, 12, 3, 24
@@ -42,8 +41,8 @@ def params():
     return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
 
 
-walk = quick_jit(LEARNER.walk, static_argnums=4)
-logits = quick_jit(jax.vmap(LEARNER.logits, in_axes=(None, None, 0)))
+walk = jax.jit(LEARNER.walk, static_argnums=4)
+logits = jax.jit(jax.vmap(LEARNER.logits, in_axes=(None, None, 0)))
 
 
 @functools.cache
@@ -124,7 +123,7 @@ def test_the_loss_weighs_log_probabilities_by_advantage():
         advantage=advantage,
     )
     lesson = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), lesson)
-    loss, gradient = quick_jit(jax.value_and_grad(LEARNER.loss))(
+    loss, gradient = jax.jit(jax.value_and_grad(LEARNER.loss))(
         params(), problem_of(*case()), lesson, jnp.int32(0)
     )
     scores = flat_logits().astype(np.float64)
@@ -171,7 +170,7 @@ def test_padding_changes_no_move():
 
 
 def test_with_no_legal_move_nothing_moves():
-    value_and_grad = quick_jit(jax.value_and_grad(move_log_prob))
+    value_and_grad = jax.jit(jax.value_and_grad(move_log_prob))
     value, gradient = value_and_grad(np.full(6, -np.inf, np.float32), jnp.int32(6))
     assert value == 0
     assert (np.asarray(gradient) == 0).all()
@@ -179,7 +178,7 @@ def test_with_no_legal_move_nothing_moves():
     value, gradient = value_and_grad(some, jnp.int32(2))
     np.testing.assert_allclose(value, -np.log(2.0), rtol=1e-6)
     np.testing.assert_allclose(gradient, [0, -0.5, 0.5, 0, 0, 0], atol=1e-6)
-    moved = quick_jit(giph._moved, static_argnums=2)
+    moved = jax.jit(giph._moved, static_argnums=2)
     placement = np.array([1, 0, 2], np.int32)
     np.testing.assert_array_equal(moved(placement, jnp.int32(9), 3), placement)
     np.testing.assert_array_equal(moved(placement, jnp.int32(5), 3), [1, 2, 2])
@@ -192,7 +191,7 @@ def test_returns_are_discounted_and_compared_at_the_same_step():
         for later in range(k, 5):
             total[k] += 0.5 ** (later - k) * gained_s[later]
     excess = total - total.mean(1, keepdims=True)
-    advantage = quick_jit(step_advantage, static_argnums=1)
+    advantage = jax.jit(step_advantage, static_argnums=1)
     np.testing.assert_allclose(
         advantage(gained_s, 0.5), excess / excess.std(), rtol=1e-4, atol=1e-5
     )
@@ -218,7 +217,7 @@ def test_the_policy_improves_over_its_start():
 def test_proposals_of_several_chunks(monkeypatch):
     monkeypatch.setattr(giph, "WALKS", 2)
     _, costs = case()
-    propose = quick_jit(LEARNER.propose, static_argnums=(3, 4))
+    propose = jax.jit(LEARNER.propose, static_argnums=(3, 4))
     found = propose(params(), problem_of(*case()), jax.random.key(0), 5, "parallel")
     assert found.shape == (5, PADDED)
     assert np.isfinite(costs.compute_s[np.arange(TASKS), np.asarray(found)[:, :TASKS]]).all()

@@ -13,7 +13,6 @@ from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.per_step import PerStep
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.simulate import simulate_instance
-from tests.quick import quick_jit
 
 DRAWS = 4096
 LEARNERS = {
@@ -50,7 +49,7 @@ def drawn(request, problem):
     learner = LEARNERS[request.param]
     params = random_params(learner, problem, 0.5)
 
-    @quick_jit
+    @jax.jit
     def draw(params, key):
         actions, placement = stepwise.sample(learner, params, problem, key, DRAWS)
         prepared = learner.prepare(params, problem)
@@ -110,7 +109,7 @@ def test_it_imitates_and_then_improves(name, monkeypatch):
     """One compilation: the teacher's updates are the first five."""
     monkeypatch.setattr(stepwise, "IMITATED", 5)
     learner, problem = LEARNERS[name], make_problem(*chains())
-    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    update = learner_update
     params = random_params(learner, problem, 0.1)
     state = init_learner(jax.random.key(0), problem, learner, params)
     losses, means_s = [], []

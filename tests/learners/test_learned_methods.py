@@ -12,22 +12,17 @@ import pytest
 import doppler_jax as dj
 from doppler_jax import learned_methods, methods
 from doppler_jax.learned_methods import NUM_PROPOSALS, learner
-from doppler_jax.learners import learner as trainer
-from doppler_jax.learners.learner import learner_update
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies.features import FEATURE_VERSION, make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import random_problem
 from tests.learners.cases import Toy, slow_device
-from tests.quick import quick_jit
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _toy():
     with pytest.MonkeyPatch.context() as patch:
-        quick = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
-        patch.setattr(trainer, "learner_update", quick)
         patch.setitem(LEARNERS, "toy", Toy(cost=2))
         patch.setitem(methods.METHODS, "toy", learner("toy", Toy(cost=2)))
         yield
@@ -156,10 +151,6 @@ def test_every_learner_trains_proposes_and_keeps_to_its_bound(name, tmp_path):
     costs = costs.replace(compute_s=costs.compute_s + np.diag([np.inf] * 3 + [0.0] * 4)[:, :3])
     small = dataclasses.replace(LEARNERS[name], batch=4, width=8, rounds=1)
     with pytest.MonkeyPatch.context() as patch:
-        quick = quick_jit(
-            trainer._propose.__wrapped__, static_argnames=("learner", "count", "links")
-        )
-        patch.setattr(trainer, "_propose", quick)
         patch.setitem(methods.METHODS, name, learner(name, small))
         placed = dj.place(graph, costs, method=name, max_evaluations=150)
         assert 0 < placed.evaluations <= 150

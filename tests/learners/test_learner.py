@@ -13,15 +13,6 @@ from doppler_jax.learners.learner import init_learner, learner_update, train_lea
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.learners.cases import DEVICES, Toy, slow_device
-from tests.quick import quick_jit
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation():
-    with pytest.MonkeyPatch.context() as patch:
-        quick = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
-        patch.setattr(trainer, "learner_update", quick)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +94,7 @@ def test_every_pass_takes_a_step_per_minibatch_and_sees_every_episode_once(probl
 def test_problems_of_one_shape_share_a_compilation(problem):
     graph, costs = slow_device()
     other = make_problem(graph, costs.replace(compute_s=2 * costs.compute_s))
-    once = quick_jit(
+    once = jax.jit(
         chex.assert_max_traces(learner_update.__wrapped__, n=1),
         static_argnames=("learner", "links"),
     )

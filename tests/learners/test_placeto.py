@@ -18,7 +18,6 @@ from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_instance
 from tests.generators import random_problem
 from tests.policies.cases import padded_problem
-from tests.quick import quick_jit
 
 TASKS, DEVICES, EPISODES = 10, 3, 64
 LEARNERS = {
@@ -26,10 +25,10 @@ LEARNERS = {
 }
 
 
-spans = quick_jit(step_makespans, static_argnames="links")
+spans = jax.jit(step_makespans, static_argnames="links")
 
 
-@quick_jit
+@jax.jit
 def all_shares(problem, order):
     relatives = find_relatives(problem, order)
     shares = jax.vmap(group_shares, in_axes=(None, None, 0))
@@ -66,10 +65,10 @@ class Compiled:
         self.params = jax.tree.map(
             lambda leaf: rng.normal(0, 0.7, leaf.shape).astype("f4"), shapes
         )
-        self.explore = quick_jit(learner.explore, static_argnames="links")
-        self.propose = quick_jit(learner.propose, static_argnames=("count", "links"))
-        self.log_prob = quick_jit(learner.log_prob)
-        self.all_logits = quick_jit(self._all_logits)
+        self.explore = jax.jit(learner.explore, static_argnames="links")
+        self.propose = jax.jit(learner.propose, static_argnames=("count", "links"))
+        self.log_prob = jax.jit(learner.log_prob)
+        self.all_logits = jax.jit(self._all_logits)
 
     def _all_logits(self, params, problem, start, end):
         """Logits `[N, B, D]` of all steps, from placements changed one by one."""
@@ -212,7 +211,7 @@ def test_chunks_of_the_simulation_change_nothing(problem, monkeypatch):
     start, end = np.random.default_rng(0).integers(0, DEVICES, (2, EPISODES, 16), np.int32)
     whole = spans(problem, start, end, links="parallel")
     monkeypatch.setattr(placeto, "ENTRIES", 16 * 100)
-    in_chunks = quick_jit(lambda *args: step_makespans(*args, "parallel"))(problem, start, end)
+    in_chunks = jax.jit(lambda *args: step_makespans(*args, "parallel"))(problem, start, end)
     np.testing.assert_allclose(in_chunks, whole, rtol=1e-6)
     assert np.std(np.where(np.isfinite(whole), whole, 0.0)) > 0.1
 
@@ -245,7 +244,7 @@ def test_the_smallest_problems(compiled, num_tasks):
 @pytest.mark.slow
 def test_updates_stay_finite_and_are_counted(problem):
     learner = Placeto(once=True, batch=4, width=4, rounds=1)
-    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    update = learner_update
     smallest = [
         random_problem(np.random.default_rng(1), size, DEVICES, homes=False) for size in (0, 1)
     ]
@@ -266,8 +265,8 @@ def test_it_improves_on_its_start_on_chainmm(once):
     graph = dj.partition(program, num_shards=4, cluster=cluster).graph
     problem = make_problem(graph, dj.make_costs(graph, cluster))
     learner = Placeto(once=once, width=8, rounds=2)
-    update = quick_jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
-    ends = quick_jit(learner.propose, static_argnames=("count", "links"))
+    update = learner_update
+    ends = jax.jit(learner.propose, static_argnames=("count", "links"))
 
     def mean_s(params):
         placements = ends(params, problem, jax.random.key(7), count=64, links="parallel")

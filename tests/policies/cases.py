@@ -19,7 +19,6 @@ from doppler_jax.policies.place import NUM_DEVICE_FEATURES, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from tests.generators import random_problem
 from tests.policies import reference
-from tests.quick import quick_jit
 
 CONFIG = PolicyConfig(width=8, rounds=2, member_width=reference.MEMBERS)
 DEVICES = 3
@@ -68,7 +67,7 @@ def keys(count=EPISODES, seed=0):
     return jax.random.split(jax.random.key(seed), count)
 
 
-@quick_jit
+@jax.jit
 def apply(parameters, problem):
     return model.apply(parameters, CONFIG, problem)
 
@@ -82,11 +81,11 @@ def replay_one(problem, actions):
     return rollout.follow(problem, PolicyTables(score=score, place=place), placement)
 
 
-sample = quick_jit(jax.vmap(rollout.sample, in_axes=(0, None, None)))
-teach = quick_jit(jax.vmap(rollout.teach, in_axes=(0, None)))
-replay = quick_jit(jax.vmap(replay_one, in_axes=(None, 0)))
-log_prob = quick_jit(jax.vmap(rollout.log_prob, in_axes=(None, None, 0)))
-greedy = quick_jit(rollout.greedy)
+sample = jax.jit(jax.vmap(rollout.sample, in_axes=(0, None, None)))
+teach = jax.jit(jax.vmap(rollout.teach, in_axes=(0, None)))
+replay = jax.jit(jax.vmap(replay_one, in_axes=(None, 0)))
+log_prob = jax.jit(jax.vmap(rollout.log_prob, in_axes=(None, None, 0)))
+greedy = jax.jit(rollout.greedy)
 
 
 @functools.cache

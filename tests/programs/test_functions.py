@@ -2,10 +2,11 @@
 
 import functools
 
+import jax
 import pytest
 
 from doppler_jax.programs import evaluate, partition
-from tests.programs.functions import CASES, assert_same, fresh, quickly
+from tests.programs.functions import CASES, assert_same, fresh
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def traced():
         if name not in known:
             case = CASES[name]
             fn, args = case.make()
-            expected = quickly(fn)(*fresh(args))
+            expected = jax.jit(fn)(*fresh(args))
             known[name] = case.trace(fn, args), args, expected
         return known[name]
 
@@ -29,5 +30,5 @@ def traced():
 def test_equals_the_function(name, num_shards, traced):
     program, args, expected = traced(name)
     sharded = partition(program, num_shards)
-    found = quickly(functools.partial(evaluate, sharded))(*fresh(args))
+    found = jax.jit(functools.partial(evaluate, sharded))(*fresh(args))
     assert_same(found, expected, CASES[name].tolerance)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jax import lax
 
 from doppler_jax.programs import evaluate, partition, trace
-from tests.programs.functions.registry import quickly
 
 # Few sizes, so that JAX's caches hit: even, odd, twice even.
 SIZES = (8, 4, 6, 3)
@@ -187,9 +186,9 @@ def test_generated_program_equals_itself_when_cut(program, num_shards, strategy)
     fn = make_function(steps, outputs)
     rng = np.random.default_rng(0)
     args = [jnp.asarray(rng.uniform(-1, 1, shape), jnp.float32) for shape in shapes]
-    expected = quickly(fn)(*args)
+    expected = jax.jit(fn)(*args)
     sharded = partition(trace(fn, *args), num_shards, strategy=strategy)
-    run = quickly(functools.partial(evaluate, sharded))
+    run = jax.jit(functools.partial(evaluate, sharded))
     for found, wanted in zip(run(*args), expected, strict=True):
         assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
         # Not below the arguments' own rounding: a generated program may cancel to nothing.

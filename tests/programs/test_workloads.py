@@ -16,7 +16,7 @@ from doppler_jax.programs import (
     partition,
     trace,
 )
-from tests.programs.functions.registry import SUMS, assert_same, quickly
+from tests.programs.functions.registry import SUMS, assert_same
 
 LLAMA = {"sequence": 8, "width": 16, "hidden": 24, "heads": 2}
 TINY = {
@@ -40,9 +40,9 @@ def shapes(args):
 def test_sharded_workload_equals_the_function(name):
     workload = make_workload(name, **TINY[name])
     args = make_arrays(workload, jax.random.key(0))
-    expected = quickly(workload.fn)(*args)
+    expected = jax.jit(workload.fn)(*args)
     sharded = partition(trace(workload.fn, *workload.args), num_shards=4)
-    assert_same(quickly(functools.partial(evaluate, sharded))(*args), expected, SUMS)
+    assert_same(jax.jit(functools.partial(evaluate, sharded))(*args), expected, SUMS)
 
 
 @pytest.mark.parametrize("name", list_workloads())
@@ -50,7 +50,7 @@ def test_arguments_are_as_declared_and_results_of_order_one(name):
     workload = make_workload(name)
     args = make_arrays(workload, jax.random.key(1))
     assert shapes(args) == shapes(workload.args)
-    for leaf in jax.tree.leaves(quickly(workload.fn)(*args)):
+    for leaf in jax.tree.leaves(jax.jit(workload.fn)(*args)):
         assert leaf.dtype == jnp.float32
         size = float(jnp.sqrt(jnp.mean(leaf**2)))
         assert 1e-3 < size < 10
@@ -96,7 +96,7 @@ def test_ffnn_rows_are_probabilities():
 def test_training_steps_lower_the_loss():
     workload = make_workload("ffnn_train", **TINY["ffnn_train"])
     params, data = make_arrays(workload, jax.random.key(3))
-    step = quickly(workload.fn)
+    step = jax.jit(workload.fn)
     losses = []
     for _ in range(20):
         params, loss = step(params, data)
@@ -108,7 +108,7 @@ def test_training_steps_lower_the_loss():
 def test_llama_is_causal():
     workload = make_workload("llama_layer", **TINY["llama_layer"])
     params, tokens = make_arrays(workload, jax.random.key(4))
-    fn = quickly(workload.fn)
+    fn = jax.jit(workload.fn)
     before = fn(params, tokens)
     after = fn(params, tokens.at[0, 5].set((tokens[0, 5] + 1) % 12))
     changed = jnp.any(before != after, axis=(0, 2))
@@ -120,7 +120,7 @@ def test_llama_heeds_positions():
     params, x = make_arrays(workload, jax.random.key(5))
     swapped = x.at[:, 0].set(x[:, 3]).at[:, 3].set(x[:, 0])
     # Without the rotary embedding the last row would not notice that others changed places.
-    fn = quickly(workload.fn)
+    fn = jax.jit(workload.fn)
     assert jnp.abs(fn(params, x) - fn(params, swapped))[0, -1].max() > 1e-3
 
 
@@ -134,7 +134,7 @@ def test_paper_llama_is_llama_7b():
 def test_experts_over_capacity_pass_tokens_by():
     workload = make_workload("moe_block", **{**TINY["moe_block"], "capacity": 1})
     params, x = make_arrays(workload, jax.random.key(6))
-    out = quickly(workload.fn)(params, x)
+    out = jax.jit(workload.fn)(params, x)
     # Four experts of one slot each serve at most four tokens.
     assert 1 <= int(jnp.sum(jnp.any(out != 0, axis=1))) <= 4
 
@@ -149,7 +149,7 @@ def test_experts_with_room_are_mixed_by_the_router():
     for token, row in enumerate(probabilities):
         best = np.argsort(row)[-2:]
         expected.append(row[best] @ outputs[best, token] / np.sum(row[best]))
-    np.testing.assert_allclose(quickly(workload.fn)(params, x), np.stack(expected), atol=1e-5)
+    np.testing.assert_allclose(jax.jit(workload.fn)(params, x), np.stack(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize(("num_tasks", "seed"), [(1, 0), (2, 1), (17, 2), (100, 3)])

@@ -15,11 +15,10 @@ from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import problems, random_problem
-from tests.quick import quick_jit
 from tests.simulator.cases import small_problem, with_idle_devices
 
 
-@quick_jit
+@jax.jit
 def run(instance, placements, rank=None, factor=None):
     """Makespans, starts and finishes as they leave the kernels."""
     run_lanes = partial(run_engine_links, schedule=True)

@@ -17,7 +17,6 @@ from doppler_jax.simulator.queue_trees import make_queues, put, queue_order, tak
 from doppler_jax.simulator.ready_queues import run_ready_queues
 from doppler_jax.types import Costs
 from tests.generators import random_problem
-from tests.quick import quick_jit
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,7 @@ def one_bucket(monkeypatch):
     monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: sizes[smallest])
 
 
-@partial(quick_jit, static_argnames=("serial", "native"))
+@partial(jax.jit, static_argnames=("serial", "native"))
 def run(instance, placements, rank=None, factor=None, *, serial=False, native=True):
     spare = ((0, 0), (0, instance.padded_tasks + 1 - placements.shape[1]))
     placements = jnp.pad(jnp.asarray(placements, jnp.int32), spare)

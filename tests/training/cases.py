@@ -13,18 +13,17 @@ from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import init_state, make_optimizer
 from tests.policies.cases import CONFIG, DEVICES, params
-from tests.quick import quick_jit
 
 IMITATION = ImitationConfig(batch=8, learning_rate=1e-2)
 SIM = SimConfig(
     batch=64, learning_rate=1e-2, num_elites=4, num_chains=8, search_rounds=2, minibatches=2
 )
 
-imitation_update = quick_jit(
+imitation_update = jax.jit(
     chex.assert_max_traces(imitation.imitation_update.__wrapped__, n=1),
     static_argnames=("policy", "config"),
 )
-_update_on = quick_jit(
+_update_on = jax.jit(
     chex.assert_max_traces(sim_rl.update_on, n=1),
     static_argnames=("policy", "config", "shards"),
 )

@@ -1,11 +1,11 @@
+import jax
 import numpy as np
 import pytest
 
 from doppler_jax.training import elites as elites_module
 from doppler_jax.training.state import Elites
-from tests.quick import quick_jit
 
-update_elites = quick_jit(elites_module.update_elites)
+update_elites = jax.jit(elites_module.update_elites)
 NUM_ELITES, TASKS = 4, 6
 
 

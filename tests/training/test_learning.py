@@ -16,7 +16,6 @@ from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import keep_best
 from tests.generators import random_problem
 from tests.policies.cases import CONFIG, DEVICES
-from tests.quick import quick_jit
 from tests.training.cases import (
     IMITATION,
     SIM,
@@ -110,7 +109,7 @@ def test_an_update_depends_on_the_key_and_its_number_alone():
 def test_parts_of_the_update_can_be_left_out():
     problem = chains_case()[2]
     bare = dataclasses.replace(SIM, num_elites=0, num_chains=0)
-    update = quick_jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
+    update = jax.jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
     state = fresh_state(problem, bare, bare.num_elites)
     for _ in range(2):
         state, metrics = update(state, problem, policy=CONFIG, config=bare, shards=1)
@@ -130,7 +129,7 @@ def test_several_devices_compute_what_one_does(shards):
     config = SimConfig(batch=128, minibatches=2, num_elites=5, num_chains=128, search_rounds=1)
     assert config.shards == jax.local_device_count() == 4
     problem = chains_case()[2]
-    update = quick_jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
+    update = jax.jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
     start = fresh_state(problem, config, config.num_elites)
     results = []
     for number in (1, shards):

@@ -9,12 +9,11 @@ from doppler_jax.training import losses, reinforce
 from doppler_jax.training.losses import Lesson, normalised_advantage
 from doppler_jax.training.state import Elites
 from tests.policies.cases import EPISODES, case, greedy, log_prob, sampled
-from tests.quick import quick_jit
 from tests.training.cases import SIM
 
-lesson_loss = quick_jit(losses.lesson_loss)
-loss_and_gradient = quick_jit(losses.loss_and_gradient)
-imitate_elites = quick_jit(reinforce.imitate_elites, static_argnames="weight")
+lesson_loss = jax.jit(losses.lesson_loss)
+loss_and_gradient = jax.jit(losses.loss_and_gradient)
+imitate_elites = jax.jit(reinforce.imitate_elites, static_argnames="weight")
 
 
 @functools.cache
@@ -46,9 +45,7 @@ def test_loss_by_its_formula():
 def test_chunks_do_not_change_loss_or_gradient(count):
     problem, tables, episodes, *_ = batch()
     some = jax.tree.map(lambda leaf: leaf[:count], lesson(episodes, ADVANTAGE, 0.3))
-    expected = quick_jit(jax.value_and_grad(losses.lesson_loss, argnums=1))(
-        problem, tables, some
-    )
+    expected = jax.jit(jax.value_and_grad(losses.lesson_loss, argnums=1))(problem, tables, some)
     found = loss_and_gradient(problem, tables, some)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -142,5 +139,5 @@ def test_infinite_makespans_count_as_the_worst_finite_one():
 def test_a_batch_without_spread_has_no_advantage(makespan_s):
     # The float32 mean of equal numbers often differs from them in the last bit.
     for size in (3, 24, 64, 128, 130):
-        found = quick_jit(normalised_advantage)(np.full(size, makespan_s, np.float32))
+        found = jax.jit(normalised_advantage)(np.full(size, makespan_s, np.float32))
         assert (found == 0).all()

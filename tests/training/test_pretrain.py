@@ -15,20 +15,13 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.stacking import Sizes, problem_sizes
 from doppler_jax.simulator.simulate import simulate, simulate_instance
-from doppler_jax.training.best_known import make_pool
-from doppler_jax.training.best_known import search as plain_search
+from doppler_jax.training.best_known import make_pool, search
 from doppler_jax.training.pretrain import Weights, evaluate, init_learning, pretrain_update
 from doppler_jax.training.state import best_of
 from doppler_jax.training.stream import TRAINED, Bucket, draw_problems
-from tests.quick import quick_jit
 
 BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
 POLICY = PolicyConfig(width=8, rounds=1, features="general")
-
-search = quick_jit(plain_search.__wrapped__, static_argnames="links")
-quick_update = quick_jit(
-    pretrain_update.__wrapped__, static_argnames=("policy", "batch", "links")
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +40,7 @@ def learning(drawn):
     return init_learning(jax.random.key(0), POLICY, drawn[0].problem)
 
 
-@quick_jit
+@jax.jit
 def greedy_episode(params, problem):
     return rollout.greedy(problem, model.apply(params, POLICY, problem))
 
@@ -59,7 +52,7 @@ def weights(**changed):
 
 
 def update(learning, pool, seed, **changed):
-    return quick_update(
+    return pretrain_update(
         jax.random.key(seed),
         learning,
         pool.problem,
@@ -154,7 +147,7 @@ def test_other_features_are_refused(drawn):
         init_learning(jax.random.key(0), PolicyConfig(features="paper"), drawn[0].problem)
 
 
-@quick_jit
+@jax.jit
 def mean_sampled_s(keys, params, problems):
     """Mean makespan `[G]` of 64 samples of each problem."""
 

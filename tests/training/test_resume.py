@@ -16,7 +16,6 @@ import pytest
 
 from doppler_jax.graphs.formats import save_graph
 from tests.generators import random_problem
-from tests.quick import QUICK_ENVIRONMENT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 UPDATES = {"stage1": 200, "stage2": 80, "stage3": 40}
@@ -45,9 +44,7 @@ def stage3_command(graph, folder, mode):
 
 
 def run_to_the_end(command):
-    subprocess.run(
-        command, cwd=ROOT, env=QUICK_ENVIRONMENT, check=True, capture_output=True, timeout=300
-    )
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
 
 
 def lines(path):
@@ -56,9 +53,7 @@ def lines(path):
 
 def run_and_kill(command, progress, enough, pause_s):
     """Starts a run and kills it `pause_s` after its file `progress` has `enough` lines."""
-    with subprocess.Popen(
-        command, cwd=ROOT, env=QUICK_ENVIRONMENT, stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 300
         while lines(progress) < enough and process.poll() is None:
             assert time.monotonic() < deadline

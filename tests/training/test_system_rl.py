@@ -21,7 +21,6 @@ from doppler_jax.training.system_rl import (
 from experiments.problems import Chosen
 from experiments.stages import run_stage3
 from tests.policies.cases import CONFIG, params
-from tests.quick import quick_jit
 from tests.training.cases import chains_case, fresh_state
 
 SYSTEM = SystemConfig(
@@ -29,19 +28,6 @@ SYSTEM = SystemConfig(
 )
 FEW = dataclasses.replace(SYSTEM, batch=2, proposals=2, proposal_evaluations=512)
 POOR = np.array([0, 1, 0, 1, 2, 0, 2])  # every tensor has to move
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """The update's jits, compiled in half the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, static in (
-            ("_sample", ["policy", "batch"]),
-            ("_learn", ["policy", "settings"]),
-        ):
-            plain = getattr(system_rl, name).__wrapped__
-            patch.setattr(system_rl, name, quick_jit(plain, static_argnames=static))
-        yield
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ from doppler_jax.training import tempering
 from doppler_jax.training.tempering import RUNGS, Chains
 from tests.generators import random_problem
 from tests.policies.cases import DEVICES, padded_problem
-from tests.quick import quick_jit
 
-temper = quick_jit(tempering.temper, static_argnames=("rounds", "links"))
-exchange = quick_jit(tempering._exchange)
+temper = jax.jit(tempering.temper, static_argnames=("rounds", "links"))
+exchange = jax.jit(tempering._exchange)
 TASKS, BUCKET, CHAINS = 12, 24, 2 * RUNGS
 NUMBER = np.arange(CHAINS, dtype=np.int32)
 

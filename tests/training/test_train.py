@@ -10,19 +10,12 @@ from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.sim_rl import SimConfig, init_sim_state
 from doppler_jax.training.train import fit_updates, train_policy
 from tests.policies.cases import CONFIG
-from tests.quick import quick_jit
 from tests.training.cases import IMITATION, SIM, chains_case, sim_update
-
-STATIC = ("policy", "config")
-imitation_update = quick_jit(train.imitation_update.__wrapped__, static_argnames=STATIC)
 
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """Updates that compile quickly, and few of stage 1."""
-    monkeypatch.setattr(
-        train, "imitation_update", lambda s, p, c, i: imitation_update(s, p, policy=c, config=i)
-    )
+    """Updates on one device, compiled once, and few of stage 1."""
     monkeypatch.setattr(
         train, "sim_update", lambda s, p, c, i: sim_update(s, p, policy=c, config=i)
     )

@@ -1,7 +1,7 @@
 """Functions that nobody tuned the partitioner for; importing this fills `CASES`."""
 
 from tests.programs.functions import arrays, control, edges, models, numerics, training
-from tests.programs.functions.registry import CASES, Case, assert_same, fresh, quickly
+from tests.programs.functions.registry import CASES, Case, assert_same, fresh
 
 __all__ = [
     "CASES",
@@ -13,6 +13,5 @@ __all__ = [
     "fresh",
     "models",
     "numerics",
-    "quickly",
     "training",
 ]

@@ -82,12 +82,6 @@ def fresh(args):
     return jax.tree.map(copy, args)
 
 
-def quickly(fn):
-    """Returns `fn` jitted, with little optimisation: compilation is what tests wait for."""
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(fn, compiler_options=options)
-
-
 def assert_same(found, expected, tolerance):
     """Asserts that two pytrees agree: structure, shapes, dtypes, values."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
