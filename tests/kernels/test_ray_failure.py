@@ -145,9 +145,9 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
 
 
 def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
-    sharded = build(SPINS, ["t9"])
+    sharded = build(spin_chain(200), ["t199"])  # most of it is left however late the kill
     with kernels.ray_devices(2) as devices:
-        step = compile_on(sharded, np.arange(10) % 2, devices)
+        step = compile_on(sharded, np.arange(200) % 2, devices)
         whole_s = _seconds(step)
         victim = ray.get(devices[1].call("process_id"))
         timer = threading.Timer(whole_s / 4, os.kill, (victim, signal.SIGKILL))
@@ -159,7 +159,7 @@ def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
         with pytest.raises(kernels.TaskError, match=r"^device 1 \(.*was lost"):
             step(X)
         assert devices.alive() == (0,)
-        check(sharded, compile_on(sharded, np.zeros(10, int), devices.without_lost()))
+        check(sharded, compile_on(sharded, np.zeros(200, int), devices.without_lost()))
 
 
 def test_a_kernel_that_does_not_compile_is_named(ray_pair, monkeypatch):
