@@ -18,7 +18,7 @@ from experiments.cells import Cells
 from experiments.method_cells import WARM_UP_S, WARM_UPS, Budget, MethodCells, paper_problem
 from experiments.results import format_ms, star_least
 from experiments.table import TableSettings
-from experiments.table_text import tabulate, verdict
+from experiments.table_text import EQUAL, tabulate, verdict
 
 HOST = {"host_devices": 4}
 
@@ -104,8 +104,8 @@ def test_the_simulated_table_is_what_its_cells_say(tmp_path, monkeypatch):
         ms[method] = np.mean([1e3 * cell["makespan_s"] for cell in kept])
         shown = float(rows[method][0].rstrip("*").split(" ± ")[0])
         assert shown == pytest.approx(ms[method], rel=1e-3)
-    best = min(ms, key=ms.get)
-    assert [m for m in methods if rows[m][0].endswith("*")] == [best]
+    best = [m for m in methods if ms[m] <= min(ms.values()) * (1 + EQUAL)]
+    assert [m for m in methods if rows[m][0].endswith("*")] == best
     assert rows["critical_path"][1] == "230.4"
     assert rows["annealing"][1] == "-"
     for name in ("table.png", "placements.png"):

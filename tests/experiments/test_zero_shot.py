@@ -266,6 +266,7 @@ def test_no_policy_and_no_graph_are_refused(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_times_are_measured_in_a_process_of_its_own(tmp_path, reference_graphs, monkeypatch):
     monkeypatch.chdir(zero_shot.BEST_PLACEMENTS.parents[1])
+    monkeypatch.delenv("XLA_FLAGS")  # ten thousand tasks are long to run, not to compile
     save_tiny_checkpoint(tmp_path)
     found, text = zero_shot.times(ZeroShotSettings(reference=reference_graphs), tmp_path)
     assert (found["published"]["tasks"], found["large"]["tasks"]) == (229, 10_000)
