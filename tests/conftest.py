@@ -9,8 +9,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
-# Tests compile much and run little; what they start does likewise. Less optimised, XLA takes
-# half the time. Flags of the caller's win.
+# Tests compile much and run little; what they start does likewise. So XLA optimises little,
+# unless the caller's flags say otherwise.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )

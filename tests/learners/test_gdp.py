@@ -216,11 +216,10 @@ def test_the_policy_improves_over_its_start_on_chainmm():
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
     problem = make_problem(graph, dj.make_costs(graph, cluster))
     learner = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
-    update = learner_update
     state = init_learner(jax.random.key(0), problem, learner)
     drawn_s = []
     for _ in range(80):
-        state, metrics = update(state, problem, learner=learner, links="parallel")
+        state, metrics = learner_update(state, problem, learner=learner, links="parallel")
         drawn_s.append(float(metrics["makespan_mean_s"]))
     assert np.mean(drawn_s[-5:]) < 0.85 * drawn_s[0]
 

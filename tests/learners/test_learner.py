@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.learners import learner as trainer
 from doppler_jax.learners.learner import init_learner, learner_update, train_learner
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -28,7 +27,7 @@ def test_updates_lower_the_probability_of_bad_devices(problem):
     state = init_learner(jax.random.key(0), problem, Toy())
     means_s = []
     for _ in range(6):
-        state, metrics = trainer.learner_update(state, problem, Toy(), "parallel")
+        state, metrics = learner_update(state, problem, Toy(), "parallel")
         means_s.append(metrics["makespan_mean_s"])
     assert jax.nn.softmax(state.params["logits"])[2] > 0.6
     assert means_s[-1] < 0.8 * means_s[0]
@@ -45,7 +44,7 @@ def test_the_best_placements_met_are_kept_in_order(problem):
     for _ in range(4):
         key, _ = jax.random.split(jax.random.fold_in(state.key, state.update))
         met.append(Toy().explore(state.params, problem, key, state.update, "parallel"))
-        state, _ = trainer.learner_update(state, problem, Toy(), "parallel")
+        state, _ = learner_update(state, problem, Toy(), "parallel")
     assert min(float(explored.makespan_s.min()) for explored in met) == pytest.approx(worth[0])
     chex.assert_trees_all_equal(jax.device_get(state.params), trained.params)
 
@@ -80,9 +79,7 @@ def test_every_pass_takes_a_step_per_minibatch_and_sees_every_episode_once(probl
     key, _ = jax.random.split(jax.random.fold_in(state.key, state.update))
     explored = watched.explore(state.params, problem, key, state.update, "parallel")
     expected = sorted(map(tuple, np.asarray(explored.placement)))
-    state, _ = jax.block_until_ready(
-        trainer.learner_update(state, problem, watched, "parallel")
-    )
+    state, _ = jax.block_until_ready(learner_update(state, problem, watched, "parallel"))
     jax.effects_barrier()
     assert steps_taken(state) == len(seen) == 12
     passes = np.asarray(seen).reshape(3, 8, -1)

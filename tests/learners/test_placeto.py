@@ -244,14 +244,13 @@ def test_the_smallest_problems(compiled, num_tasks):
 @pytest.mark.slow
 def test_updates_stay_finite_and_are_counted(problem):
     learner = Placeto(once=True, batch=4, width=4, rounds=1)
-    update = learner_update
     smallest = [
         random_problem(np.random.default_rng(1), size, DEVICES, homes=False) for size in (0, 1)
     ]
     for one in (problem, *(pad(*each) for each in smallest)):
         state = init_learner(jax.random.key(0), one, learner)
         for _ in range(2):
-            state, metrics = update(state, one, learner=learner, links="parallel")
+            state, metrics = learner_update(state, one, learner=learner, links="parallel")
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
         assert all(np.isfinite(value) for value in metrics.values())
         assert int(state.evaluations) == 2 * 4 * 17
@@ -265,7 +264,6 @@ def test_it_improves_on_its_start_on_chainmm(once):
     graph = dj.partition(program, num_shards=4, cluster=cluster).graph
     problem = make_problem(graph, dj.make_costs(graph, cluster))
     learner = Placeto(once=once, width=8, rounds=2)
-    update = learner_update
     ends = jax.jit(learner.propose, static_argnames=("count", "links"))
 
     def mean_s(params):
@@ -277,7 +275,7 @@ def test_it_improves_on_its_start_on_chainmm(once):
     start_s = simulate_instance(problem.instance, one_device).makespan_s[0]
     fresh_s = mean_s(state.params)
     for _ in range(80):
-        state, _ = update(state, problem, learner=learner, links="parallel")
+        state, _ = learner_update(state, problem, learner=learner, links="parallel")
     trained_s = mean_s(state.params)
     assert trained_s < 0.85 * fresh_s
     assert trained_s < 0.85 * start_s
