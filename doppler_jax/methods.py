@@ -32,6 +32,7 @@ from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.budget import Budget
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
+from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.objective import Objective
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.training.checkpoint import Policy
@@ -52,8 +53,8 @@ DRAWING_SHARE = 0.25
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
 
-REFINE = LocalSearch()
-"""The search of `doppler+search`, which as `local_search` begins at list schedules."""
+REFINE = Memetic()
+"""The search of `doppler+search`, which as `memetic` begins at list schedules."""
 
 
 def list_methods() -> list[str]:
@@ -228,9 +229,10 @@ METHODS: dict[str, Method] = {
     "evolution": _searching(Evolution()),
     "exact": _exact,
     "heft": _listed(heft),
-    "local_search": _searching(REFINE),
+    "local_search": _searching(LocalSearch()),
     "m_etf": _listed(m_etf),
     "m_sct": _listed(m_sct),
+    "memetic": _searching(REFINE),
     "peft": _listed(peft),
     "random": _random,
     "round_robin": _listed(round_robin),

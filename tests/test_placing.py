@@ -35,7 +35,7 @@ DEVICES = 3
 BOUND = 24
 """Evaluations that the searching methods may spend here: one compilation for all."""
 
-SEARCHES = ("annealing", "doppler+search", "evolution", "local_search")
+SEARCHES = ("annealing", "doppler+search", "evolution", "local_search", "memetic")
 COMPILED = (*SEARCHES, "doppler", "random")
 
 ELSEWHERE = {*LEARNERS, "doppler_plc", "doppler_sel"}

@@ -14,10 +14,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.search.anytime import Best, Scorer, keep_best
+from doppler_jax.search.anytime import Best, keep_best
 from doppler_jax.search.budget import fit_batch
 from doppler_jax.search.moves import mutate
-from doppler_jax.search.objective import SearchProblem
+from doppler_jax.search.objective import Scores, SearchProblem
 from doppler_jax.types import pytree
 
 
@@ -69,21 +69,26 @@ class Annealing:
             together=jnp.ones(self.chains, jnp.int32),
         )
 
-    def step(
+    def ask(
+        self, key: chex.PRNGKey, problem: SearchProblem, state: AnnealingState
+    ) -> chex.Array:
+        lanes = jnp.repeat(state.candidate, self.proposals, axis=0)
+        # The first lane of each chain is the candidate, the others are moves from it.
+        return mutate(key, problem.instance, lanes).at[:: self.proposals].set(state.candidate)
+
+    def tell(
         self,
         key: chex.PRNGKey,
         problem: SearchProblem,
-        scorer: Scorer,
         state: AnnealingState,
+        asked: chex.Array,
+        scores: Scores,
         progress: chex.Array,
     ) -> AnnealingState:
-        move_key, accept_key, choose_key, exchange_key = jax.random.split(key, 4)
+        del problem
+        accept_key, choose_key, exchange_key = jax.random.split(key, 3)
         temperature = self.hot * (self.cold / self.hot) ** progress
-        # Lane 0 is the candidate, the others are moves from it.
-        lanes = jnp.repeat(state.candidate, self.proposals, axis=0)
-        tried = mutate(move_key, problem.instance, lanes).reshape(state.tried.shape)
-        tried = tried.at[:, 0].set(state.candidate)
-        scores = scorer(tried.reshape(lanes.shape))
+        tried = asked.reshape(state.tried.shape)
         energy, value_s = (
             a.reshape(state.accepted.shape) for a in (scores.energy, scores.value_s)
         )

@@ -31,9 +31,6 @@ BLOCK_STEPS = 1024
 NUM_FOUND = 12
 """Placements that a search hands on, to be judged in float64."""
 
-Scorer = Callable[[chex.Array], Scores]
-"""Scores placements `[B, N]`."""
-
 State = Any
 """Pytree of a search in progress; `best` is a `Best`, the rest is the search's own."""
 
@@ -63,15 +60,22 @@ class Search(Protocol):
     def init(self, placements: chex.Array) -> State:
         """Returns the state that starts at placements `[members, N]`, scored by its steps."""
 
-    def step(
+    def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: State) -> chex.Array:
+        """Returns the placements `[batch, N]` to simulate next."""
+
+    def tell(
         self,
         key: chex.PRNGKey,
         problem: SearchProblem,
-        scorer: Scorer,
         state: State,
+        asked: chex.Array,
+        scores: Scores,
         progress: chex.Array,
     ) -> State:
-        """Simulates one batch and moves on; `progress` is the share spent of its budget."""
+        """Moves on, with what `ask` returned for this state and what that is worth.
+
+        `progress` is the share spent of its budget.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,11 +265,13 @@ def _advance(
     schedule: chex.Array,
 ) -> State:
     """Does steps `first` to `first + steps - 1`."""
-    scorer = partial(score, objective, problem)
 
     def step(k: chex.Array, state: State) -> State:
         progress = jnp.clip(schedule[0] + schedule[1] * k.astype(jnp.float32), 0.0, 1.0)
-        return search.step(jax.random.fold_in(key, k), problem, scorer, state, progress)
+        ask_key, tell_key = jax.random.split(jax.random.fold_in(key, k))
+        asked = search.ask(ask_key, problem, state)
+        scores = score(objective, problem, asked)
+        return search.tell(tell_key, problem, state, asked, scores, progress)
 
     # The loop is of known length because XLA's CPU compiler (jaxlib 0.10.2) aborts on the
     # simulator's kernel within one that is not.

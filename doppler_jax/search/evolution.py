@@ -12,9 +12,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.search.anytime import Best, Scorer
+from doppler_jax.search.anytime import Best
 from doppler_jax.search.moves import mutate
-from doppler_jax.search.objective import SearchProblem
+from doppler_jax.search.objective import Scores, SearchProblem
 from doppler_jax.types import pytree
 
 
@@ -54,23 +54,25 @@ class Evolution:
         best = Best(placement=placements, value_s=unknown_s)
         return Population(best=best, energy=unknown_s)
 
-    def step(
-        self,
-        key: chex.PRNGKey,
-        problem: SearchProblem,
-        scorer: Scorer,
-        state: Population,
-        progress: chex.Array,
-    ) -> Population:
-        del progress
+    def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: Population) -> chex.Array:
         cross_key, move_key = jax.random.split(key)
         children = self._cross(cross_key, problem, state.best.placement)
         children = self._mutate(move_key, problem, children)
         # The first batch scores the parents themselves, as far as it goes.
         parents = jnp.resize(state.best.placement, children.shape)
-        children = jnp.where(jnp.isinf(state.energy).all(), parents, children)
-        scores = scorer(children)
-        placements = jnp.concatenate([state.best.placement, children])
+        return jnp.where(jnp.isinf(state.energy).all(), parents, children)
+
+    def tell(
+        self,
+        key: chex.PRNGKey,
+        problem: SearchProblem,
+        state: Population,
+        asked: chex.Array,
+        scores: Scores,
+        progress: chex.Array,
+    ) -> Population:
+        del key, problem, progress
+        placements = jnp.concatenate([state.best.placement, asked])
         energy = jnp.concatenate([state.energy, scores.energy])
         value_s = jnp.concatenate([state.best.value_s, scores.value_s])
         # One that fits is never driven out by one that does not.

@@ -12,10 +12,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.search.anytime import Best, Scorer, keep_best
+from doppler_jax.search.anytime import Best, keep_best
 from doppler_jax.search.budget import fit_batch
 from doppler_jax.search.moves import mutate, single_moves
-from doppler_jax.search.objective import SearchProblem
+from doppler_jax.search.objective import Scores, SearchProblem
 from doppler_jax.types import pytree
 
 
@@ -68,19 +68,22 @@ class LocalSearch:
             failures=zeros,
         )
 
-    def step(
+    def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: DescentState) -> chex.Array:
+        tried = self._neighbours(key, problem, state)
+        return tried.reshape(-1, tried.shape[2])
+
+    def tell(
         self,
         key: chex.PRNGKey,
         problem: SearchProblem,
-        scorer: Scorer,
         state: DescentState,
+        asked: chex.Array,
+        scores: Scores,
         progress: chex.Array,
     ) -> DescentState:
         del progress
-        move_key, kick_key = jax.random.split(key)
         shape = (self.searchers, self.proposals)
-        tried = self._neighbours(move_key, problem, state)
-        scores = scorer(tried.reshape(-1, tried.shape[2]))
+        tried = asked.reshape(*shape, asked.shape[1])
         energy = scores.energy.reshape(shape)
         best = keep_best(state.best, tried, scores.value_s.reshape(shape))
         first = energy.argmin(1)
@@ -95,7 +98,7 @@ class LocalSearch:
             next_move=(state.next_move + self.proposals // 2) % moves,
             in_vain=jnp.where(is_better, 0, state.in_vain + self.proposals // 2),
         )
-        return self._perturb(kick_key, problem, state, state.in_vain >= moves)
+        return self._perturb(key, problem, state, state.in_vain >= moves)
 
     def _neighbours(
         self, key: chex.PRNGKey, problem: SearchProblem, state: DescentState

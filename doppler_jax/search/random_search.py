@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.graphs.instance import Instance
-from doppler_jax.search.anytime import NUM_FOUND, Best, Scorer
-from doppler_jax.search.objective import SearchProblem
+from doppler_jax.search.anytime import NUM_FOUND, Best
+from doppler_jax.search.objective import Scores, SearchProblem
 from doppler_jax.types import pytree
 
 
@@ -40,18 +40,22 @@ class RandomSearch:
     def init(self, placements: chex.Array) -> Drawn:
         return Drawn(best=Best(placement=placements, value_s=jnp.full(NUM_FOUND, jnp.inf)))
 
-    def step(
+    def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: Drawn) -> chex.Array:
+        del state
+        return draw_placements(key, problem.instance, self.draws)
+
+    def tell(
         self,
         key: chex.PRNGKey,
         problem: SearchProblem,
-        scorer: Scorer,
         state: Drawn,
+        asked: chex.Array,
+        scores: Scores,
         progress: chex.Array,
     ) -> Drawn:
-        del progress
-        drawn = draw_placements(key, problem.instance, self.draws)
-        value_s = jnp.concatenate([state.best.value_s, scorer(drawn).value_s])
-        placements = jnp.concatenate([state.best.placement, drawn])
+        del key, problem, progress
+        value_s = jnp.concatenate([state.best.value_s, scores.value_s])
+        placements = jnp.concatenate([state.best.placement, asked])
         kept = jnp.argsort(value_s, stable=True)[:NUM_FOUND]
         return Drawn(best=Best(placement=placements[kept], value_s=value_s[kept]))
 

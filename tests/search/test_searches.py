@@ -13,6 +13,7 @@ from doppler_jax.search.anytime import run_search
 from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
+from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.objective import Objective, make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
@@ -24,6 +25,11 @@ SEARCHES = {
     "annealing": Annealing(chains=2, proposals=8),
     "evolution": Evolution(parents=8, children=16),
     "local_search": LocalSearch(searchers=2, proposals=8),
+    "memetic": Memetic(
+        evolution=Evolution(parents=8, children=16),
+        descent=LocalSearch(searchers=2, proposals=8),
+        patience=8,
+    ),
     "random": RandomSearch(draws=16),
 }
 OBJECTIVE = Objective()
