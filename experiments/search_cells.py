@@ -21,8 +21,8 @@ from experiments.method_cells import finished, placed_record
 WARM_UP_EVALUATIONS = 10_000
 """Of the run before the clock starts: enough that no method shrinks its batches."""
 
-METHODS = ("doppler", "doppler+search", "local_search", "annealing", "evolution")
-"""`local_search` is the search of `doppler+search` from critical-path and HEFT placements."""
+METHODS = ("doppler", "doppler+search", "memetic", "local_search", "annealing", "evolution")
+"""`memetic` is the search of `doppler+search` from critical-path and HEFT placements."""
 
 LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
 """Of these the best is the table's list scheduler."""

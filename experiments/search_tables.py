@@ -14,7 +14,10 @@ from experiments.search_cells import METHODS, Cell
 OURS = "doppler+search"
 """The method that the others are compared with."""
 
-RIVALS = ("local_search", "annealing", "evolution", "doppler")
+RIVALS = ("memetic", "local_search", "annealing", "evolution", "doppler")
+
+OVER = RIVALS[:3]
+"""Rivals with a column of how far we are above them."""
 
 EQUAL = 1e-5
 """Relative difference up to which two makespans count as equal: simulators agree to that."""
@@ -84,7 +87,7 @@ def _load(cells: Cells, cell: Cell, num_seeds: int) -> Row:
 
 def _columns(unit: str) -> tuple[str, ...]:
     timed = ("first run, s",) if unit == "seconds" else ()
-    over = tuple(f"over {rival} (%)" for rival in RIVALS[:2])
+    over = tuple(f"over {rival} (%)" for rival in OVER)
     return ("problem", "links", unit, "seeds", *METHODS, "list scheduler", *over, *timed)
 
 
@@ -99,7 +102,7 @@ def _row(row: Row) -> tuple[str, ...]:
     ]
     over = [
         f"{100 * (means[OURS] / means[rival] - 1):+.2f}" if {OURS, rival} <= set(means) else "-"
-        for rival in RIVALS[:2]
+        for rival in OVER
     ]
     cell = row.cell
     columns = [cell.graph, cell.links, f"{cell.amount:,}", str(len(row.seeds)), *texts]

@@ -80,9 +80,9 @@ def test_the_table_marks_the_least_and_counts_the_cells_won(tmp_path):
     runs, text = search_tables.tabulate(cells, [CELL, other], 2)
     assert len(runs) == 3 * len(METHODS)
     first, second = (row for row in table_rows(text) if row[0] in ("tiny", "other"))
-    assert first[3:] == ["1", "4", "2", "2", "1*", "4", "-", "+0.00", "+100.00"]
+    assert first[3:] == ["1", "4", "2", "4", "2", "1*", "4", "-", "-50.00", "+0.00", "+100.00"]
     assert second[3:5] == ["2", "4.5"]  # the mean of two seeds
-    assert second[5] == "2.5*"
+    assert second[5:8] == ["2.5*", "4.5", "3"]
     against = {row[0]: row[1:] for row in table_rows(text) if len(row) == 7}
     assert against["local_search"][:4] == ["0 / 1 / 0", "1 / 0 / 0", "1 / 1 / 0", "2 / 1 / 0"]
     assert against["annealing"][:3] == ["0 / 0 / 1", "1 / 0 / 0", "1 / 0 / 1"]
@@ -100,8 +100,10 @@ def test_only_seeds_that_all_methods_have_count_and_the_rest_is_named(tmp_path):
     assert "-33.33" not in text
     (row,) = (row for row in table_rows(text) if row[0] == "tiny")
     assert row[3:7] == ["1", "-", "3*", "-"]
-    assert row[-2:] == ["-", "-25.00"]
-    assert "Not run: tiny parallel: 10,000 (doppler, local_search, evolution); " in text
+    assert row[-3:] == ["-", "-", "-25.00"]
+    assert (
+        "Not run: tiny parallel: 10,000 (doppler, memetic, local_search, evolution); " in text
+    )
     assert text.endswith("none parallel: 10,000.\n")
 
 
