@@ -2,7 +2,9 @@ import dataclasses
 import time
 from types import SimpleNamespace
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -208,3 +210,41 @@ def test_a_small_budget_makes_small_batches(name, evaluations):
     assert fitted.batch <= max(evaluations, 2)
     assert fitted.members >= 1
     assert type(fitted)().fit(2**20) == type(fitted)()  # as it is, where there is enough
+
+
+def test_memetic_descends_from_the_best_of_evolution_once_that_stalls():
+    graph, costs = pinned_problem(5, 14)
+    problem = make_search_problem(graph, costs, OBJECTIVE, jax.random.key(1))
+    search = SEARCHES["memetic"]
+    starts = random_placements(costs, np.random.default_rng(7), search.members)
+    padded = np.pad(starts, ((0, 0), (0, SIZE - graph.num_tasks)))
+    state = search.init(jnp.asarray(padded, jnp.int32))
+    ask, tell = jax.jit(search.ask), jax.jit(search.tell)
+    stalled, least_s = 0, np.inf
+    for k in range(400):
+        ask_key, tell_key = jax.random.split(jax.random.fold_in(jax.random.key(2), k))
+        before = state
+        asked = ask(ask_key, problem, before)
+        if stalled == search.patience:
+            break
+        scores = score_padded(OBJECTIVE, problem, np.asarray(asked), search.batch)
+        state = tell(tell_key, problem, before, asked, scores, np.float32(0.5))
+        stalled = 0 if scores.energy.min() < least_s else stalled + 1
+        least_s = min(least_s, scores.energy.min())
+        assert state.stalled == stalled
+        assert np.isinf(state.descent.best.value_s).all()
+    first, second = before.population.best.placement[:2]
+    np.testing.assert_array_equal(asked.reshape(2, 8, -1)[:, 0], [first, second])
+    scores = score_padded(OBJECTIVE, problem, np.asarray(asked), search.batch)
+    state = tell(tell_key, problem, before, asked, scores, np.float32(0.5))
+    assert np.isfinite(state.descent.best.value_s).all()
+    chex.assert_trees_all_equal(state.population, before.population)
+    assert len(state.best.value_s) == 8 + 2
+
+
+def test_memetic_is_evolution_where_it_cannot_stall():
+    search = Memetic()
+    longest = search.patience * search.batch
+    assert search.fit(longest) == Evolution().fit(longest)
+    assert search.fit(longest + search.batch) == search
+    assert search.evolution.batch == search.descent.batch
