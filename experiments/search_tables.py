@@ -36,6 +36,14 @@ class Row:
         """Returns the makespans `[seeds]` of a method that has runs."""
         return np.array([run["makespan_s"] for run in self.runs[method]])
 
+    def lower_bound_s(self) -> float:
+        """Returns what no placement is below, by the runs of any method."""
+        return max(run["lower_bound_s"] for found in self.runs.values() for run in found)
+
+    def is_solved(self, method: str) -> bool:
+        """Returns whether a method's mean is at the lower bound: nothing can be below."""
+        return bool(self.makespans(method).mean() <= self.lower_bound_s() * (1 + EQUAL))
+
 
 def tabulate(
     cells: Cells, wanted: Sequence[Cell], num_seeds: int
@@ -53,13 +61,15 @@ def tabulate(
     text += format_table(_columns(unit), [_row(row) for row in done])
     text += (
         f"\n`{OURS}` against the others: cells in which the mean is below / equal / above, "
-        "the same of the paired runs, and its makespan over theirs.\n\n"
+        "in how many of them the rival is at the lower bound, below / equal / above of the "
+        "paired runs, and its makespan over theirs.\n\n"
     )
     amounts = sorted({cell.amount for cell in wanted})
     columns = (
         "rival",
         *(f"{amount:,}" for amount in amounts),
         "all",
+        "solved",
         "runs",
         "mean (%)",
         "worst (%)",
@@ -88,7 +98,17 @@ def _load(cells: Cells, cell: Cell, num_seeds: int) -> Row:
 def _columns(unit: str) -> tuple[str, ...]:
     timed = ("first run, s",) if unit == "seconds" else ()
     over = tuple(f"over {rival} (%)" for rival in OVER)
-    return ("problem", "links", unit, "seeds", *METHODS, "list scheduler", *over, *timed)
+    return (
+        "problem",
+        "links",
+        unit,
+        "seeds",
+        *METHODS,
+        "list scheduler",
+        "lower bound",
+        *over,
+        *timed,
+    )
 
 
 def _row(row: Row) -> tuple[str, ...]:
@@ -106,7 +126,8 @@ def _row(row: Row) -> tuple[str, ...]:
     ]
     cell = row.cell
     columns = [cell.graph, cell.links, f"{cell.amount:,}", str(len(row.seeds)), *texts]
-    columns += ["-" if row.list_s is None else f"{row.list_s:.6g}", *over]
+    columns += ["-" if row.list_s is None else f"{row.list_s:.6g}"]
+    columns += [f"{row.lower_bound_s():.6g}", *over]
     if cell.unit == "seconds":
         first = [run["first_s"] for run in row.runs.get(OURS, [])]
         columns.append(f"{max(first):.0f}" if first else "-")
@@ -128,6 +149,7 @@ def _against(rival: str, rows: list[Row], amounts: list[int]) -> tuple[str, ...]
         rival,
         *counts,
         _count(ratios),
+        str(sum(row.is_solved(rival) for row in both)) if both else "-",
         _count([ours / theirs for _, ours, theirs in pairs]),
         "-" if over is None else f"{over.mean():+.2f}",
         "-" if over is None else f"{over.max():+.2f}",

@@ -29,7 +29,7 @@ def keep(cells, makespans, cell=CELL, seeds=(0,)):
         for seed in seeds:
             name = search_cells._compare_name(cell, method, seed)
             terms = {cell.unit: cell.amount}
-            record = {"makespan_s": makespan_s + seed, "first_s": 7.0}
+            record = {"makespan_s": makespan_s + seed, "first_s": 7.0, "lower_bound_s": 2.0}
             cells.get(name, terms, lambda record=record: record)
 
 
@@ -80,13 +80,28 @@ def test_the_table_marks_the_least_and_counts_the_cells_won(tmp_path):
     runs, text = search_tables.tabulate(cells, [CELL, other], 2)
     assert len(runs) == 3 * len(METHODS)
     first, second = (row for row in table_rows(text) if row[0] in ("tiny", "other"))
-    assert first[3:] == ["1", "4", "2", "4", "2", "1*", "4", "-", "-50.00", "+0.00", "+100.00"]
+    assert first[3:] == [
+        "1",
+        "4",
+        "2",
+        "4",
+        "2",
+        "1*",
+        "4",
+        "-",
+        "2",
+        "-50.00",
+        "+0.00",
+        "+100.00",
+    ]
     assert second[3:5] == ["2", "4.5"]  # the mean of two seeds
     assert second[5:8] == ["2.5*", "4.5", "3"]
-    against = {row[0]: row[1:] for row in table_rows(text) if len(row) == 7}
-    assert against["local_search"][:4] == ["0 / 1 / 0", "1 / 0 / 0", "1 / 1 / 0", "2 / 1 / 0"]
+    against = {row[0]: row[1:] for row in table_rows(text) if len(row) == 8}
+    below = ["0 / 1 / 0", "1 / 0 / 0", "1 / 1 / 0", "1", "2 / 1 / 0"]
+    assert against["local_search"][:5] == below
+    assert against["memetic"][3] == "0"  # above its lower bound in both cells
     assert against["annealing"][:3] == ["0 / 0 / 1", "1 / 0 / 0", "1 / 0 / 1"]
-    assert against["annealing"][5] == "+100.00"  # at worst
+    assert against["annealing"][6] == "+100.00"  # at worst
     assert "Not run: tiny parallel: 10,000 (1 of 2 seeds)." in text
 
 
@@ -100,7 +115,7 @@ def test_only_seeds_that_all_methods_have_count_and_the_rest_is_named(tmp_path):
     assert "-33.33" not in text
     (row,) = (row for row in table_rows(text) if row[0] == "tiny")
     assert row[3:7] == ["1", "-", "3*", "-"]
-    assert row[-3:] == ["-", "-", "-25.00"]
+    assert row[-4:] == ["2", "-", "-", "-25.00"]
     assert (
         "Not run: tiny parallel: 10,000 (doppler, memetic, local_search, evolution); " in text
     )
@@ -111,7 +126,7 @@ def test_a_table_of_nothing_says_so(tmp_path):
     runs, text = search_tables.tabulate(Cells(tmp_path), [CELL], 5)
     assert runs == []
     assert "Commits: none." in text
-    assert "| annealing | - | - | - | - | - |" in text
+    assert "| annealing | - | - | - | - | - | - |" in text
 
 
 def test_subsets_add_up_to_one_table(tiny, tmp_path, monkeypatch):
