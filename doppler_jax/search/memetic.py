@@ -77,12 +77,9 @@ class Memetic:
         scores: Scores,
         progress: chex.Array,
     ) -> MemeticState:
-        told = (key, problem)
-        news = (asked, scores, progress)
-
         def evolve() -> MemeticState:
             before = state.population
-            after = self.evolution.tell(*told, before, *news)
+            after = self.evolution.tell(key, problem, before, asked, scores, progress)
             is_gain = after.energy.min() < before.energy.min()
             return MemeticState(
                 population=after,
@@ -91,7 +88,7 @@ class Memetic:
             )
 
         def descend() -> MemeticState:
-            descent = self.descent.tell(*told, state.descent, *news)
+            descent = self.descent.tell(key, problem, state.descent, asked, scores, progress)
             return dataclasses.replace(state, descent=descent)
 
         return jax.lax.cond(self._evolves(state), evolve, descend)
