@@ -5,6 +5,9 @@ The judge is `doppler_jax.simulator.memory.peak_memory_bytes`, whose rules these
 to start when they are requested, so the numbers here are near the truth but no bound.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -67,9 +70,9 @@ def excess(
 ) -> chex.Array:
     """Returns `[B]` by how much the devices' peaks exceed capacity, in capacities, summed.
 
-    Peaks are worked out only where they may matter: if a device of the batch could not hold
-    all that it ever holds at once, nor all that it holds within one of `INTERVALS` equal parts
-    of the makespan.
+    Events are sorted only where that may matter: if a device could not hold at once all that
+    it ever holds, nor all that it may hold within one of `INTERVALS` equal parts of the
+    makespan.
 
     Args:
       table: items and capacities.
@@ -78,35 +81,51 @@ def excess(
       start_s: `[B, N]` starts, seconds.
       finish_s: `[B, N]` finishes.
     """
+    run = partial(_excess, table, instance)
+
+    def one_by_one(*columns: chex.Array) -> chex.Array:
+        # What one placement takes stays in cache, and a tight one makes no other wait.
+        return jax.lax.map(lambda lane: run(*(a[None] for a in lane))[0], columns)
+
+    return jax.lax.platform_dependent(
+        placements, start_s, finish_s, cpu=one_by_one, default=run
+    )
+
+
+def _excess(
+    table: MemoryTable,
+    instance: Instance,
+    placements: chex.Array,
+    start_s: chex.Array,
+    finish_s: chex.Array,
+) -> chex.Array:
+    """Does `excess`'s work on a batch `[B, N]`, all of it as far as any of it needs."""
     capacity = table.capacity_bytes[None]
-
-    def of_peaks() -> chex.Array:
-        spans = jax.vmap(_spans, in_axes=(None, None, 0, 0, 0))(
-            table, instance, placements, start_s, finish_s
-        )
-        most_bytes = jax.vmap(_most_bytes)(spans)
-        fits = (most_bytes <= capacity * (1 - 1e-5)).all()
-        return jax.lax.cond(fits, none_over, lambda: over(jax.vmap(_peak_bytes)(spans)))
-
-    def over(peak_bytes: chex.Array) -> chex.Array:
-        # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
-        share = (peak_bytes - capacity * (1 + 1e-6)) / jnp.maximum(capacity, 1.0)
-        return jnp.maximum(jnp.where(jnp.isinf(capacity), 0.0, share), 0.0).sum(1)
+    held = jax.vmap(_held_bytes, in_axes=(None, None, 0))(table, instance, placements)
 
     def none_over() -> chex.Array:
         return jnp.zeros(len(placements))
 
-    ever_bytes = jax.vmap(_bytes_ever_held, in_axes=(None, None, 0))(
-        table, instance, placements
-    )
-    fits = (ever_bytes <= capacity * (1 - 1e-5)).all()
-    return jax.lax.cond(fits, none_over, of_peaks)
+    def unless_fits(bytes_: chex.Array, otherwise: Callable[[], chex.Array]) -> chex.Array:
+        fits = (bytes_ <= capacity * (1 - 1e-5)).all()
+        return jax.lax.cond(fits, none_over, otherwise)
+
+    def of_parts() -> chex.Array:
+        most = jax.vmap(_most_bytes, in_axes=(None, None, 0, 0, 0))
+        return unless_fits(most(table, instance, held, start_s, finish_s), of_peaks)
+
+    def of_peaks() -> chex.Array:
+        peak = jax.vmap(_peak_bytes, in_axes=(None, None, 0, 0, 0))
+        # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
+        over = peak(table, instance, placements, start_s, finish_s) - capacity * (1 + 1e-6)
+        share = jnp.where(jnp.isinf(capacity), 0.0, over / jnp.maximum(capacity, 1.0))
+        return jnp.maximum(share, 0.0).sum(1)
+
+    return unless_fits(held.sum(1), of_parts)
 
 
-def _bytes_ever_held(
-    table: MemoryTable, instance: Instance, placement: chex.Array
-) -> chex.Array:
-    """Returns the bytes `[D]` of all items that one placement `[N]` puts on each device."""
+def _held_bytes(table: MemoryTable, instance: Instance, placement: chex.Array) -> chex.Array:
+    """Returns the bytes `[X, D]` of the items that one placement `[N]` puts on each device."""
     placement = jnp.pad(placement, (0, 1))
     devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[None]
     source = jnp.where(
@@ -114,16 +133,48 @@ def _bytes_ever_held(
     )
     is_held = devices == source[:, None]
     is_held = is_held.at[table.edge_item, placement[table.edge_reader]].set(True)
-    return jnp.where(is_held, table.item_bytes[:, None], 0.0).sum(0)
+    return jnp.where(is_held, table.item_bytes[:, None], 0.0)
+
+
+def _most_bytes(
+    table: MemoryTable,
+    instance: Instance,
+    held: chex.Array,
+    start_s: chex.Array,
+    finish_s: chex.Array,
+) -> chex.Array:
+    """Returns `[D]` bytes that no peak of one placement is above.
+
+    Every device counts an item that it ever holds, `held` `[X, D]`, from when it is made
+    until it is read for the last time anywhere, in whole intervals.
+    """
+    start_s, finish_s = (jnp.pad(a, (0, 1)) for a in (start_s, finish_s))
+    is_tensor = table.home == instance.num_devices
+    made_s = jnp.where(is_tensor, start_s[table.producer], 0.0)
+    sent_s = jnp.where(is_tensor, finish_s[table.producer], 0.0)
+    sent_s += instance.latency_s.max() + table.item_bytes * instance.seconds_per_byte.max()
+    is_sent = (held > 0).sum(1) > 1
+    gone_s = jnp.where(is_sent, sent_s, made_s)
+    gone_s = gone_s.at[table.edge_item].max(finish_s[table.edge_reader])
+    last_s = gone_s.max(initial=0.0)
+    gone_s = jnp.where(table.is_result | (table.home == RESIDENT), last_s, gone_s)
+
+    def interval(time_s: chex.Array) -> chex.Array:
+        share = jnp.where(last_s > 0, time_s / last_s, 0.0)
+        return (jnp.clip(share, 0.0, 1.0) * (INTERVALS - 1)).astype(jnp.int32)
+
+    change = jnp.zeros((INTERVALS + 1, instance.num_devices))
+    change = change.at[interval(made_s)].add(held).at[interval(gone_s) + 1].add(-held)
+    return jnp.cumsum(change, axis=0).max(0)
 
 
 @pytree
 class _Spans:
-    """When each of I items is on each device, and how large it is there, of one placement."""
+    """When each of X items is on each device, and how large it is there, of one placement."""
 
-    from_s: chex.Array  # [I, D]
-    until_s: chex.Array  # [I, D]
-    held: chex.Array  # [I, D] bytes, 0 where it never is
+    from_s: chex.Array  # [X, D]
+    until_s: chex.Array  # [X, D]
+    held: chex.Array  # [X, D] bytes, 0 where it never is
 
 
 def _spans(
@@ -163,24 +214,15 @@ def _spans(
     return _Spans(from_s=from_s, until_s=until_s, held=held)
 
 
-def _most_bytes(spans: _Spans) -> chex.Array:
-    """Returns `[D]` bytes that no peak is above: what is held at any time of an interval."""
-    last_s = jnp.where(jnp.isfinite(spans.until_s), spans.until_s, 0.0).max(initial=0.0)
-
-    def interval(time_s: chex.Array) -> chex.Array:
-        share = jnp.where(last_s > 0, time_s / last_s, 0.0)
-        return (jnp.clip(share, 0.0, 1.0) * (INTERVALS - 1)).astype(jnp.int32)
-
-    num_devices = spans.held.shape[1]
-    device = jnp.arange(num_devices, dtype=jnp.int32)[None]
-    change = jnp.zeros((INTERVALS + 1, num_devices))
-    change = change.at[interval(spans.from_s), device].add(spans.held)
-    change = change.at[interval(spans.until_s) + 1, device].add(-spans.held)
-    return jnp.cumsum(change, axis=0).max(0)
-
-
-def _peak_bytes(spans: _Spans) -> chex.Array:
-    """Returns the peak `[D]`."""
+def _peak_bytes(
+    table: MemoryTable,
+    instance: Instance,
+    placement: chex.Array,
+    start_s: chex.Array,
+    finish_s: chex.Array,
+) -> chex.Array:
+    """Returns the peak `[D]` of one placement `[N]`."""
+    spans = _spans(table, instance, placement, start_s, finish_s)
     times = jnp.concatenate([spans.until_s, spans.from_s])
     is_new = jnp.broadcast_to(
         (jnp.arange(len(times)) >= len(spans.held))[:, None].astype(jnp.int32), times.shape
