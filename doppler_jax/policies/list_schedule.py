@@ -160,7 +160,9 @@ def append(
     readers = instance.succ_task[task]
     follower = instance.chain_next[task]
     moved = state.head == task
-    missing = state.missing - (state.head[:, None] == readers[None]).sum(-1, dtype=jnp.int32)
+    chains = instance.chain[readers]
+    waits = (state.head[chains] == readers) & (readers != nobody)
+    missing = state.missing.at[chains].add(-waits.astype(jnp.int32))
     where = state.device.at[task].set(jnp.where(real, device, instance.num_devices))
     unplaced = where[instance.pred_task[follower]] == instance.num_devices
     real_producers = instance.pred_task[follower] != nobody

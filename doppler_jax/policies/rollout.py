@@ -195,14 +195,31 @@ def draw_index(weight: chex.Array, draw: chex.Array) -> chex.Array:
 
     Never one of weight 0, whatever rounding does, unless all are; draw 0 gives the first.
     """
-    # Products with triangles of ones are faster on CPUs than a cumulative sum; wide graphs,
-    # of thousands of chains, take small triangles.
-    if weight.shape[0] <= 128:
-        reached = jnp.tril(jnp.ones((weight.shape[0],) * 2)) @ weight
-    else:
-        reached = _sums_before(weight[:, None], block=64)[:, 0] + weight
+    width = weight.shape[0]
+    if width <= 128:
+        reached = _reached(weight)
+        return _first_past(weight, reached, draw * reached[-1])
+    size = 1 << (width.bit_length() // 2)
+    blocks = jnp.pad(weight, (0, -width % size)).reshape(-1, size)
+    total = blocks.sum(1)
+    reached = _reached(total)
+    mass = draw * reached[-1]
+    block = _first_past(total, reached, mass)
+    within = blocks[block]
+    mass -= reached[block] - total[block]
+    return block * size + _first_past(within, _reached(within), mass)
+
+
+def _reached(weight: chex.Array) -> chex.Array:
+    """Returns the sums up to each weight `[K]`, itself included."""
+    # A product with a triangle of ones is faster on CPUs than a cumulative sum.
+    return jnp.tril(jnp.ones((weight.shape[0],) * 2)) @ weight
+
+
+def _first_past(weight: chex.Array, reached: chex.Array, mass: chex.Array) -> chex.Array:
+    """Returns the first of the weights above 0 that ends past `mass`, the last if none does."""
     possible = weight > 0
-    passed = possible & (reached > draw * reached[-1])
+    passed = possible & (reached > mass)
     last = weight.shape[0] - 1 - jnp.argmax(possible[::-1])
     return jnp.where(passed.any(), jnp.argmax(passed), last).astype(jnp.int32)
 
