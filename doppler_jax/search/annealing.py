@@ -36,12 +36,16 @@ class AnnealingState:
 
 @dataclasses.dataclass(frozen=True)
 class Annealing:
-    """Settings of annealing. Temperatures are fractions of the current makespan."""
+    """Settings of annealing.
+
+    Temperatures are in shares of a task: the current makespan over the number of tasks. What
+    a move changes is of that order, so that graphs of all sizes cool alike.
+    """
 
     chains: int = 4
     proposals: int = 32  # per chain and step
-    hot: float = 0.05  # temperature at the start
-    cold: float = 5e-4  # and at the end of the budget, geometrically between
+    hot: float = 0.5  # temperature at the start
+    cold: float = 5e-3  # and at the end of the budget, geometrically between
     exchange: int = 50  # mean steps after which the worst chain restarts where the best is
 
     @property
@@ -85,9 +89,9 @@ class Annealing:
         scores: Scores,
         progress: chex.Array,
     ) -> AnnealingState:
-        del problem
         accept_key, choose_key, exchange_key = jax.random.split(key, 3)
         temperature = self.hot * (self.cold / self.hot) ** progress
+        temperature /= jnp.maximum(problem.instance.num_tasks, 1).astype(jnp.float32)
         tried = asked.reshape(state.tried.shape)
         energy, value_s = (
             a.reshape(state.accepted.shape) for a in (scores.energy, scores.value_s)
