@@ -19,6 +19,12 @@ from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import TrainState
 from doppler_jax.training.train import train_policy
 
+LEAST_UPDATES = 400
+"""Updates of whole batches that come before local search beside them where evaluations count.
+
+Episodes teach more than as many moves of the chains, which are cheap in seconds only.
+"""
+
 DRAWN_STEPS = 1 << 17
 """Steps of the episodes of a policy that are drawn at once."""
 
@@ -51,7 +57,7 @@ def learn_placements(
       links: `parallel` or `serial`, under which they are.
       record: told after each update of the evaluations spent and the best makespan.
     """
-    simulate = SimConfig(links=links)
+    simulate = training_config(links, max_evaluations)
     if config.place == "earliest":
         # An elite says where tasks go, which this policy does not learn.
         simulate = dataclasses.replace(simulate, elite_weight=0.0)
@@ -69,6 +75,23 @@ def learn_placements(
         evaluations=int(trained.state.evaluations),
         interrupted=trained.interrupted,
     )
+
+
+def training_config(
+    links: Literal["parallel", "serial"], max_evaluations: int | None
+) -> SimConfig:
+    """Returns the settings of stage 2 that suit a bound on evaluations, if there is one.
+
+    Local search beside the policy gets what `LEAST_UPDATES` updates leave of it.
+    """
+    config = SimConfig(links=links)
+    if max_evaluations is None:
+        return config
+    rest = max_evaluations // LEAST_UPDATES - config.batch
+    rounds = rest // config.num_chains - 1
+    if rounds < 1:
+        return dataclasses.replace(config, num_chains=0)
+    return dataclasses.replace(config, search_rounds=min(config.search_rounds, rounds))
 
 
 def elite_placements(state: TrainState, num_tasks: int) -> np.ndarray:
