@@ -17,7 +17,7 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import elite_placements, policy_candidates, training_config
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_table
@@ -32,17 +32,18 @@ from experiments.provenance import provenance
 from experiments.search import BEST_KNOWN_S
 from experiments.search_cells import load_problem
 
-VARIANTS: dict[str, tuple[PolicyConfig, SimConfig]] = {
-    "as it is": (PolicyConfig(), SimConfig()),
-    "features: without positions": (PolicyConfig(features="coparent"), SimConfig()),
-    "features: the paper's": (PolicyConfig(features="paper"), SimConfig()),
-    "no elites": (PolicyConfig(), SimConfig(num_elites=0)),
-    "no tempering": (PolicyConfig(), SimConfig(num_chains=0)),
-    "neither": (PolicyConfig(), SimConfig(num_elites=0, num_chains=0)),
-    "batch 64": (PolicyConfig(), SimConfig(batch=64, minibatches=2, num_chains=64)),
-    "batch 1024": (PolicyConfig(), SimConfig(batch=1024, minibatches=32)),
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as it is": ({}, {}),
+    "features: without positions": ({"features": "coparent"}, {}),
+    "features: the paper's": ({"features": "paper"}, {}),
+    "no elites": ({}, {"num_elites": 0}),
+    "no local search": ({}, {"num_chains": 0}),
+    "neither": ({}, {"num_elites": 0, "num_chains": 0}),
+    "all local search": ({}, {"num_chains": SimConfig().num_chains}),
+    "batch 64": ({}, {"batch": 64, "minibatches": 2}),
+    "batch 1024": ({}, {"batch": 1024, "minibatches": 32}),
 }
-"""Settings by name; minibatches of other batches are of the same size."""
+"""Changes of policy and training by name; minibatches of other batches are of the same size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class AblationSettings:
     variants: tuple[str, ...] = tuple(VARIANTS)
     graphs: tuple[str, ...] = tuple(BEST_KNOWN_S)
     seeds: int = 3
-    evaluations: int | None = 300_000
+    evaluations: int | None = 100_000
     """Simulated executions of a run."""
     budget_s: float | None = None
     """Seconds of a run, in place of simulated executions."""
@@ -87,6 +88,7 @@ def main(settings: AblationSettings) -> None:
         )
     folder = settings.runs / "search_ablation"
     cells = Cells(folder / "cells")
+    settings = dataclasses.replace(settings, variants=tuple(resolve(settings)))
     results = [
         ablation_cell(cells, settings, graph, variant, seed)
         for graph in settings.graphs
@@ -101,11 +103,30 @@ def main(settings: AblationSettings) -> None:
     (folder / "search_ablation.md").write_text(text, encoding="utf-8")
 
 
+def resolve(settings: AblationSettings) -> dict[str, tuple[PolicyConfig, SimConfig]]:
+    """Returns the settings of the variants asked for, but for those that repeat another.
+
+    What is changed is what `doppler` does under the bound at hand: within few simulated
+    executions it has no local search to be taken away.
+    """
+    bound = settings.evaluations if settings.budget_s is None else None
+    base = training_config("parallel", bound)
+    resolved: dict[str, tuple[PolicyConfig, SimConfig]] = {}
+    for name in settings.variants:
+        of_policy, of_training = VARIANTS[name]
+        config = dataclasses.replace(base, **of_training)
+        config = dataclasses.replace(config, num_chains=min(config.num_chains, config.batch))
+        pair = PolicyConfig(**of_policy), config
+        if pair not in resolved.values():
+            resolved[name] = pair
+    return resolved
+
+
 def ablation_cell(
     cells: Cells, settings: AblationSettings, graph_name: str, variant: str, seed: int
 ) -> dict[str, Any]:
     """Returns what stages 1 and 2 make of a graph in one variant."""
-    policy_config, config = VARIANTS[variant]
+    policy_config, config = resolve(settings)[variant]
     bounds: dict[str, Any] = {"max_evaluations": settings.evaluations}
     if settings.budget_s is not None:
         bounds = {"budget_s": settings.budget_s}

@@ -63,7 +63,7 @@ def test_budgets_in_seconds_begin_after_a_first_run(tiny, tmp_path, monkeypatch)
     record = search_cells.compare_cell(Cells(tmp_path), tmp_path, cell, "annealing", 0)
     search_cells.compare_cell(Cells(tmp_path), tmp_path, cell, "annealing", 1)
     first, second, third = asked
-    assert first["max_evaluations"] == search_cells.WARM_UP_EVALUATIONS
+    assert first["budget_s"] == search_cells.WARM_UP_S
     assert second["budget_s"] == third["budget_s"] == 30
     assert second["max_evaluations"] is third["max_evaluations"] is None
     assert {options["links"] for options in asked} == {"serial"}

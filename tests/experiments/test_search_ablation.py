@@ -4,9 +4,9 @@ import jax
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.learned import training_config
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training import sim_rl, train
-from doppler_jax.training.sim_rl import SimConfig
 from experiments import search_ablation
 from experiments.search_ablation import VARIANTS, AblationSettings
 from tests.policies.cases import CONFIG
@@ -20,7 +20,8 @@ def tiny(monkeypatch):
     problem = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 1, 1.0)], num_devices=2)
     monkeypatch.setattr(search_ablation, "load_problem", lambda reference, name: problem)
     monkeypatch.setattr(search_ablation, "BEST_KNOWN_S", {GRAPH: 3.0})
-    monkeypatch.setattr(search_ablation, "VARIANTS", {"small": (CONFIG, SIM)})
+    monkeypatch.setattr(search_ablation, "resolve", lambda settings: {"small": (CONFIG, SIM)})
+    monkeypatch.setattr(search_ablation, "VARIANTS", {"small": ({}, {})})
     update = jax.jit(sim_rl.update_on, static_argnames=("policy", "config", "shards"))
     monkeypatch.setattr(
         train, "sim_update", lambda s, p, c, k: update(s, p, policy=c, config=k, shards=1)
@@ -53,13 +54,25 @@ def test_a_cell_is_computed_once_and_its_placement_is_worth_what_is_said(
     assert (folder / "search_ablation.md").read_text() == text
 
 
-def test_every_variant_differs_from_the_default_in_what_its_name_says():
-    policy, config = PolicyConfig(), SimConfig()
-    assert VARIANTS["as it is"] == (policy, config)
-    assert len(set(VARIANTS.values())) == len(VARIANTS)
-    for changed_policy, changed in VARIANTS.values():
+@pytest.mark.parametrize(
+    ("bound", "absent"),
+    [
+        ({"budget_s": 60.0}, {"all local search"}),
+        ({"evaluations": 1_000_000}, {"all local search"}),
+        ({"evaluations": 100_000}, {"no local search", "neither"}),
+    ],
+)
+def test_every_variant_differs_from_the_default_in_what_its_name_says(bound, absent):
+    variants = search_ablation.resolve(AblationSettings(**bound))
+    assert set(variants) == set(VARIANTS) - absent
+    policy, config = variants["as it is"]
+    assert policy == PolicyConfig()
+    assert config == training_config("parallel", bound.get("evaluations"))
+    assert len(set(variants.values())) == len(variants)
+    for changed_policy, changed in variants.values():
         assert changed.batch // changed.minibatches == config.batch // config.minibatches
         assert (changed_policy == policy) or (changed == config)
+        assert not changed.num_chains or changed.num_chains == min(128, changed.batch)
 
 
 @pytest.mark.parametrize(
