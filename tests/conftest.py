@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 # What one process of a run has compiled, the others take: workers, and what tests start.
@@ -20,6 +21,10 @@ import jax
 import pytest
 
 from doppler_jax import memory_maps
+
+# What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before any test starts the backend: several host devices, and nothing implicit.
 jax.config.update("jax_num_cpu_devices", 4)
