@@ -14,6 +14,7 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import Problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import Candidates
+from doppler_jax.simulator.finalists import NUM_FINALISTS
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.state import TrainState
@@ -45,7 +46,7 @@ def learn_placements(
 ) -> Candidates:
     """Trains a policy for one problem by stages 1 and 2, from scratch; see `train_policy`.
 
-    Returns the best placement met, and the elites.
+    Returns the best placement met, the elites and the chains.
 
     Args:
       problem: what to place.
@@ -71,7 +72,7 @@ def learn_placements(
         record=record,
     )
     return Candidates(
-        placements=elite_placements(trained.state, num_tasks),
+        placements=state_candidates(trained.state, num_tasks),
         evaluations=int(trained.state.evaluations),
         interrupted=trained.interrupted,
     )
@@ -94,12 +95,22 @@ def training_config(
     return dataclasses.replace(config, search_rounds=min(config.search_rounds, rounds))
 
 
-def elite_placements(state: TrainState, num_tasks: int) -> np.ndarray:
-    """Returns the best placement of a training state and its elites, `[B, N]`."""
-    known = np.isfinite(np.asarray(state.elites.makespan_s))
-    elites = np.asarray(state.elites.placement)[known]
-    found = np.concatenate([np.asarray(state.best_placement)[None], elites])
-    return found[:, :num_tasks].astype(np.int64)
+def state_candidates(state: TrainState, num_tasks: int) -> np.ndarray:
+    """Returns the best placements that a training state holds, `[B, N]`, to be judged.
+
+    They are its best, its elites, and where its chains are: elites are often all alike, and
+    worth less together where rounding to float32 hides which of two tasks is ready first. No
+    more than the oracle ranks, a teacher's beside them.
+    """
+    held = (
+        (state.best_placement[None], state.best_makespan_s[None]),
+        (state.elites.placement, state.elites.makespan_s),
+        (state.chain_placement, state.chain_makespan_s),
+    )
+    placements, makespan_s = (np.concatenate(part) for part in zip(*held, strict=True))
+    order = np.argsort(makespan_s, kind="stable")[: NUM_FINALISTS - 1]
+    chosen = order[(order == 0) | np.isfinite(makespan_s[order])]
+    return placements[chosen, :num_tasks].astype(np.int64)
 
 
 def policy_candidates(

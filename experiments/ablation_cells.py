@@ -10,7 +10,7 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.costs.digests import problem_digest
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies import model
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig
@@ -87,7 +87,7 @@ def _without_stage1(
     trained = train_policy(problem, train_key, initial=fresh, budget_s=budget_s)
     policy = dj.Policy(params=jax.device_get(trained.state.params), config=trained.policy)
     drawn = policy_candidates(problem, policy, draw_key, SAMPLES)
-    return np.concatenate([elite_placements(trained.state, num_tasks), drawn])
+    return np.concatenate([state_candidates(trained.state, num_tasks), drawn])
 
 
 def _without_stage2(

@@ -17,7 +17,7 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
-from doppler_jax.learned import elite_placements, policy_candidates, training_config
+from doppler_jax.learned import policy_candidates, state_candidates, training_config
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_table
@@ -141,7 +141,7 @@ def ablation_cell(
             problem, jax.random.key(seed), policy=policy_config, simulate=config, **bounds
         )
         seconds = time.monotonic() - began
-        found = elite_placements(trained.state, graph.num_tasks)
+        found = state_candidates(trained.state, graph.num_tasks)
         placement, schedule = best_placement(graph, costs, found)
         policy = Policy(params=jax.device_get(trained.state.params), config=policy_config)
         greedy = policy_candidates(problem, policy, jax.random.key(seed), 1)[0]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 import doppler_jax as dj
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.checkpoint import Policy
@@ -83,7 +83,7 @@ def learn_cell(
         problem = make_problem(graph, costs)
         trained = train_policy(problem, jax.random.key(seed), budget_s=budget_s)
         seconds = time.monotonic() - began
-        found = elite_placements(trained.state, graph.num_tasks)
+        found = state_candidates(trained.state, graph.num_tasks)
         placement, schedule = best_placement(graph, costs, found)
         policy = Policy(params=trained.state.params, config=trained.policy)
         greedy = policy_candidates(problem, policy, jax.random.key(seed), 1)[0]

@@ -20,7 +20,7 @@ import doppler_jax as dj
 import kernels
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import make_problem
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.simulator.finalists import best_placement
@@ -198,7 +198,7 @@ def improve(
     policy = dj.Policy(params=trained.state.params, config=trained.policy)
     candidates = np.concatenate(
         [
-            elite_placements(trained.state, chosen.graph.num_tasks),
+            state_candidates(trained.state, chosen.graph.num_tasks),
             policy_candidates(problem, policy, draw_key, 64),
         ]
     )

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import doppler_jax as dj
 from doppler_jax.costs.refit import Refit, refit_costs
 from doppler_jax.files import write_json_atomic
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.simulator.finalists import best_placement
@@ -94,7 +94,7 @@ def run_stage2(
     )
     # On no device: what follows may run on others than training did.
     policy = dj.Policy(params=jax.device_get(state.params), config=before.config)
-    found = elite_placements(state, chosen.graph.num_tasks)
+    found = state_candidates(state, chosen.graph.num_tasks)
     return _finish(chosen, problem, folder, policy, found, config.links)
 
 

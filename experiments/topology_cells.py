@@ -9,7 +9,7 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import make_problem
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.train import Trained, train_policy
@@ -49,7 +49,7 @@ def topology_cell(
         problem = make_problem(target.graph, target.costs)
         tuned = train_policy(problem, tune_key, initial=_policy(learned), max_episodes=episodes)
         draw = partial(policy_candidates, problem, count=samples)
-        met = elite_placements(tuned.state, target.graph.num_tasks)
+        met = state_candidates(tuned.state, target.graph.num_tasks)
         candidates = {
             "critical path": dj.place(
                 target.graph, target.costs, method="critical_path"

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.learned import elite_placements, policy_candidates
+from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import Problem, make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policy_files import load_policy
@@ -132,7 +132,7 @@ def _train(
         _save(_folder(study, target, episodes, seed), trained, study.terms)
     policy = Policy(params=jax.device_get(trained.state.params), config=trained.policy)
     greedy = _greedy(loaded, policy)
-    found = elite_placements(trained.state, loaded.graph.num_tasks)
+    found = state_candidates(trained.state, loaded.graph.num_tasks)
     placement, schedule = best_placement(
         loaded.graph, loaded.costs, np.concatenate([found, greedy[None]])
     )

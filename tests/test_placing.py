@@ -232,7 +232,7 @@ def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
 def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
     graph, costs = make("unequal")
     worst = np.full((1, 12), int(costs.compute_s.sum(axis=0).argmax()))
-    monkeypatch.setattr(learned, "elite_placements", lambda state, num_tasks: worst)
+    monkeypatch.setattr(learned, "state_candidates", lambda state, num_tasks: worst)
     placed = place(graph, costs, method="doppler", max_evaluations=BOUND)
     np.testing.assert_array_equal(placed.placement, critical_path(graph, costs))
 
