@@ -207,7 +207,8 @@ def draw_index(weight: chex.Array, draw: chex.Array) -> chex.Array:
     block = _first_past(total, reached, mass)
     within = blocks[block]
     mass -= reached[block] - total[block]
-    return block * size + _first_past(within, _reached(within), mass)
+    index = block * size + _first_past(within, _reached(within), mass)
+    return jnp.minimum(index, width - 1)  # without any weight it lies in the padding
 
 
 def _reached(weight: chex.Array) -> chex.Array:
@@ -249,13 +250,13 @@ def _members_before(problem: Problem, member: chex.Array, actions: Actions) -> c
     return total[:, :, :-1] / jnp.maximum(total[:, :, -1:], 1.0)
 
 
-def _sums_before(rows: chex.Array, block: int = 16) -> chex.Array:
+def _sums_before(rows: chex.Array) -> chex.Array:
     """Returns, for each row `[T, K]`, the sum of the rows before it.
 
     By products with triangles, within blocks and between them: on CPUs far cheaper than a
     cumulative sum, above all its gradient.
     """
-    steps = rows.shape[0]
+    steps, block = rows.shape[0], 16
     rows = jnp.pad(rows, ((0, -steps % block), (0, 0))).reshape(-1, block, rows.shape[1])
     count = rows.shape[0]
     within = jnp.einsum("st,btk->bsk", jnp.tril(jnp.ones((block, block)), -1), rows)

@@ -219,3 +219,4 @@ def test_draws_follow_the_weights_at_any_width(width):
     found = jax.vmap(rollout.draw_index, in_axes=(None, 0))(weight, draws)
     expected = np.searchsorted(np.cumsum(weight), draws * weight.sum(), side="right")
     np.testing.assert_array_equal(found, expected)
+    assert 0 <= int(rollout.draw_index(np.zeros(width, np.float32), draws[1])) < width
