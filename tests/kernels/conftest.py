@@ -1,6 +1,8 @@
 """Hand-made programs for the engine's tests: no tracing, no partitioning."""
 
 import dataclasses
+import os
+import signal
 import threading
 import time
 import warnings
@@ -195,3 +197,33 @@ def delay(step, v, seconds):
     calls = list(step._loaded._job.executables)
     calls[v] = run_late
     step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))
+
+
+def seconds_until_ctrl_c(call, after_s):
+    """Returns the seconds until a Ctrl-C, sent after `after_s`, ended a call; None if none did.
+
+    A call that is over before is no failure here: times differ severalfold on a busy machine.
+    A Ctrl-C that comes late raises nothing, for outside of the call it would end the tests.
+    """
+    came, may_raise = threading.Event(), True
+
+    def take(signum, frame):
+        came.set()
+        if may_raise:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, take)
+    timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.perf_counter()
+    try:
+        timer.start()
+        call()
+        return None
+    except KeyboardInterrupt:
+        return time.perf_counter() - began
+    finally:
+        may_raise = False
+        timer.join()
+        while not came.is_set():  # it was sent, and its handler runs in this thread
+            time.sleep(0.01)
+        signal.signal(signal.SIGINT, before)

@@ -1,9 +1,7 @@
 """One error that names task and device; the others stop, and the next call works."""
 
 import dataclasses
-import os
 import re
-import signal
 import threading
 import time
 
@@ -26,6 +24,7 @@ from tests.kernels.conftest import (
     num_threads,
     random_program,
     run_plainly,
+    seconds_until_ctrl_c,
 )
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
@@ -135,18 +134,13 @@ def test_ctrl_c_ends_the_call_and_the_next_works(executables, mode):
     step(X)
     threads = num_threads()
     shares = []
-    while not shares or (len(shares) < 5 and min(shares) > 0.7):  # the machine may be busy
+    while not shares or (len(shares) < 8 and min(shares) > 0.7):  # the machine may be busy
         whole_s = step.trace.finish_s.max()
-        timer = threading.Timer(whole_s / 4, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        started = time.perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            step(X)
-        stopped_s = time.perf_counter() - started
-        timer.join()
+        stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
         assert num_threads() == threads
         np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
-        shares.append(stopped_s / max(whole_s, step.trace.finish_s.max()))
+        longest_s = max(whole_s, step.trace.finish_s.max())
+        shares.append(np.inf if stopped_s is None else stopped_s / longest_s)
     assert min(shares) <= 0.7  # a quarter and a task, against all ten tasks
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,13 @@ import kernels
 from doppler_jax.types import Kernel
 from kernels.ray_backend import MODES
 from kernels.ray_processes import RayDevice
-from tests.kernels.conftest import BLOCK, KERNELS, build, random_program
+from tests.kernels.conftest import (
+    BLOCK,
+    KERNELS,
+    build,
+    random_program,
+    seconds_until_ctrl_c,
+)
 from tests.kernels.test_ray import X, check, compile_on
 
 ray = pytest.importorskip("ray")
@@ -80,17 +85,12 @@ def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair):
     sharded = build(spin_chain(60), ["t59"])  # long beside the looks for Ctrl-C
     step = compile_on(sharded, np.arange(60) % 2, ray_pair)
     shares = []
-    while not shares or (len(shares) < 5 and min(shares) > 0.7):  # the machine may be busy
+    while not shares or (len(shares) < 8 and min(shares) > 0.7):  # the machine may be busy
         whole_s = _seconds(step)
-        timer = threading.Timer(whole_s / 4, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        started = time.perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            step(X)
-        stopped_s = time.perf_counter() - started
-        timer.join()
+        stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
         check(sharded, step)
-        shares.append(stopped_s / max(whole_s, step.trace.finish_s.max()))
+        longest_s = max(whole_s, step.trace.finish_s.max())
+        shares.append(np.inf if stopped_s is None else stopped_s / longest_s)
     assert min(shares) <= 0.7  # a quarter, a look for Ctrl-C and a task, against all tasks
 
 
