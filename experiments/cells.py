@@ -30,8 +30,11 @@ class Cells:
         record = self.find(name, terms)
         if record is not None:
             return record
-        made = make()
+        return self.keep(name, terms, {"commit": provenance()["commit"], **make()})
+
+    def keep(self, name: str, terms: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        """Writes a record, and returns it with its name and terms."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        record = {"cell": name, "terms": terms, "commit": provenance()["commit"], **made}
+        record = {"cell": name, "terms": terms, **made}
         write_json_atomic(self.folder / f"{name}.json", record)
         return record

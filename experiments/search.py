@@ -11,7 +11,9 @@ Three parts, each a table of runs/search/search.md:
 
 The cells of the last two are listed here beforehand. Options choose some of them to run;
 each run is kept under runs/search/cells/, and the tables show all that has been kept and
-name what is missing. Every makespan is the float64 oracle's.
+name what is missing. runs/search/runs.csv has a line for each run; docs/search_runs.csv is
+that of the tables in docs/search.md, and `--kept` goes on from it. Every makespan
+is the float64 oracle's.
 """
 
 import dataclasses
@@ -30,6 +32,7 @@ from experiments.config import check_settings
 from experiments.problems import use_host_devices
 from experiments.provenance import provenance
 from experiments.search_cells import METHODS, Cell
+from experiments.search_runs import take_runs, write_runs
 
 Part = Literal["learn", "compare", "timed"]
 Links = Literal["parallel", "serial"]
@@ -82,6 +85,8 @@ class SearchSettings:
     """Folder with the published graphs."""
     runs: pathlib.Path = pathlib.Path("runs")
     """Results go to search/ in there."""
+    kept: pathlib.Path | None = None
+    """A runs.csv of earlier: what it holds of `compare` and `timed` is not run again."""
 
 
 def main(settings: SearchSettings) -> None:
@@ -91,6 +96,8 @@ def main(settings: SearchSettings) -> None:
     use_host_devices(settings.host_devices)
     folder = settings.runs / "search"
     cells = Cells(folder / "cells")
+    if settings.kept is not None:
+        take_runs(settings.kept, cells)
     results: dict[str, Any] = {}
     texts = []
     makers = {"learn": learn, "compare": compare, "timed": timed}
@@ -102,6 +109,7 @@ def main(settings: SearchSettings) -> None:
     stated = ", ".join(f"{key} {value}" for key, value in origin.items())
     texts.append(f"Made by `experiments.search`: {stated}.\n")
     write_json_atomic(folder / "search.json", {"provenance": origin, "results": results})
+    write_runs(folder / "runs.csv", cells, CELLS, max(settings.seeds, SEEDS))
     (folder / "search.md").write_text("\n".join(texts), encoding="utf-8")
 
 

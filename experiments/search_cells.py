@@ -109,7 +109,7 @@ def listed_cell(
         placed = dj.place(*load_problem(reference, name), method=method, links=links)
         return placed_record(placed)
 
-    return cells.get(_listed_name(name, links, method), {}, make)
+    return cells.get(listed_name(name, links, method), {}, make)
 
 
 def compare_cell(
@@ -135,17 +135,17 @@ def compare_cell(
         )
         return placed_record(placed) | {"first_s": first_s}
 
-    return cells.get(_compare_name(cell, method, seed), {cell.unit: cell.amount}, make)
+    return cells.get(compare_name(cell, method, seed), {cell.unit: cell.amount}, make)
 
 
 def kept(cells: Cells, cell: Cell, method: str, seed: int) -> dict[str, Any] | None:
     """Returns the record of `compare_cell`, None if it was not made yet."""
-    return cells.find(_compare_name(cell, method, seed), {cell.unit: cell.amount})
+    return cells.find(compare_name(cell, method, seed), {cell.unit: cell.amount})
 
 
 def kept_listed(cells: Cells, name: str, links: str) -> float | None:
     """Returns the least makespan of the list schedulers, None unless all were run."""
-    records = [cells.find(_listed_name(name, links, method), {}) for method in LISTED]
+    records = [cells.find(listed_name(name, links, method), {}) for method in LISTED]
     makespans = [record["makespan_s"] for record in records if record is not None]
     return min(makespans) if len(makespans) == len(LISTED) else None
 
@@ -165,12 +165,14 @@ def _warm_up(reference: pathlib.Path, name: str, links: str, method: str) -> flo
     return time.monotonic() - began
 
 
-def _compare_name(cell: Cell, method: str, seed: int) -> str:
+def compare_name(cell: Cell, method: str, seed: int) -> str:
+    """Returns the name of the record of `compare_cell`."""
     unit = "s" if cell.unit == "seconds" else ""
     return f"{cell.graph}-{cell.links}-{_file_name(method)}-{cell.amount}{unit}-{seed}"
 
 
-def _listed_name(graph: str, links: str, method: str) -> str:
+def listed_name(graph: str, links: str, method: str) -> str:
+    """Returns the name of the record of `listed_cell`."""
     return f"{graph}-{links}-{method}"
 
 

@@ -27,7 +27,7 @@ def keep(cells, makespans, cell=CELL, seeds=(0,)):
     cells.folder.mkdir(exist_ok=True)
     for method, makespan_s in makespans.items():
         for seed in seeds:
-            name = search_cells._compare_name(cell, method, seed)
+            name = search_cells.compare_name(cell, method, seed)
             terms = {cell.unit: cell.amount}
             record = {"makespan_s": makespan_s + seed, "first_s": 7.0, "lower_bound_s": 2.0}
             cells.get(name, terms, lambda record=record: record)

@@ -1,0 +1,94 @@
+import pytest
+
+from experiments import search, search_cells
+from experiments.cells import Cells
+from experiments.search import SearchSettings
+from experiments.search_cells import Cell
+from experiments.search_runs import COLUMNS, take_runs, write_runs
+
+BOUNDED = Cell("tiny", "parallel", "evaluations", 10_000)
+TIMED = Cell("tiny", "serial", "seconds", 30)
+RECORD = {
+    "commit": "abc",
+    "makespan_s": 1 / 3,
+    "lower_bound_s": 0.1,
+    "evaluations": 9_999,
+    "seconds": 2.5,
+    "first_s": None,
+}
+
+
+def keep(cells, cell, method, seed, **changes):
+    name = search_cells.compare_name(cell, method, seed)
+    record = RECORD | {"placement": [0, 1]} | changes
+    return cells.keep(name, {cell.unit: cell.amount}, record)
+
+
+@pytest.fixture
+def cells(tmp_path):
+    cells = Cells(tmp_path / "cells")
+    keep(cells, BOUNDED, "doppler+search", 0)
+    keep(cells, BOUNDED, "memetic", 4, commit="def")
+    keep(cells, TIMED, "annealing", 1, first_s=0.1)
+    cells.keep(search_cells.listed_name("tiny", "serial", "heft"), {}, RECORD)
+    return cells
+
+
+def test_what_is_written_is_taken_to_the_last_bit(cells, tmp_path):
+    path = tmp_path / "runs.csv"
+    write_runs(path, cells, [BOUNDED, TIMED], 5)
+    assert len(path.read_text().splitlines()) == 5
+    taken = Cells(tmp_path / "taken")
+    take_runs(path, taken)
+    assert len(list(taken.folder.iterdir())) == 4
+    record = search_cells.kept(taken, BOUNDED, "doppler+search", 0)
+    assert {key: record[key] for key in RECORD} == RECORD
+    assert search_cells.kept(taken, BOUNDED, "memetic", 4)["commit"] == "def"
+    assert search_cells.kept(taken, TIMED, "annealing", 1)["first_s"] == 0.1
+    name = search_cells.listed_name("tiny", "serial", "heft")
+    assert taken.find(name, {})["makespan_s"] == 1 / 3
+    again = tmp_path / "again.csv"
+    write_runs(again, taken, [BOUNDED, TIMED], 5)
+    assert again.read_text() == path.read_text()
+
+
+def test_runs_that_are_kept_already_stay(cells, tmp_path):
+    path = tmp_path / "runs.csv"
+    write_runs(path, cells, [BOUNDED, TIMED], 5)
+    other = Cells(tmp_path / "other")
+    keep(other, BOUNDED, "doppler+search", 0, makespan_s=7.0)
+    take_runs(path, other)
+    record = search_cells.kept(other, BOUNDED, "doppler+search", 0)
+    assert (record["makespan_s"], record["placement"]) == (7.0, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph,links\n", "runs.csv: expected the columns graph, links, "),
+        (",".join(COLUMNS) + "\nt,serial,seconds,30,heft,0,slow,1,1,1,1,a\n", "line 2: .*slow"),
+        (",".join(COLUMNS) + "\nt,serial,seconds,30\n", "runs.csv, line 2"),
+    ],
+)
+def test_a_file_that_holds_no_runs_is_refused(text, message, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        take_runs(path, Cells(tmp_path / "cells"))
+    with pytest.raises(ValueError, match=r"no\.csv: No such file"):
+        take_runs(tmp_path / "no.csv", Cells(tmp_path / "cells"))
+
+
+def test_the_command_goes_on_from_a_file(cells, tmp_path, monkeypatch):
+    graph = "chain_mm_112nodes"
+    cell = Cell(graph, "serial", "evaluations", 10_000)
+    keep(cells, cell, "annealing", 0)
+    for method in search_cells.LISTED:
+        cells.keep(search_cells.listed_name(graph, "serial", method), {}, RECORD)
+    path = tmp_path / "kept.csv"
+    write_runs(path, cells, search.CELLS, 1)
+    monkeypatch.setattr(search_cells, "load_problem", None)  # nothing is run
+    settings = {"parts": ("compare",), "graphs": (graph,), "links": ("serial",), "seeds": 1}
+    settings |= {"budgets": (10_000,), "methods": ("annealing",), "runs": tmp_path / "runs"}
+    search.main(SearchSettings(kept=path, host_devices=4, **settings))
+    assert (tmp_path / "runs" / "search" / "runs.csv").read_text() == path.read_text()
