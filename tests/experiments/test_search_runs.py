@@ -1,11 +1,15 @@
+import itertools
+import pathlib
+
 import pytest
 
-from experiments import search, search_cells
+from experiments import search, search_cells, search_tables
 from experiments.cells import Cells
 from experiments.search import SearchSettings
 from experiments.search_cells import Cell
 from experiments.search_runs import COLUMNS, take_runs, write_runs
 
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 BOUNDED = Cell("tiny", "parallel", "evaluations", 10_000)
 TIMED = Cell("tiny", "serial", "seconds", 30)
 RECORD = {
@@ -92,3 +96,18 @@ def test_the_command_goes_on_from_a_file(cells, tmp_path, monkeypatch):
     settings |= {"budgets": (10_000,), "methods": ("annealing",), "runs": tmp_path / "runs"}
     search.main(SearchSettings(kept=path, host_devices=4, **settings))
     assert (tmp_path / "runs" / "search" / "runs.csv").read_text() == path.read_text()
+
+
+def test_the_tables_of_the_docs_are_made_of_the_runs_beside_them(tmp_path):
+    cells = Cells(tmp_path / "cells")
+    take_runs(DOCS / "search_runs.csv", cells)
+    stated = (DOCS / "search.md").read_text()
+    for unit in ("evaluations",):
+        wanted = [cell for cell in search.CELLS if cell.unit == unit]
+        runs, made = search_tables.tabulate(cells, wanted, search.SEEDS)
+        assert runs
+        lines = itertools.groupby(made.splitlines(), lambda line: line.startswith("|"))
+        tables = ["\n".join(group) for is_table, group in lines if is_table]
+        assert len(tables) == 2
+        for table in tables:
+            assert table in stated
