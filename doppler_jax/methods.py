@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -38,17 +38,26 @@ from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 
+ListRule = Callable[[TaskGraph, Costs], np.ndarray]
+"""A list scheduler: returns a placement `[N]`."""
+
 EXACT_S = 60.0
 """Seconds that `exact` takes if nothing bounds it."""
 
 SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
 
+LISTED_STARTS = (critical_path, heft)
+"""List schedulers whose placements searches start from, beside random ones."""
+
 POLICY_STARTS = 256
 """Samples of a policy that `doppler+search` chooses its starting points from."""
 
 DRAWING_SHARE = 0.25
 """Of the seconds that are left when the first is drawn; after it only a block is finished."""
+
+RIVAL_STARTS = (*LISTED_STARTS, cpop, peft, etf)
+"""Those that compete with the samples: where a policy is far from home they are better."""
 
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
@@ -75,13 +84,15 @@ def default_policy(method: str) -> Policy | None:
     return load_base_policy() if method == "doppler+search" else None
 
 
-def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
-    """Returns the placements `[S, N]` of list schedulers that searches start from.
+def listed_starts(
+    graph: TaskGraph, costs: Costs, rules: Sequence[ListRule], is_tight: bool
+) -> np.ndarray:
+    """Returns the placements `[S, N]` of list schedulers for a search to start from.
 
     Where memory `is_tight`, those come first that mind it or are made to fit.
     """
     costs = as_transfers(costs)
-    placements = np.stack([critical_path(graph, costs), heft(graph, costs)]).astype(np.int64)
+    placements = np.stack([rule(graph, costs) for rule in rules]).astype(np.int64)
     if is_tight:
         placements = np.concatenate([fit_some(graph, costs, placements), placements])
         # Where m-ETF gives up a search may still find a placement that fits.
@@ -90,7 +101,7 @@ def listed_starts(graph: TaskGraph, costs: Costs, is_tight: bool) -> np.ndarray:
     return placements
 
 
-def _listed(rule: Callable[[TaskGraph, Costs], np.ndarray]) -> Method:
+def _listed(rule: ListRule) -> Method:
     def method(request: Request) -> Candidates:
         return Candidates(np.asarray(rule(request.graph, as_transfers(request.costs)))[None], 1)
 
@@ -99,7 +110,8 @@ def _listed(rule: Callable[[TaskGraph, Costs], np.ndarray]) -> Method:
 
 def _searching(search: Search) -> Method:
     def method(request: Request) -> Candidates:
-        listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
+        is_tight = request.problem.memory is not None
+        listed = listed_starts(request.graph, request.costs, LISTED_STARTS, is_tight)
         return _search_from(request, search, listed, listed)
 
     return method
@@ -160,7 +172,8 @@ def _random(request: Request) -> Candidates:
 
 def _doppler_search(request: Request) -> Candidates:
     draw_key, search_key = jax.random.split(request.key)
-    listed = listed_starts(request.graph, request.costs, request.problem.memory is not None)
+    is_tight = request.problem.memory is not None
+    listed = listed_starts(request.graph, request.costs, RIVAL_STARTS, is_tight)
     evaluations = request.budget.evaluations
     starts = listed
     if request.policy is not None:
@@ -169,7 +182,7 @@ def _doppler_search(request: Request) -> Candidates:
         is_late = _drawing_ends(request.budget)
         drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1), is_late)
         starts = np.concatenate([drawn, starts])
-        if request.problem.memory is not None:
+        if is_tight:
             some = drawn[: max(len(drawn) // 4, 1)]
             starts = np.concatenate([starts, fit_some(request.graph, request.costs, some)])
     return _search_from(

@@ -30,6 +30,9 @@ from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
+MOST_JUDGED = 24
+"""Candidates that the oracle judges without a choice among them: those of any search."""
+
 _WIDTH = 128
 """Candidates that are simulated together."""
 
@@ -81,8 +84,8 @@ def place(
         that fit are returned.
       method: one of `list_methods()`. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
-        a search from samples; without a policy it takes them from the base policy that
-        ships (`base_policy.py`), or starts from list schedules where none does.
+        a search from samples and list schedules, and is never worse than those; without a
+        policy it takes samples of the base policy that ships (`base_policy.py`), if one does.
       policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       budget_s: seconds; methods that search stop at the first block of about 0.2 s that
@@ -226,11 +229,11 @@ def _best(
 ) -> tuple[np.ndarray, Judgement, str]:
     """Returns the best candidate, the oracle's word on it, and the queue that it is for.
 
-    Of many the vectorised simulator chooses the finalists, of those that fit into memory
-    first; ties go to the earlier one.
+    Of more than `MOST_JUDGED` the vectorised simulator chooses the finalists, of those that
+    fit into memory first; ties go to the earlier one.
     """
     placements = candidates.placements
-    if len(placements) > NUM_FINALISTS:
+    if len(placements) > MOST_JUDGED:
         padding = ((0, 0), (0, problem.instance.padded_tasks - graph.num_tasks))
         padded = np.pad(placements, padding)
         parts = [

@@ -35,6 +35,7 @@ DEVICES = 3
 BOUND = 24
 """Evaluations that the searching methods may spend here: one compilation for all."""
 
+LISTED = ("critical_path", "cpop", "etf", "heft", "peft")
 SEARCHES = ("annealing", "doppler+search", "evolution", "local_search", "memetic")
 COMPILED = (*SEARCHES, "doppler", "random")
 
@@ -351,6 +352,28 @@ def test_the_search_starts_from_the_base_policy(policy, drawn_from, monkeypatch)
         assert placed.method == "doppler+search"
     assert len(drawn_from) == 3
     assert all(drawn is policy for drawn in drawn_from)
+
+
+def test_no_list_scheduler_beats_the_search_however_small_its_budget(drawn_from):
+    winners = set()
+    for seed in range(8):
+        graph, costs = random_problem(np.random.default_rng(seed), 12, DEVICES)
+        listed = {m: place(graph, costs, method=m).makespan_s for m in LISTED}
+        assert place(graph, costs, max_evaluations=1).makespan_s <= min(listed.values())
+        winners.add(min(listed, key=listed.get))
+    assert winners & {"cpop", "etf", "peft"}
+    assert len(drawn_from) == 8
+
+
+def test_the_search_starts_from_list_schedules_beside_the_samples(drawn_from, monkeypatch):
+    graph, costs = make("unequal")
+    search = mock.Mock(wraps=methods.run_search)
+    monkeypatch.setattr(methods, "run_search", search)
+    place(graph, costs, max_evaluations=BOUND)
+    starts = search.call_args.args[3].tolist()
+    assert len(drawn_from) == 1
+    for method in LISTED:
+        assert place(graph, costs, method=method).placement.tolist() in starts
 
 
 def test_a_given_policy_is_taken_in_place_of_the_base_policy(policy, drawn_from):
