@@ -84,8 +84,8 @@ def place(
         that fit are returned.
       method: one of `list_methods()`. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
-        a search from samples and list schedules, and is never worse than those; without a
-        policy it takes samples of the base policy that ships (`base_policy.py`), if one does.
+        a search from samples and list schedules, and is never worse than the latter. Without
+        a policy it takes samples of the base policy (`base_policy.py`), if one ships.
       policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       budget_s: seconds; methods that search stop at the first block of about 0.2 s that
