@@ -2,7 +2,8 @@
 
 What `simulate.py` chooses by rests on these figures: slots or queues by the width of the
 graph, how many lanes a kernel of each wants, and what `engine` links cost as graphs grow.
-One device; competitors take turns, and times are medians over the rounds.
+One device, and one thread of Numba beside it; competitors take turns, and times are medians
+over the rounds.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from doppler_jax.simulator.queue_trees import queue_order
 from doppler_jax.simulator.ready_queues import run_ready_queues
 from experiments.config import check_settings
 from experiments.provenance import provenance
+from experiments.yardsticks import numba_model
 from experiments.yardsticks.layered import layered_problem
 from experiments.yardsticks.turns import Call, take_turns
 
@@ -80,14 +82,15 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def by_width(settings: FormulationSettings) -> Table:
-    """Returns slots against queues, under both disciplines, for each width."""
-    columns = ("chains", "slots", "queues", "slots, priority", "queues, priority")
+    """Returns slots against queues and Numba, under both disciplines, for each width."""
+    columns = ("chains", "slots", "queues", "numba", "slots, priority", "queues, priority")
     rows = []
     for width in settings.widths:
         problem = layered_problem(settings.num_tasks, settings.num_devices, width)
         calls = {
             "slots": simulation(problem, SLOTS, LANES, settings.batch),
             "queues": simulation(problem, QUEUES, LANES, settings.batch),
+            "numba": native(problem, settings.batch),
             "slots, priority": simulation(problem, SLOTS, LANES, settings.batch, True),
             "queues, priority": simulation(problem, QUEUES, LANES, settings.batch, True),
         }
@@ -160,6 +163,12 @@ def simulation(
         return run_batch(run, (instance, None), placements, rank, lanes=lanes)
 
     return Call(batch, lambda: jax.block_until_ready(simulate(instance, padded, rank)))
+
+
+def native(problem: tuple[dj.TaskGraph, dj.Costs], batch: int) -> Call:
+    """Returns the call of Numba's model on one thread, with the placements of `simulation`."""
+    placements = random_placements(problem[1], np.random.default_rng(0), batch)
+    return Call(batch, partial(numba_model.makespans_s, *problem, placements))
 
 
 def _nanoseconds(calls: dict[str, Call], settings: FormulationSettings) -> dict[str, str]:

@@ -47,6 +47,30 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
     return graph, costs
 
 
+def wide_problem(rng, width, depth, num_devices):
+    """Layers of tasks with costs that tie: as many chains as a layer is wide."""
+    n = width * depth
+    senders = np.concatenate([np.arange(n - width), rng.integers(0, width, n - width)])
+    readers = np.concatenate([np.arange(width, n), rng.permutation(np.arange(width, n))])
+    edges = np.unique(np.stack([senders, readers], axis=1), axis=0)
+    graph = make_graph(
+        flops=np.ones(n),
+        tensor_producer=np.arange(n),
+        tensor_bytes=np.ones(n),
+        edge_tensor=edges[:, 0],
+        edge_reader=edges[:, 1],
+    )
+    costs = Costs(
+        compute_s=rng.integers(0, 9, (n, num_devices)) / 4.0,
+        tensor_bytes=rng.integers(0, 9, n) / 4.0,
+        input_bytes=graph.input_bytes,
+        latency_s=np.zeros((num_devices, num_devices)),
+        seconds_per_byte=1.0 - np.eye(num_devices),
+        capacity_bytes=np.full(num_devices, np.inf),
+    )
+    return graph, costs
+
+
 @st.composite
 def problems(draw, max_tasks=30, max_devices=4):
     """A random problem with a placement, and ranks and factors of noise for it.

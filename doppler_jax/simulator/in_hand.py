@@ -3,8 +3,7 @@
 A step starts a task in every lane that has followed all out-edges of its last, and then
 follows one edge in every lane that has one left. In whatever order a lane starts its tasks,
 that takes the same number of steps, so all lanes end together. Were every lane to wait until
-all had followed theirs, a step would be as long as the most edges among them: on a graph
-with 2 edges per task, of which few have many, 10 for 32 lanes.
+all had followed theirs, most would be idle on graphs where few tasks have many edges.
 """
 
 import dataclasses

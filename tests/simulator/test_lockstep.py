@@ -1,5 +1,6 @@
 """Chunks, parts and platforms give the same; code for other platforms is tested on the CPU."""
 
+import re
 from functools import partial
 
 import jax
@@ -10,8 +11,8 @@ import pytest
 from doppler_jax.graphs.instance import make_instance
 from doppler_jax.simulator import lockstep
 from doppler_jax.simulator.chain_slots import run_chain_slots
-from doppler_jax.simulator.simulate import simulate_instance
-from tests.generators import random_problem
+from doppler_jax.simulator.simulate import WIDE, simulate_instance
+from tests.generators import random_problem, wide_problem
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,17 @@ def test_the_whole_run_is_one_kernel_on_the_cpu(case):
     assert "scatter" not in compiled
 
 
+@pytest.mark.parametrize("links", ["parallel", "serial"])
+def test_no_step_copies_a_table(links):
+    # XLA copies a whole table where it may read it after writing: ten times the time.
+    instance = make_instance(*wide_problem(np.random.default_rng(0), 100, 3, 2))
+    assert len(instance.chain_head) > WIDE[0]  # queues
+    placements = np.zeros((70, 300), np.int32)
+    compiled = simulate_instance.lower(instance, placements, links=links).compile().as_text()
+    copied = re.findall(r"= f32\[(\d+)\]\S* copy\(", compiled)
+    assert all(int(size) < 70 * 300 for size in copied)
+
+
 def test_loops_of_unknown_length_compile(case):
     # XLA aborted the process here while the kernel was given tables that it does not read.
     instance, placements, _ = case
@@ -75,12 +87,11 @@ def test_loops_of_unknown_length_compile(case):
     np.testing.assert_array_equal(repeatedly(instance, placements[:, :-1], 2), once + once)
 
 
-@pytest.mark.parametrize("num_tasks", [20, 300])  # for slots, for queues
-def test_a_jit_may_close_over_everything(num_tasks):
+@pytest.mark.parametrize("width", [8, 100])  # for slots, for queues
+def test_a_jit_may_close_over_everything(width):
     # XLA aborted the process when a kernel of queues got constants beside other operands.
-    graph, costs = random_problem(np.random.default_rng(0), num_tasks, 2)
-    instance = make_instance(graph, costs)
-    placements = jnp.zeros((70, num_tasks), jnp.int32)
+    instance = make_instance(*wide_problem(np.random.default_rng(0), width, 3, 2))
+    placements = jnp.zeros((70, 3 * width), jnp.int32)
     expected = simulate_instance(instance, placements).makespan_s
     closed = jax.jit(lambda: simulate_instance(instance, placements).makespan_s)
     half = jax.jit(lambda p: simulate_instance(instance, p).makespan_s)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from doppler_jax.graphs import instance as instance_module
-from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.instance import make_instance
 from doppler_jax.simulator import queue_heaps, queue_trees
 from doppler_jax.simulator.handling import handling_seconds
@@ -17,8 +16,7 @@ from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.queue_heaps import make_heaps
 from doppler_jax.simulator.queue_trees import make_trees, queue_order
 from doppler_jax.simulator.ready_queues import run_ready_queues
-from doppler_jax.types import Costs
-from tests.generators import random_problem
+from tests.generators import random_problem, wide_problem
 
 
 @pytest.fixture(autouse=True)
@@ -167,26 +165,8 @@ def test_tasks_that_cannot_run_never_finish(queue):
 def test_many_placements_of_a_wide_graph(monkeypatch):
     monkeypatch.undo()  # true sizes
     rng = np.random.default_rng(7)
-    width, depth, d = 150, 3, 3
-    n = width * depth
-    senders = np.concatenate([np.arange(n - width), rng.integers(0, width, n - width)])
-    readers = np.concatenate([np.arange(width, n), rng.permutation(np.arange(width, n))])
-    edges = np.unique(np.stack([senders, readers], axis=1), axis=0)
-    graph = make_graph(
-        flops=np.ones(n),
-        tensor_producer=np.arange(n),
-        tensor_bytes=np.ones(n),
-        edge_tensor=edges[:, 0],
-        edge_reader=edges[:, 1],
-    )
-    costs = Costs(
-        compute_s=rng.integers(0, 9, (n, d)) / 4.0,
-        tensor_bytes=rng.integers(0, 9, n) / 4.0,
-        input_bytes=graph.input_bytes,
-        latency_s=np.zeros((d, d)),
-        seconds_per_byte=1.0 - np.eye(d),
-        capacity_bytes=np.full(d, np.inf),
-    )
+    n, d = 450, 3
+    graph, costs = wide_problem(rng, 150, n // 150, d)
     placements = rng.integers(0, d, (70, n))  # more than one chunk of lanes
     instance = make_instance(graph, costs)
     results = chex.assert_max_traces(run.__wrapped__, n=1)(instance, placements)
