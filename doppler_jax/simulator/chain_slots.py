@@ -186,7 +186,8 @@ def _start_best(
         state,
         slot_start_s=jnp.where(column(len(waits), chain) == chain, jnp.inf, waits),
         free_s=free_s,
-        makespan_s=jnp.where(starts, larger(state.makespan_s, finish_s), state.makespan_s),
+        # inf where a lane has nothing in hand and can start nothing: tasks that cannot run
+        makespan_s=jnp.where(hand.done, larger(state.makespan_s, finish_s), state.makespan_s),
         times_s=times_s,
     )
     return state, take_in_hand(

@@ -224,7 +224,8 @@ def _start_best(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, I
         next_position=jnp.where(started, position[None], state.next_position),
         free_s=jnp.where(started, finish_s[None], state.free_s),
         queues=queues,
-        makespan_s=jnp.where(starts, larger(state.makespan_s, finish_s), state.makespan_s),
+        # inf where a lane has nothing in hand and can start nothing: tasks that cannot run
+        makespan_s=jnp.where(hand.done, larger(state.makespan_s, finish_s), state.makespan_s),
         times_s=times_s,
     )
     return state, take_in_hand(
