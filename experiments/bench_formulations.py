@@ -21,10 +21,9 @@ from doppler_jax.graphs.instance import Instance, make_instance
 from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.chain_slots import run_chain_slots
 from doppler_jax.simulator.engine_links import run_engine_links
-from doppler_jax.simulator.lockstep import Run, run_batch
+from doppler_jax.simulator.lockstep import LANES, Run, run_batch
 from doppler_jax.simulator.queue_trees import queue_order
 from doppler_jax.simulator.ready_queues import run_ready_queues
-from doppler_jax.simulator.simulate import NARROW_LANES, WIDE_LANES
 from experiments.config import check_settings
 from experiments.provenance import provenance
 from experiments.yardsticks.layered import layered_problem
@@ -39,7 +38,7 @@ ENGINE = partial(run_engine_links, schedule=False)
 class FormulationSettings:
     """How much to measure; layered graphs with lognormal costs, random placements."""
 
-    widths: tuple[int, ...] = (16, 48, 80, 104, 144, 224, 320)
+    widths: tuple[int, ...] = (16, 32, 48, 64, 104, 224, 320, 1024)
     """Chains, for slots against queues."""
     lanes: tuple[int, ...] = (16, 32, 64, 128)
     """Placements of one kernel."""
@@ -87,10 +86,10 @@ def by_width(settings: FormulationSettings) -> Table:
     for width in settings.widths:
         problem = layered_problem(settings.num_tasks, settings.num_devices, width)
         calls = {
-            "slots": simulation(problem, SLOTS, NARROW_LANES, settings.batch),
-            "queues": simulation(problem, QUEUES, WIDE_LANES, settings.batch),
-            "slots, priority": simulation(problem, SLOTS, NARROW_LANES, settings.batch, True),
-            "queues, priority": simulation(problem, QUEUES, WIDE_LANES, settings.batch, True),
+            "slots": simulation(problem, SLOTS, LANES, settings.batch),
+            "queues": simulation(problem, QUEUES, LANES, settings.batch),
+            "slots, priority": simulation(problem, SLOTS, LANES, settings.batch, True),
+            "queues, priority": simulation(problem, QUEUES, LANES, settings.batch, True),
         }
         rows.append((str(width), *_nanoseconds(calls, settings).values()))
     return columns, rows
@@ -126,7 +125,7 @@ def engine_growth(settings: FormulationSettings) -> Table:
         placement = random_placements(problem[1], np.random.default_rng(0), 1)[0]
         judge = partial(dj.simulate_oracle, *problem, placement, links="engine")
         calls = {
-            "ours": simulation(problem, ENGINE, NARROW_LANES, settings.batch),
+            "ours": simulation(problem, ENGINE, LANES, settings.batch),
             "oracle": Call(1, judge, compiles=False),
         }
         timings = take_turns(calls, settings.repeats)

@@ -19,7 +19,14 @@ import jax.numpy as jnp
 
 from doppler_jax.graphs.instance import Instance
 from doppler_jax.simulator.arrivals import arrive
-from doppler_jax.simulator.lanes import at, column, larger, largest, least, pick, write
+from doppler_jax.simulator.in_hand import (
+    InHand,
+    next_edge,
+    nothing_in_hand,
+    num_steps,
+    take_in_hand,
+)
+from doppler_jax.simulator.lanes import at, column, larger, least, pick, write
 from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs
 from doppler_jax.types import pytree
 
@@ -55,16 +62,6 @@ class _State:
     times_s: chex.Array | None  # [L * (N + 1) * 2] pairs: start, finish
 
 
-@pytree
-class _Started:
-    """The task that each lane has just started."""
-
-    task: chex.Array  # [L] int32
-    device: chex.Array  # [L] int32
-    start_s: chex.Array  # [L]
-    finish_s: chex.Array  # [L]
-
-
 def run_chain_slots(
     shared: tuple[Instance, chex.Array | None],
     placement: chex.Array,
@@ -96,11 +93,11 @@ def run_chain_slots(
         instance, placement, rank, handling_s, transfer_factor, serial, schedule, native
     )
 
-    def step(state: _State) -> _State:
-        state, started = _start_best(tables, state, native)
-        return _release_readers(tables, state, started, native)
+    def step(_: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
+        return _release_reader(tables, *_start_best(tables, *carry, native), native)
 
-    state = jax.lax.fori_loop(0, instance.num_tasks, lambda _, state: step(state), state)
+    begun = state, nothing_in_hand(len(placement), state.makespan_s.dtype)
+    state, _ = jax.lax.fori_loop(0, num_steps(instance), step, begun)
     if state.times_s is None:
         return (state.makespan_s,)
     start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
@@ -152,8 +149,10 @@ def _begin(
     )
 
 
-def _start_best(tables: _Tables, state: _State, native: bool) -> tuple[_State, _Started]:
-    """Starts the best waiting task of each lane."""
+def _start_best(
+    tables: _Tables, state: _State, hand: InHand, native: bool
+) -> tuple[_State, InHand]:
+    """Starts the best waiting task, in lanes that are done with their last."""
     instance, hold = tables.instance, tables.hold
     devices, slots = instance.num_devices, _device_slots(instance.num_devices)
     nobody = jnp.asarray(instance.padded_tasks * slots, state.slot_code.dtype)
@@ -163,20 +162,22 @@ def _start_best(tables: _Tables, state: _State, native: bool) -> tuple[_State, _
     key = hold(least(jnp.where(tied, state.slot_key, jnp.inf)))
     tied &= state.slot_key == key[None]
     code = hold(least(jnp.where(tied, state.slot_code, nobody)))
-    code = jnp.where(start_s < jnp.inf, code, nobody).astype(jnp.int32)
+    starts = hand.done & (start_s < jnp.inf)
+    code = jnp.where(starts, code, nobody).astype(jnp.int32)
     task, device = code // slots, code % slots
 
     seconds = at(instance.compute_s.reshape(-1), task * devices + device)
     if tables.handling_s is not None:
         seconds += at(tables.handling_s, tables.base + task)
     finish_s = hold(start_s + seconds)
-    here = device.astype(start_s.dtype)[None]
+    here = hold(jnp.where(starts, device, devices).astype(start_s.dtype))[None]
     free_s = jnp.where(column(devices, here) == here, finish_s[None], state.free_s)
     slot_device = state.slot_code - jnp.floor(state.slot_code / slots) * slots
     waits = jnp.where(
         slot_device == here, larger(state.slot_start_s, finish_s[None]), state.slot_start_s
     )
-    chain = hold(at(instance.chain, task).astype(start_s.dtype))[None]
+    chain = jnp.where(starts, at(instance.chain, task), len(waits))
+    chain = hold(chain.astype(start_s.dtype))[None]
     times_s = state.times_s
     if times_s is not None:
         pair = jnp.stack([start_s, finish_s], axis=-1)
@@ -185,38 +186,21 @@ def _start_best(tables: _Tables, state: _State, native: bool) -> tuple[_State, _
         state,
         slot_start_s=jnp.where(column(len(waits), chain) == chain, jnp.inf, waits),
         free_s=free_s,
-        makespan_s=larger(state.makespan_s, finish_s),
+        makespan_s=jnp.where(starts, larger(state.makespan_s, finish_s), state.makespan_s),
         times_s=times_s,
     )
-    return state, _Started(task=task, device=device, start_s=start_s, finish_s=finish_s)
-
-
-def _release_readers(tables: _Tables, state: _State, started: _Started, native: bool) -> _State:
-    """Tells the readers of what was started when it reaches them."""
-    degree = at(tables.instance.num_edges, started.task)
-
-    def edge(carry: tuple[chex.Array, _State]) -> tuple[chex.Array, _State]:
-        k, state = carry
-        return k + 1, _release_reader(tables, state, started, k, degree, native)
-
-    most = largest(degree)
-    _, state = jax.lax.while_loop(lambda carry: carry[0] < most, edge, (jnp.int32(0), state))
-    return state
+    return state, take_in_hand(
+        hand, instance, starts=starts, task=task, device=device, finish_s=finish_s
+    )
 
 
 def _release_reader(
-    tables: _Tables,
-    state: _State,
-    started: _Started,
-    k: chex.Array,
-    degree: chex.Array,
-    native: bool,
-) -> _State:
-    """Handles the k-th out-edge of each started task, where it has one."""
+    tables: _Tables, state: _State, hand: InHand, native: bool
+) -> tuple[_State, InHand]:
+    """Follows the next edge of each lane: tells the reader when what was made arrives."""
     instance, hold = tables.instance, tables.hold
     slots, dtype = _device_slots(instance.num_devices), state.free_s.dtype
-    nobody = instance.edge_reader.shape[0] - 1  # an edge to the task that never runs
-    edge = jnp.where(k < degree, at(instance.first_edge, started.task) + k, nobody)
+    edge, later = next_edge(hand, instance)
     reader = hold(at(instance.edge_reader, edge).astype(dtype))
     where = tables.base + reader.astype(jnp.int32)
     there = hold(at(tables.placement, where))
@@ -226,9 +210,9 @@ def _release_reader(
         tables.transfer_factor,
         state.links,
         edge=edge,
-        source=started.device,
+        source=hand.device,
         destination=there.astype(jnp.int32),
-        request_s=started.finish_s,
+        request_s=hand.finish_s,
         native=native,
     )
     arrival_s = arrival_s if links is None else hold(arrival_s)
@@ -243,7 +227,7 @@ def _release_reader(
     start_s = hold(larger(ready_s, pick(state.free_s, there)))
     key = ready_s if tables.rank is None else hold(at(tables.rank, where))
     code = reader * slots + there
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         slot_start_s=jnp.where(entered, start_s[None], state.slot_start_s),
         slot_key=jnp.where(entered, key[None], state.slot_key),
@@ -251,6 +235,7 @@ def _release_reader(
         inputs=inputs,
         links=links,
     )
+    return state, later
 
 
 def _device_slots(num_devices: int) -> int:

@@ -1,8 +1,13 @@
 """Operations on L executions in lock step, one per lane, that compile to tight loops."""
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
+
+Hold = Callable[[chex.Array], chex.Array]
+"""Keeps XLA from repeating a computation in each of its readers."""
 
 
 def at(table: chex.Array, index: chex.Array) -> chex.Array:

@@ -16,8 +16,11 @@ from jax.interpreters.partial_eval import dce_jaxpr
 Run = Callable[..., tuple[chex.Array, ...]]
 """`run(shared, placement, rank, handling_s, *, native)` of L lanes: `[L, N + 1]`, or None."""
 
+LANES = 64
+"""Lanes of one CPU kernel: of 16, 32, 64 and 128 the fastest (`bench_formulations`)."""
+
 FEW_LANES = 8
-"""Lanes of one CPU kernel for up to 3 x as many placements."""
+"""The same for up to 3 x as many placements."""
 
 MAX_LANES = 1 << 16
 """Lanes on other platforms, where a step is a series of kernels over all lanes."""
@@ -30,11 +33,11 @@ def run_batch(
     rank: chex.Array | None,
     handling_s: chex.Array | None = None,
     *,
-    lanes: int = 64,
+    lanes: int = LANES,
 ) -> tuple[chex.Array, ...]:
     """Returns what `run` returns, for a batch `[B, N + 1]`, whatever its size.
 
-    `lanes` is how many of a large batch go into a CPU kernel, as was measured for `run`.
+    `lanes` is how many of a large batch go into a CPU kernel.
 
     On the CPU a chunk of lanes is one kernel, loops and all, told so by `native`. XLA
     otherwise dispatches every operation of a loop's body by itself, which is most of the time

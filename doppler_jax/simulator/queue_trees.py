@@ -1,4 +1,4 @@
-"""The ready queues of D devices in L executions: trees of minima.
+"""The ready queues of D devices in L executions under `priority`: trees of minima.
 
 A queue's leaves are the tasks in the order of their queue positions, and hold the ready times
 of those that wait, else inf; a node holds the least of its children that are on the device.
@@ -8,19 +8,14 @@ grows with the cube root of N alone. (With two levels, blocks of siblings are to
 four, writes are too many.)
 """
 
-from collections.abc import Callable
-
 import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.simulator.lanes import at, column, larger, least, write
+from doppler_jax.simulator.lanes import Hold, at, column, larger, least, write
 
-Queues = tuple[chex.Array, chex.Array, chex.Array]
+Trees = tuple[chex.Array, chex.Array, chex.Array]
 """Flat levels: leaves `[L * 2^k]`, which devices share, then nodes `[L * D * 2^j]`, `2^i`."""
-
-Hold = Callable[[chex.Array], chex.Array]
-"""Keeps XLA from repeating a computation in each of its readers."""
 
 
 def queue_order(rank: chex.Array) -> chex.Array:
@@ -54,8 +49,8 @@ def queue_places(tasks: int) -> int:
     return 1 << (tasks - 1).bit_length()
 
 
-def make_queues(lanes: int, devices: int, tasks: int, dtype: jnp.dtype) -> Queues:
-    """Returns empty queues."""
+def make_trees(lanes: int, devices: int, tasks: int, dtype: jnp.dtype) -> Trees:
+    """Returns empty trees."""
     leaf, middle, top = _level_bits(queue_places(tasks))
     sizes = (1 << leaf + middle + top, devices << middle + top, devices << top)
     leaves, nodes, roots = (jnp.full(lanes * size, jnp.inf, dtype) for size in sizes)
@@ -63,19 +58,19 @@ def make_queues(lanes: int, devices: int, tasks: int, dtype: jnp.dtype) -> Queue
 
 
 def put(
-    queues: Queues, device: chex.Array, position: chex.Array, ready_s: chex.Array, hold: Hold
-) -> Queues:
-    """Puts tasks into queues.
+    trees: Trees, device: chex.Array, position: chex.Array, ready_s: chex.Array, hold: Hold
+) -> Trees:
+    """Puts tasks into trees.
 
     Args:
-      queues: they.
+      trees: they.
       device: `[L]` whose queue, as a float.
       position: `[L]` of the task, as a float.
       ready_s: `[L]`; where inf, nothing changes.
       hold: see `Hold`.
     """
     node, after = position.astype(jnp.int32), []
-    for nodes, bits, first in _levels(queues, device.astype(jnp.int32)):
+    for nodes, bits, first in _levels(trees, device.astype(jnp.int32)):
         old_s = at(nodes, first + node)
         new_s = hold(jnp.where(old_s < ready_s, old_s, ready_s))
         after.append(write(nodes, first + node, new_s[:, None], True))
@@ -85,37 +80,36 @@ def put(
 
 
 def take_first(
-    queues: Queues,
+    trees: Trees,
     device: chex.Array,
     device_at: chex.Array,
     *,
-    free_s: chex.Array | None,
+    free_s: chex.Array,
     hold: Hold,
-) -> tuple[chex.Array, chex.Array, Queues]:
+) -> tuple[chex.Array, chex.Array, Trees]:
     """Takes what each lane's device would start first.
 
     Args:
-      queues: they.
+      trees: they.
       device: `[L]` int32, whose queue.
       device_at: `[L * 2^k]` device of the task at each position, as a float.
       free_s: `[L]`; the first position is taken of those that are ready when the device is
-        free, or else soonest after. None takes the first position of those ready soonest.
+        free, or else soonest after.
       hold: see `Hold`.
 
     Returns:
-      Ready times `[L]`, inf where a queue is empty; positions `[L]` as floats; the queues.
+      Ready times `[L]`, inf where a tree is empty; positions `[L]` as floats; the trees.
     """
     node, due_s, path = jnp.zeros_like(device), None, []
-    for nodes, bits, root in reversed(_levels(queues, device)):
+    for nodes, bits, root in reversed(_levels(trees, device)):
         first = root + (node << bits)
         siblings = leaves = _blocks(nodes, first, 1 << bits)
-        if nodes is queues[0]:
+        if nodes is trees[0]:
             devices = _blocks(device_at, first, 1 << bits)
             here = devices == device.astype(nodes.dtype)[None]
             siblings = jnp.where(here, siblings, jnp.inf)
         if due_s is None:
-            due_s = least(siblings)
-            due_s = hold(due_s if free_s is None else larger(due_s, free_s))
+            due_s = hold(larger(least(siblings), free_s))
         children = column(1 << bits, due_s)
         child = hold(least(jnp.where(siblings <= due_s[None], children, 1 << bits)))
         node = (node << bits) + child.astype(jnp.int32)
@@ -128,23 +122,23 @@ def take_first(
     inner_s = hold(least(jnp.where(chosen, jnp.inf, siblings)))
     root_s = hold(least(jnp.where(middle, inner_s[None], middles)))
     after = (
-        write(queues[0], leaf, leaf_s[:, None], True),
-        write(queues[1], inner, inner_s[:, None], True),
-        write(queues[2], root, root_s[:, None], True),
+        write(trees[0], leaf, leaf_s[:, None], True),
+        write(trees[1], inner, inner_s[:, None], True),
+        write(trees[2], root, root_s[:, None], True),
     )
     return ready_s, node.astype(ready_s.dtype), after
 
 
-def _levels(queues: Queues, device: chex.Array) -> list[tuple[chex.Array, int, chex.Array]]:
+def _levels(trees: Trees, device: chex.Array) -> list[tuple[chex.Array, int, chex.Array]]:
     """Returns each level: nodes, log2 of the siblings, where a device's tree begins `[L]`."""
     lanes = len(device)
-    leaf, middle, top = _level_bits(len(queues[0]) // lanes)
+    leaf, middle, top = _level_bits(len(trees[0]) // lanes)
     lane = jnp.arange(lanes, dtype=jnp.int32)
-    tree = lane * (len(queues[2]) // (lanes << top)) + device
+    tree = lane * (len(trees[2]) // (lanes << top)) + device
     return [
-        (queues[0], leaf, lane << leaf + middle + top),
-        (queues[1], middle, tree << middle + top),
-        (queues[2], top, tree << top),
+        (trees[0], leaf, lane << leaf + middle + top),
+        (trees[1], middle, tree << middle + top),
+        (trees[2], top, tree << top),
     ]
 
 

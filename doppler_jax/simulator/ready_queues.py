@@ -2,7 +2,8 @@
 
 Starts tasks in the same order as `chain_slots.py`, at a cost per task that does not grow
 with the graph's width. The task that a device would start next is kept at hand, and those
-behind it in a queue (`queue_trees.py`), so the best of all is the best of D tasks.
+behind it in a queue (`queue_heaps.py` for `fifo`, `queue_trees.py` for `priority`), so the
+best of all is the best of D tasks.
 """
 
 import dataclasses
@@ -12,19 +13,30 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.graphs.instance import Instance
+from doppler_jax.simulator import queue_heaps, queue_trees
 from doppler_jax.simulator.arrivals import arrive
 from doppler_jax.simulator.chain_slots import run_chain_slots
-from doppler_jax.simulator.lanes import at, column, larger, largest, least, pick, write
-from doppler_jax.simulator.queue_trees import (
-    Queues,
-    make_queues,
-    put,
-    queue_places,
-    queue_positions,
-    take_first,
+from doppler_jax.simulator.in_hand import (
+    InHand,
+    next_edge,
+    nothing_in_hand,
+    num_steps,
+    take_in_hand,
 )
+from doppler_jax.simulator.lanes import at, column, larger, least, pick, write
+from doppler_jax.simulator.queue_heaps import Heaps, make_heaps
+from doppler_jax.simulator.queue_trees import Trees, make_trees, queue_places, queue_positions
 from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs
 from doppler_jax.types import pytree
+
+
+@pytree
+class _Ranked:
+    """The order of the tasks under `priority`, in L lanes."""
+
+    order: chex.Array  # [L * (N + 1)] int32, tasks by queue position
+    position: chex.Array  # [L * (N + 1)] the inverse, as a float
+    device_at: chex.Array  # [L * 2^k] device of the task at each position, 2^k >= N, a float
 
 
 @pytree
@@ -33,9 +45,7 @@ class _Tables:
 
     instance: Instance
     placement: chex.Array  # [L * (N + 1)] device of each task, as a float
-    device_at: chex.Array  # [L * 2^k] the same by queue position, 2^k >= N
-    position: chex.Array | None  # [L * (N + 1)] in the queue, as a float; None: the task's id
-    order: chex.Array | None  # [L * (N + 1)] int32, the inverse
+    ranked: _Ranked | None  # None under `fifo`, where a task's queue position is its id
     handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
     transfer_factor: chex.Array | None  # [T * D] noise
     base: chex.Array  # [L] int32, where a lane's tasks begin
@@ -53,21 +63,11 @@ class _State:
     next_ready_s: chex.Array  # [D, L] of each device's next task; inf if none waits
     next_position: chex.Array  # [D, L] as a float
     free_s: chex.Array  # [D, L] when the device has finished what it started
-    queues: Queues
+    queues: Heaps | Trees
     inputs: chex.Array  # [L * (N + 1) * 2] pairs: latest arrival, producers not started
     makespan_s: chex.Array  # [L]
     links: SerialLinks | None  # None under `parallel` links
     times_s: chex.Array | None  # [L * (N + 1) * 2] pairs: start, finish
-
-
-@pytree
-class _Started:
-    """The task that each lane has just started."""
-
-    task: chex.Array  # [L] int32
-    device: chex.Array  # [L] int32
-    start_s: chex.Array  # [L]
-    finish_s: chex.Array  # [L]
 
 
 def run_ready_queues(
@@ -100,11 +100,11 @@ def run_ready_queues(
     tables = _tables(instance, placement, order, handling_s, transfer_factor)
     state = _begin(tables, placement, serial, schedule)
 
-    def step(state: _State) -> _State:
-        state, started = _start_best(tables, state)
-        return _release_readers(tables, state, started)
+    def step(_: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
+        return _release_reader(tables, *_start_best(tables, *carry))
 
-    state = jax.lax.fori_loop(0, instance.num_tasks, lambda _, state: step(state), state)
+    begun = state, nothing_in_hand(len(placement), state.makespan_s.dtype)
+    state, _ = jax.lax.fori_loop(0, num_steps(instance), step, begun)
     if state.times_s is None:
         return (state.makespan_s,)
     start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
@@ -121,24 +121,28 @@ def _tables(
     lanes, rows = placement.shape
     dtype = jnp.result_type(instance.compute_s)
     base = jnp.arange(lanes, dtype=jnp.int32) * rows
-    devices, position = placement.astype(dtype), None
-    flat = devices.reshape(-1)
-    if order is not None:
-        order = order.reshape(-1)
-        devices = at(flat, jnp.repeat(base, rows) + order).reshape(lanes, rows)
-        position = queue_positions(order, base, dtype)
-    spare = queue_places(rows - 1) - (rows - 1)
+    flat = placement.astype(dtype).reshape(-1)
     return _Tables(
         instance=instance,
         placement=flat,
-        device_at=jnp.pad(devices[:, :-1], ((0, 0), (0, spare))).reshape(-1),
-        position=position,
-        order=order,
+        ranked=None if order is None else _ranked(order, flat, base),
         handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=base,
         # A constant would be divided by at compile time; this one XLA cannot see through.
         one=jnp.where(instance.num_tasks >= 0, 1, 2).astype(dtype),
+    )
+
+
+def _ranked(order: chex.Array, placement: chex.Array, base: chex.Array) -> _Ranked:
+    rows = order.shape[1]
+    flat = order.reshape(-1)
+    devices = at(placement, jnp.repeat(base, rows) + flat).reshape(order.shape)
+    spare = queue_places(rows - 1) - (rows - 1)
+    return _Ranked(
+        order=flat,
+        position=queue_positions(flat, base, placement.dtype),
+        device_at=jnp.pad(devices[:, :-1], ((0, 0), (0, spare))).reshape(-1),
     )
 
 
@@ -152,11 +156,16 @@ def _begin(tables: _Tables, placement: chex.Array, serial: bool, schedule: bool)
         ready_s = jnp.take_along_axis(instance.input_ready_s, placement.T, axis=1).T
         links = None
     missing = jnp.broadcast_to(instance.num_producers.astype(dtype), (lanes, rows))
+    queues: Heaps | Trees
+    if tables.ranked is None:  # one more: see `_start_best`
+        queues = make_heaps(lanes, devices + 1, len(instance.chain_head), dtype)
+    else:
+        queues = make_trees(lanes, devices + 1, rows - 1, dtype)
     state = _State(
         next_ready_s=jnp.full((devices, lanes), jnp.inf, dtype),
         next_position=jnp.zeros((devices, lanes), dtype),
         free_s=jnp.zeros((devices, lanes), dtype),
-        queues=make_queues(lanes, devices, rows - 1, dtype),
+        queues=queues,
         inputs=jnp.stack([ready_s, missing], axis=-1).reshape(-1),
         makespan_s=jnp.zeros(lanes, dtype),
         links=links,
@@ -176,26 +185,30 @@ def _begin(tables: _Tables, placement: chex.Array, serial: bool, schedule: bool)
     return jax.lax.fori_loop(0, instance.num_tasks, look, state)
 
 
-def _start_best(tables: _Tables, state: _State) -> tuple[_State, _Started]:
-    """Starts the best waiting task of each lane."""
+def _start_best(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, InHand]:
+    """Starts the best waiting task, in lanes that are done with their last."""
     instance, hold = tables.instance, tables.hold
     devices, nobody = instance.num_devices, instance.padded_tasks
 
     starts_s = larger(state.next_ready_s, state.free_s)
     start_s = hold(least(starts_s))
     tied = starts_s == start_s[None]
-    if tables.position is None:
+    if tables.ranked is None:
         key = least(jnp.where(tied, state.next_ready_s, jnp.inf))
         tied &= state.next_ready_s == key[None]
     position = hold(least(jnp.where(tied, state.next_position, jnp.inf)))
     tied &= state.next_position == position[None]
     here = hold(least(jnp.where(tied, column(devices, start_s), devices)))
+    starts = hand.done & (start_s < jnp.inf)
+    # Lanes that start nothing take from a queue that is always empty.
+    here = hold(jnp.where(starts, here, devices))
     device, task = here.astype(jnp.int32), position.astype(jnp.int32)
-    if tables.order is not None:
-        task = at(tables.order, tables.base + task)
-    task = jnp.where(start_s < jnp.inf, task, nobody)
+    if tables.ranked is not None:
+        task = at(tables.ranked.order, tables.base + task)
+    task = jnp.where(starts, task, nobody)
 
-    seconds = at(instance.compute_s.reshape(-1), task * devices + device)
+    costs = task * devices + jnp.where(starts, device, 0)
+    seconds = at(instance.compute_s.reshape(-1), costs)
     if tables.handling_s is not None:
         seconds += at(tables.handling_s, tables.base + task)
     finish_s = hold(start_s + seconds)
@@ -203,13 +216,7 @@ def _start_best(tables: _Tables, state: _State) -> tuple[_State, _Started]:
     if times_s is not None:
         pair = jnp.stack([start_s, finish_s], axis=-1)
         times_s = write(times_s, 2 * (tables.base + task), pair, True)
-    ready_s, position, queues = take_first(
-        state.queues,
-        device,
-        tables.device_at,
-        free_s=None if tables.position is None else finish_s,
-        hold=hold,
-    )
+    ready_s, position, queues = _take_first(tables, state.queues, device, finish_s)
     started = column(devices, here) == here[None]
     state = dataclasses.replace(
         state,
@@ -217,33 +224,30 @@ def _start_best(tables: _Tables, state: _State) -> tuple[_State, _Started]:
         next_position=jnp.where(started, position[None], state.next_position),
         free_s=jnp.where(started, finish_s[None], state.free_s),
         queues=queues,
-        makespan_s=larger(state.makespan_s, finish_s),
+        makespan_s=jnp.where(starts, larger(state.makespan_s, finish_s), state.makespan_s),
         times_s=times_s,
     )
-    return state, _Started(task=task, device=device, start_s=start_s, finish_s=finish_s)
+    return state, take_in_hand(
+        hand, instance, starts=starts, task=task, device=device, finish_s=finish_s
+    )
 
 
-def _release_readers(tables: _Tables, state: _State, started: _Started) -> _State:
-    """Tells the readers of what was started when it reaches them."""
-    degree = at(tables.instance.num_edges, started.task)
-
-    def edge(carry: tuple[chex.Array, _State]) -> tuple[chex.Array, _State]:
-        k, state = carry
-        return k + 1, _release_reader(tables, state, started, k, degree)
-
-    most = largest(degree)
-    _, state = jax.lax.while_loop(lambda carry: carry[0] < most, edge, (jnp.int32(0), state))
-    return state
+def _take_first(
+    tables: _Tables, queues: Heaps | Trees, device: chex.Array, free_s: chex.Array
+) -> tuple[chex.Array, chex.Array, Heaps | Trees]:
+    """Takes what a device `[L]`, free at `free_s` `[L]`, would start first."""
+    if isinstance(queues, Heaps):
+        return queue_heaps.take_first(queues, device, tables.hold)
+    assert tables.ranked is not None
+    device_at = tables.ranked.device_at
+    return queue_trees.take_first(queues, device, device_at, free_s=free_s, hold=tables.hold)
 
 
-def _release_reader(
-    tables: _Tables, state: _State, started: _Started, k: chex.Array, degree: chex.Array
-) -> _State:
-    """Handles the k-th out-edge of each started task, where it has one."""
+def _release_reader(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, InHand]:
+    """Follows the next edge of each lane: tells the reader when what was made arrives."""
     instance, hold = tables.instance, tables.hold
-    nobody = instance.edge_reader.shape[0] - 1  # an edge to the task that never runs
-    edge = jnp.where(k < degree, at(instance.first_edge, started.task) + k, nobody)
-    reader = hold(at(instance.edge_reader, edge).astype(started.finish_s.dtype))
+    edge, later = next_edge(hand, instance)
+    reader = hold(at(instance.edge_reader, edge).astype(hand.finish_s.dtype))
     task = reader.astype(jnp.int32)
     where = tables.base + task
     there = hold(at(tables.placement, where))
@@ -252,9 +256,9 @@ def _release_reader(
         tables.transfer_factor,
         state.links,
         edge=edge,
-        source=started.device,
+        source=hand.device,
         destination=there.astype(jnp.int32),
-        request_s=started.finish_s,
+        request_s=hand.finish_s,
         native=True,
     )
     pair = 2 * where
@@ -262,7 +266,7 @@ def _release_reader(
     missing = hold(at(state.inputs, pair + 1) - 1)
     inputs = write(state.inputs, pair, jnp.stack([ready_s, missing], axis=-1), True)
     state = dataclasses.replace(state, inputs=inputs, links=links)
-    return _enter(tables, state, task, there, ready_s, missing == 0)
+    return _enter(tables, state, task, there, ready_s, missing == 0), later
 
 
 def _enter(
@@ -276,12 +280,12 @@ def _enter(
     """Queues a task `[L]` on its device `[L]`, in lanes where it waits from now on."""
     hold = tables.hold
     position = task.astype(ready_s.dtype)
-    if tables.position is not None:
-        position = hold(at(tables.position, tables.base + task))
+    if tables.ranked is not None:
+        position = hold(at(tables.ranked.position, tables.base + task))
     other_ready_s = hold(pick(state.next_ready_s, there))
     other_position = hold(pick(state.next_position, there))
     key, other_key = ready_s, other_ready_s
-    if tables.position is not None:
+    if tables.ranked is not None:
         free_s = pick(state.free_s, there)
         key, other_key = larger(ready_s, free_s), larger(other_ready_s, free_s)
     first = (key < other_key) | ((key == other_key) & (position < other_position))
@@ -289,9 +293,14 @@ def _enter(
     takes = first[None] & (column(len(state.free_s), there) == there[None])
     later_s = jnp.where(first, other_ready_s, jnp.where(waits, ready_s, jnp.inf))
     later = jnp.where(first, other_position, jnp.where(waits, position, 0))
+    later, later_s = hold(later), hold(later_s)
+    if isinstance(state.queues, Heaps):
+        queues: Heaps | Trees = queue_heaps.put(state.queues, there, later, later_s, hold)
+    else:
+        queues = queue_trees.put(state.queues, there, later, later_s, hold)
     return dataclasses.replace(
         state,
         next_ready_s=jnp.where(takes, ready_s[None], state.next_ready_s),
         next_position=jnp.where(takes, position[None], state.next_position),
-        queues=put(state.queues, there, hold(later), hold(later_s), hold),
+        queues=queues,
     )

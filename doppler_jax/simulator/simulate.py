@@ -30,11 +30,8 @@ from doppler_jax.types import Costs, TaskGraph, pytree
 
 QUEUES = ("fifo", "priority", "random")
 
-WIDE = (104, 224)
+WIDE = (56, 224)
 """Chains beyond which queues are faster than slots, under `fifo` and under `priority`."""
-
-NARROW_LANES, WIDE_LANES = 64, 32
-"""Placements of one CPU kernel that were fastest, with slots and with queues."""
 
 SHARD_AT = 64
 """Placements per device from which on several devices share a call."""
@@ -260,15 +257,15 @@ def simulate_instance(
         spare = instance.padded_tasks + 1 - priority.shape[-1]
         priority = jnp.pad(priority, (*((0, 0),) * (priority.ndim - 1), (0, spare)))
     handling_s = handling_seconds(instance, placements)
-    run, lanes = _formulation(instance, links, priority is not None)
+    run, by_order = _formulation(instance, links, priority is not None)
 
     def one_draw(noise: Factors | None, rank: chex.Array | None) -> SimulationResult:
         if rank is not None:
             rank = jnp.broadcast_to(rank, placements.shape)
-            rank = queue_order(rank) if lanes == WIDE_LANES else rank
+            rank = queue_order(rank) if by_order else rank
         shared = _with_noise(instance, noise)
         makespan_s, *times = run_batch(
-            partial(run, schedule=schedule), shared, placements, rank, handling_s, lanes=lanes
+            partial(run, schedule=schedule), shared, placements, rank, handling_s
         )
         start_s, finish_s = (a[:, :-1] for a in times) if schedule else (None, None)
         return SimulationResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)
@@ -280,14 +277,13 @@ def simulate_instance(
     return jax.lax.map(lambda draw: one_draw(*draw), (factors, priority))
 
 
-def _formulation(instance: Instance, links: str, has_rank: bool) -> tuple[Run, int]:
-    """Returns the formulation that was measured to be fastest, and the lanes it wants."""
+def _formulation(instance: Instance, links: str, has_rank: bool) -> tuple[Run, bool]:
+    """Returns the fastest formulation, and whether it wants a `queue_order` for ranks."""
     if links == "engine":
-        return run_engine_links, NARROW_LANES
-    serial = links == "serial"
-    if len(instance.chain_head) > WIDE[has_rank]:
-        return partial(run_ready_queues, serial=serial), WIDE_LANES
-    return partial(run_chain_slots, serial=serial), NARROW_LANES
+        return run_engine_links, False
+    wide = len(instance.chain_head) > WIDE[has_rank]
+    run = run_ready_queues if wide else run_chain_slots
+    return partial(run, serial=links == "serial"), wide
 
 
 def _with_noise(instance: Instance, draw: Factors | None) -> tuple[Instance, chex.Array | None]:

@@ -10,10 +10,12 @@ import pytest
 from doppler_jax.graphs import instance as instance_module
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.instance import make_instance
+from doppler_jax.simulator import queue_heaps, queue_trees
 from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.queue_trees import make_queues, put, queue_order, take_first
+from doppler_jax.simulator.queue_heaps import make_heaps
+from doppler_jax.simulator.queue_trees import make_trees, queue_order
 from doppler_jax.simulator.ready_queues import run_ready_queues
 from doppler_jax.types import Costs
 from tests.generators import random_problem
@@ -209,30 +211,58 @@ def test_queue_order_sorts_by_rank_then_id():
     np.testing.assert_array_equal(queue_order(rank), expected)
 
 
-def test_queues_give_the_first_that_is_due():
+def test_trees_give_the_first_that_is_due():
     same = partial(jnp.multiply, jnp.float32(1))
-    put_one = jax.jit(partial(put, hold=same))
-    take_one = jax.jit(partial(take_first, hold=same))
+    put = jax.jit(partial(queue_trees.put, hold=same))
+    take_first = jax.jit(partial(queue_trees.take_first, hold=same))
     ready_s = np.array([5.0, 2.0, 9.0, 2.0, 4.0, 1.0, 3.0, 7.0, 6.0], np.float32)
     device_at = np.array([0, 0, 0, 0, 0, 1, 0, 0, 0] + 7 * [0], np.float32)
-
-    def taken(free_s):
-        queues = make_queues(1, 2, 9, jnp.dtype("float32"))
-        for position, t in enumerate(ready_s):
-            one = jnp.array([position], jnp.float32)
-            device = jnp.asarray(device_at[position : position + 1])
-            queues = put_one(queues, device, one, jnp.array([t]))
-        found = []
-        for _ in range(9):
-            free = None if free_s is None else jnp.array([free_s], jnp.float32)
-            s, position, queues = take_one(
-                queues, jnp.array([0]), jnp.asarray(device_at), free_s=free
-            )
-            found.append((int(position[0]), float(s[0])))
-        return found[:-1], found[-1][1], float(queues[0][5])
-
-    by_time = sorted((t, p) for p, t in enumerate(ready_s.tolist()) if p != 5)
-    assert taken(None) == ([(p, t) for t, p in by_time], np.inf, 1.0)
+    trees = make_trees(1, 2, 9, jnp.dtype("float32"))
+    for position, t in enumerate(ready_s):
+        device = jnp.asarray(device_at[position : position + 1])
+        trees = put(trees, device, jnp.array([position], jnp.float32), jnp.array([t]))
+    found = []
+    for _ in range(9):
+        s, position, trees = take_first(
+            trees, jnp.array([0]), jnp.asarray(device_at), free_s=jnp.array([4.0])
+        )
+        found.append((int(position[0]), float(s[0])))
     # Free at 4, the device takes what is ready in the order of positions, then the next ready.
     order = [1, 3, 4, 6, 0, 8, 7, 2]
-    assert taken(4.0) == ([(p, float(ready_s[p])) for p in order], np.inf, 1.0)
+    assert found[:-1] == [(p, float(ready_s[p])) for p in order]
+    assert found[-1][1] == np.inf
+    assert float(trees[0][5]) == 1.0  # of the other device
+
+
+def test_heaps_give_the_first_entry_of_each_lane():
+    """Any series of puts and takes, on 8 lanes that differ, against lists."""
+    rng = np.random.default_rng(9)
+    lanes, devices, most = 8, 3, 20
+    same = partial(jnp.multiply, jnp.float32(1))
+    put = jax.jit(partial(queue_heaps.put, hold=same))
+    take_first = jax.jit(partial(queue_heaps.take_first, hold=same))
+    heaps = make_heaps(lanes, devices, most, jnp.dtype("float32"))
+    expected = [[[] for _ in range(devices)] for _ in range(lanes)]
+    taken = 0
+    for step in range(400):
+        device = rng.integers(0, devices, lanes)
+        if rng.random() < (0.6 if step // 100 % 2 == 0 else 0.3):  # they fill and empty
+            ready_s = rng.integers(0, 9, lanes).astype(np.float32)  # ready times tie
+            for lane, d in enumerate(device):
+                if len(expected[lane][d]) == most or rng.random() < 0.2:
+                    ready_s[lane] = np.inf
+                else:
+                    expected[lane][d].append((float(ready_s[lane]), step))
+            task = jnp.full(lanes, step, jnp.float32)
+            heaps = put(heaps, device.astype(np.float32), task, ready_s)
+        else:
+            ready_s, task, heaps = take_first(heaps, device)
+            for lane, d in enumerate(device):
+                first = min(expected[lane][d], default=(np.inf, np.inf))
+                assert (float(ready_s[lane]), float(task[lane])) == first
+                if expected[lane][d]:
+                    expected[lane][d].remove(first)
+                    taken += 1
+        sizes = [[len(queue) for queue in lane] for lane in expected]
+        np.testing.assert_array_equal(heaps.size.T, sizes)
+    assert taken > 400
