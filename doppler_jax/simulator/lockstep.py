@@ -17,7 +17,7 @@ Run = Callable[..., tuple[chex.Array, ...]]
 """`run(shared, placement, rank, handling_s, *, native)` of L lanes: `[L, N + 1]`, or None."""
 
 LANES = 64
-"""Lanes of one CPU kernel: of 16, 32, 64 and 128 the fastest (`bench_formulations`)."""
+"""Lanes of one CPU kernel: of 16, 32, 64 and 128 the fastest for slots and for heaps."""
 
 FEW_LANES = 8
 """The same for up to 3 x as many placements."""

@@ -165,8 +165,8 @@ def test_tasks_that_cannot_run_never_finish(queue):
 def test_many_placements_of_a_wide_graph(monkeypatch):
     monkeypatch.undo()  # true sizes
     rng = np.random.default_rng(7)
-    n, d = 450, 3
-    graph, costs = wide_problem(rng, 150, n // 150, d)
+    graph, costs = wide_problem(rng, 150, 3, 3)
+    n, d = graph.num_tasks, costs.num_devices
     placements = rng.integers(0, d, (70, n))  # more than one chunk of lanes
     instance = make_instance(graph, costs)
     results = chex.assert_max_traces(run.__wrapped__, n=1)(instance, placements)
