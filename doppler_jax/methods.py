@@ -28,12 +28,12 @@ from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.search.annealing import Annealing
-from doppler_jax.search.anytime import Search, run_search
+from doppler_jax.search.anytime import Exact, Search, run_search
 from doppler_jax.search.budget import Budget
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.objective import Objective
+from doppler_jax.search.objective import Objective, judge, make_search_problem
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
@@ -112,7 +112,7 @@ def _searching(search: Search) -> Method:
     def method(request: Request) -> Candidates:
         is_tight = request.problem.memory is not None
         listed = listed_starts(request.graph, request.costs, LISTED_STARTS, is_tight)
-        return _search_from(request, search, listed, listed)
+        return _search_from(request, search, listed, listed, exact=_exact_problem(request))
 
     return method
 
@@ -124,6 +124,7 @@ def _search_from(
     always: np.ndarray,
     *,
     choose: bool = False,
+    exact: Exact | None = None,
 ) -> Candidates:
     """Searches from `starts` `[S, N]`, and from random placements while members are left.
 
@@ -143,12 +144,25 @@ def _search_from(
         _bounded(request.budget),
         request.curve,
         choose=choose,
+        exact=exact,
     )
     return Candidates(
         placements=np.concatenate([always, found.placements]),
         evaluations=max(found.evaluations, 1),
         compile_s=found.compile_s,
         interrupted=found.interrupted,
+    )
+
+
+def _exact_problem(request: Request) -> Exact | None:
+    """Returns the problem as the oracle sees it; None under noise, where rounding averages."""
+    graph, costs, guide = request.graph, request.costs, request.objective.guide_links
+    objective = dataclasses.replace(request.objective, links=guide)
+    if objective.num_noise:
+        return None
+    return Exact(
+        value_s=lambda placement: judge(graph, costs, placement, objective).value_s,
+        problem=lambda: make_search_problem(graph, costs, objective, request.key, np.float64),
     )
 
 
@@ -191,6 +205,7 @@ def _doppler_search(request: Request) -> Candidates:
         starts,
         np.concatenate([starts[:1], listed]),
         choose=True,
+        exact=_exact_problem(request),
     )
 
 

@@ -23,6 +23,7 @@ from doppler_jax.policies import apply, features, greedy
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.request import Candidates
+from doppler_jax.search.objective import Objective, make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -494,6 +495,40 @@ def test_searches_are_never_worse_than_what_they_start_from(method):
         for rule in (critical_path, heft):
             start = makespan_s(simulate_oracle(graph, costs, rule(graph, costs)))
             assert placed.makespan_s <= start
+
+
+@pytest.mark.parametrize(
+    ("method", "links", "least_s"),
+    [("annealing", "parallel", 3.4), ("local_search", "engine", 3.5)],
+)
+def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, least_s):
+    # Where C and D run, D's input is there first, which float32 cannot tell: then C, which E
+    # awaits, comes after D. So D belongs elsewhere, which float32 takes to be longer.
+    graph, costs = from_edge_delays(
+        [1.0] * 5, [(0, 2, 0.0), (1, 3, 1.1), (2, 4, 0.0)], num_devices=DEVICES
+    )
+    seconds = {
+        (0, 0): 1 + 1e-9,
+        (1, 1): 1.0,
+        (2, 2): 1.0,
+        (3, 2): 1.0,
+        (3, 0): 0.4,
+        (4, 0): 1.0,
+    }
+    compute_s = np.full((5, DEVICES), np.inf)
+    compute_s[*zip(*seconds, strict=True)] = list(seconds.values())
+    seconds_per_byte = np.zeros((DEVICES, DEVICES))
+    seconds_per_byte[1, 0] = 1.0
+    costs = costs.replace(compute_s=compute_s, seconds_per_byte=seconds_per_byte)
+    misleading, best = np.array([[0, 1, 2, 2, 0], [0, 1, 2, 0, 0]])
+    rough = make_search_problem(graph, costs, Objective(), jax.random.key(0))
+    padded = np.pad([misleading, best], ((0, 0), (0, rough.instance.padded_tasks - 5)))
+    believed_s = score_padded(Objective(), rough, padded, 2).value_s
+    np.testing.assert_allclose(believed_s, [3.0, 3.4], rtol=1e-6)
+    placed = place(graph, costs, method=method, max_evaluations=256, links=links)
+    np.testing.assert_array_equal(placed.placement, best)
+    np.testing.assert_allclose(placed.makespan_s, least_s)
+    assert placed.curve.makespan_s.min() == placed.makespan_s
 
 
 @pytest.mark.parametrize(

@@ -90,16 +90,17 @@ class Annealing:
         progress: chex.Array,
     ) -> AnnealingState:
         accept_key, choose_key, exchange_key = jax.random.split(key, 3)
-        temperature = self.hot * (self.cold / self.hot) ** progress
-        temperature /= jnp.maximum(problem.instance.num_tasks, 1).astype(jnp.float32)
+        dtype = scores.energy.dtype
+        temperature = self.hot * (self.cold / self.hot) ** progress.astype(dtype)
+        temperature /= jnp.maximum(problem.instance.num_tasks, 1).astype(dtype)
         tried = asked.reshape(state.tried.shape)
         energy, value_s = (
             a.reshape(state.accepted.shape) for a in (scores.energy, scores.value_s)
         )
         origin = energy[:, 0]
-        draw = jax.random.uniform(accept_key, energy.shape)
+        draw = jax.random.uniform(accept_key, energy.shape, dtype)
         accepted = _is_accepted(energy, origin[:, None], temperature, draw).at[:, 0].set(False)
-        draw = jax.random.uniform(choose_key, energy.shape)
+        draw = jax.random.uniform(choose_key, energy.shape, dtype)
         kept = (state.together == 1) | _is_accepted(
             origin, state.energy, temperature, draw[:, 0]
         )
@@ -115,8 +116,9 @@ class Annealing:
         )
         is_restart = jax.random.uniform(exchange_key) < 1 / self.exchange
         chain = jnp.arange(self.chains, dtype=jnp.int32)
-        is_worst = (chain == state.energy.argmax()) & is_restart
-        source = jnp.where(is_worst, state.energy.argmin().astype(jnp.int32), chain)
+        worst, best_of_all = state.energy.argmax(), state.energy.argmin()
+        is_worst = (chain == worst.astype(jnp.int32)) & is_restart
+        source = jnp.where(is_worst, best_of_all.astype(jnp.int32), chain)
         state = jax.tree.map(lambda array: array[source], state)
         return dataclasses.replace(state, best=best, candidate=_combine(state, draw))
 
@@ -132,7 +134,7 @@ def _is_accepted(
 def _combine(state: AnnealingState, draw: chex.Array) -> chex.Array:
     """Returns the current placements `[C, N]` after `together` random accepted moves."""
     order = jnp.where(state.accepted, draw, -1.0)
-    rank = (order[:, None, :] > order[:, :, None]).sum(2)
+    rank = (order[:, None, :] > order[:, :, None]).sum(2, dtype=jnp.int32)
     chosen = state.accepted & (rank < state.together[:, None])
     changes = chosen[:, :, None] & (state.tried != state.current[:, None])
     last = jnp.where(changes, order[:, :, None], -1.0).argmax(1)

@@ -89,7 +89,7 @@ class Evolution:
         """Returns children `[lambda, N]` of random pairs, or copies of one parent."""
         pair_key, draw_key, mask_key = jax.random.split(key, 3)
         pair = jax.random.randint(pair_key, (2, self.children), 0, self.parents)
-        draw = jax.random.uniform(draw_key, (4, self.children, 1))
+        draw = jax.random.uniform(draw_key, (4, self.children, 1), jnp.float32)
         position = problem.topological_rank[None] / problem.instance.num_tasks
         low, high = jnp.minimum(draw[0], draw[1]), jnp.maximum(draw[0], draw[1])
         is_segment = (position >= low) & (position < high)

@@ -40,12 +40,13 @@ def can_overflow(graph: TaskGraph, costs: Costs) -> bool:
 
 
 def make_memory_table(graph: TaskGraph, costs: Costs, instance: Instance) -> MemoryTable:
-    """Returns the table of a graph; sizes are float32."""
+    """Returns the table of a graph; sizes are of the instance's precision."""
+    dtype = instance.compute_s.dtype
     t, i = graph.num_tensors, graph.num_inputs
     is_read = np.zeros(t, dtype=bool)
     is_read[graph.edge_tensor] = True
     return MemoryTable(
-        item_bytes=np.concatenate([costs.tensor_bytes, costs.input_bytes]).astype(np.float32),
+        item_bytes=np.concatenate([costs.tensor_bytes, costs.input_bytes]).astype(dtype),
         producer=np.concatenate(
             [graph.tensor_producer, np.full(i, instance.padded_tasks)]
         ).astype(np.int32),
@@ -57,7 +58,7 @@ def make_memory_table(graph: TaskGraph, costs: Costs, instance: Instance) -> Mem
             np.int32
         ),
         is_result=np.concatenate([~is_read, np.zeros(i, dtype=bool)]),
-        capacity_bytes=np.asarray(costs.capacity_bytes, np.float32),
+        capacity_bytes=np.asarray(costs.capacity_bytes, dtype),
     )
 
 

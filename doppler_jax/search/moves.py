@@ -48,9 +48,9 @@ def mutate(
     """
     count = 10 + GROUP + instance.num_devices
     if key.ndim:
-        draw = jax.vmap(lambda key: jax.random.uniform(key, (count,)))(key).T
+        draw = jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32))(key).T
     else:
-        draw = jax.random.uniform(key, (count, len(placements)))
+        draw = jax.random.uniform(key, (count, len(placements)), jnp.float32)
     # One call, for it costs little to compile.
     draw, walk, score = jnp.split(draw, (10, 10 + GROUP))
     task = _uniform_index(draw[0], instance.num_tasks)
@@ -233,7 +233,7 @@ def _group(
         return following, following
 
     _, others = jax.lax.scan(extend, task, draw[1:])
-    within = jnp.arange(1, GROUP)[None] < length[:, None]
+    within = jnp.arange(1, GROUP, dtype=jnp.int32)[None] < length[:, None]
     others = jnp.where(within, others.T, task[:, None])
     return jnp.concatenate([task[:, None], others], axis=1)
 

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.instance import Instance, make_instance
@@ -78,10 +78,14 @@ class Scores:
 
 
 def make_search_problem(
-    graph: TaskGraph, costs: Costs, objective: Objective, key: chex.PRNGKey
+    graph: TaskGraph,
+    costs: Costs,
+    objective: Objective,
+    key: chex.PRNGKey,
+    dtype: DTypeLike = np.float32,
 ) -> SearchProblem:
     """Returns the arrays of a problem; the key, which is consumed, is of the noise."""
-    instance = make_instance(graph, costs)
+    instance = make_instance(graph, costs, dtype)
     factors = None
     if objective.num_noise:
         sigma = objective.noise_sigma
@@ -95,7 +99,10 @@ def make_search_problem(
 
 
 def score(objective: Objective, problem: SearchProblem, placements: chex.Array) -> Scores:
-    """Returns what padded placements `[B, N]` are worth, in float32; for use inside jits."""
+    """Returns what padded placements `[B, N]` are worth, for use inside jits.
+
+    It is computed in the precision of the problem's instance.
+    """
     if problem.factors is None:
         needs_times = problem.memory is not None
         times = _simulate(objective, problem, placements, schedule=needs_times)

@@ -43,6 +43,24 @@ def pad_items(table, size=64):
     )
 
 
+def test_in_float64_it_is_the_oracles_word_and_memory_to_the_byte():
+    graph, costs = random_problem(np.random.default_rng(3), 14, DEVICES)
+    placements, padded = random_rows(np.random.default_rng(0), 14)
+    peaks = np.array(
+        [peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, p)) for p in placements]
+    )
+    costs = dataclasses.replace(costs, capacity_bytes=0.9 * peaks.max(0))
+    with jax.enable_x64(True):
+        problem = make_search_problem(graph, costs, Objective(), jax.random.key(0), np.float64)
+        scores = jax.device_get(SCORE(Objective(), problem, padded))
+    judged = np.array([judge(graph, costs, p, Objective()).value_s for p in placements])
+    np.testing.assert_allclose(scores.value_s, judged, rtol=1e-12)
+    assert 0 < np.isinf(judged).sum() < len(judged)
+    over = np.maximum(peaks / costs.capacity_bytes - 1.0, 0.0).sum(1)
+    makespans = [makespan_s(simulate_oracle(graph, costs, p)) for p in placements]
+    np.testing.assert_allclose(scores.energy, makespans * (1 + over), rtol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_memory_is_that_of_the_exact_account(seed):
     rng = np.random.default_rng(seed)

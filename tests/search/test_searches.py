@@ -11,7 +11,7 @@ import pytest
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.search import anytime
 from doppler_jax.search.annealing import Annealing
-from doppler_jax.search.anytime import run_search
+from doppler_jax.search.anytime import Exact, run_search
 from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
@@ -154,6 +154,112 @@ def test_a_bound_on_seconds_ends_it(monkeypatch):
     )
     assert 0 < few.evaluations < more.evaluations < 300 * 16
     assert not few.interrupted
+
+
+def exact(graph, costs, *, factor=1.0, problems=None):
+    """The oracle, if `factor` is 1; else one that is told to find fault with float32."""
+
+    def problem():
+        made = make_search_problem(graph, costs, OBJECTIVE, jax.random.key(1), np.float64)
+        if problems is not None:
+            problems.append(made)
+        return made
+
+    return Exact(
+        value_s=lambda p: factor * makespan_s(simulate_oracle(graph, costs, p)), problem=problem
+    )
+
+
+BUILDING = [name for name in SEARCHES if name != "random"]
+"""Searches that build on what they found."""
+
+
+@pytest.mark.parametrize("name", BUILDING)
+def test_where_float32_is_right_nothing_changes(name):
+    graph, costs = pinned_problem(4, 14)
+    problems = []
+    one = run(name, graph, costs, evaluations=640)
+    same = run(
+        name, graph, costs, evaluations=640, exact=exact(graph, costs, problems=problems)
+    )
+    np.testing.assert_array_equal(one.placements, same.placements)
+    assert not problems
+
+
+@pytest.mark.parametrize("name", BUILDING)
+def test_where_float32_is_wrong_it_goes_on_in_float64(name, simulated, monkeypatch):
+    graph, costs = pinned_problem(4, 14)
+
+    def go(evaluations):
+        recorder, problems = CurveRecorder(), []
+        jax.effects_barrier()
+        before = simulated.count
+        found = run(
+            name, graph, costs, evaluations=evaluations, recorder=recorder,
+            exact=exact(graph, costs, factor=1.5, problems=problems),
+        )  # fmt: skip
+        jax.effects_barrier()
+        assert found.evaluations == simulated.count - before == evaluations
+        assert len(problems) == 1
+        return found, recorder.rows
+
+    found, rows = go(4000)
+    best = values(graph, costs, found.placements)
+    np.testing.assert_allclose(best[0], optimum_s(graph, costs), rtol=1e-12)
+    assert (np.diff(best) >= 0).all()
+    np.testing.assert_allclose(rows[-1][2], best[0], rtol=1e-12)
+    assert max(row[2] for row in rows if row[0] >= 1000) > best[0]  # from the oracle's word
+    one, _ = go(640)
+    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)
+    same, _ = go(640)
+    np.testing.assert_array_equal(one.placements, same.placements)
+
+
+def test_checks_that_take_long_are_left_out_where_seconds_count(monkeypatch):
+    clock = SimpleNamespace(now=0.0, check_s=0.0)
+
+    def tick():
+        clock.now += 0.05
+        return clock.now
+
+    monkeypatch.setattr(time, "monotonic", tick)
+    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)
+    graph, costs = pinned_problem(5, 14)
+    checked = []
+
+    def slow(placement):
+        clock.now += clock.check_s
+        checked.append(clock.now)
+        return 0.0
+
+    oracle = dataclasses.replace(exact(graph, costs), value_s=slow)
+    for check_s, count in ((0.0, 7), (1.0, 1)):
+        clock.now, clock.check_s = 0.0, check_s
+        checked.clear()
+        run("local_search", graph, costs, evaluations=None, seconds=40.0, exact=oracle)
+        assert len(checked) == count
+    assert 40 / 8 + 1 <= checked[0] < 2 * 40 / 8
+
+
+def test_interrupting_the_change_to_float64_returns_what_float32_found():
+    graph, costs = pinned_problem(4, 14)
+    seen = []
+
+    def stop(evaluations):
+        seen.append(evaluations)
+        if evaluations == 160:
+            raise KeyboardInterrupt
+
+    options = {"evaluations": 640, "on_block": stop}
+    problems = []
+    wrong = exact(graph, costs, factor=1.5, problems=problems)
+    found = run("local_search", graph, costs, exact=wrong, **options)
+    assert len(problems) == 1
+    seen.clear()
+    plain = run("local_search", graph, costs, **options)
+    assert seen[-1] == 160  # a quarter: the second check has been, and no block after it
+    assert found.interrupted
+    np.testing.assert_array_equal(found.placements, plain.placements)
 
 
 def test_it_can_choose_among_its_starts():
