@@ -52,7 +52,7 @@ class Placed:
     evaluations: int  # executions simulated by the search
     seconds: float  # spent, compilation included
     compile_s: float  # of these, on compiling the search (that of training is not told apart)
-    curve: Curve  # of the search, in float32; the last row is the oracle's
+    curve: Curve  # of the search, float32 but where that misled it; the last is the oracle's
     interrupted: bool  # by Ctrl-C; the best until then
 
 
