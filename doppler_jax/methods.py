@@ -33,8 +33,9 @@ from doppler_jax.search.budget import Budget
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.objective import Objective, judge, make_search_problem
+from doppler_jax.search.objective import Objective, make_search_problem
 from doppler_jax.search.random_search import RandomSearch
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 
@@ -156,12 +157,13 @@ def _search_from(
 
 def _exact_problem(request: Request) -> Exact | None:
     """Returns the problem as the oracle sees it; None under noise, where rounding averages."""
-    graph, costs, guide = request.graph, request.costs, request.objective.guide_links
-    objective = dataclasses.replace(request.objective, links=guide)
+    graph, costs, objective = request.graph, request.costs, request.objective
     if objective.num_noise:
         return None
     return Exact(
-        value_s=lambda placement: judge(graph, costs, placement, objective).value_s,
+        makespan_s=lambda placement: makespan_s(
+            simulate_oracle(graph, costs, placement, links=objective.guide_links)
+        ),
         problem=lambda: make_search_problem(graph, costs, objective, request.key, np.float64),
     )
 

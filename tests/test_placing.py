@@ -4,6 +4,7 @@ from functools import partial
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from doppler_jax.policies import apply, features, greedy
 from doppler_jax.policies.features import make_problem
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.request import Candidates
+from doppler_jax.search import objective
 from doppler_jax.search.objective import Objective, make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
@@ -529,6 +531,20 @@ def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, 
     np.testing.assert_array_equal(placed.placement, best)
     np.testing.assert_allclose(placed.makespan_s, least_s)
     assert placed.curve.makespan_s.min() == placed.makespan_s
+
+
+def test_what_only_the_oracle_finds_too_large_does_not_spoil_the_curve(monkeypatch):
+    graph, costs = random_problem(np.random.default_rng(3), 12, DEVICES)
+    fits = heft(graph, costs)
+    peak = peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, fits))
+    costs = costs.replace(capacity_bytes=peak + 1.0)
+    jax.clear_caches()  # what is patched may have been traced
+    nothing = lambda table, instance, placements, *times: jnp.zeros(len(placements))  # noqa: E731
+    monkeypatch.setattr(objective, "excess", nothing)
+    placed = place(graph, costs, method="local_search", max_evaluations=256)
+    jax.clear_caches()
+    assert_is_sound(placed, graph, costs)
+    assert np.isfinite(placed.curve.makespan_s).all()
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def exact(graph, costs, *, factor=1.0, problems=None):
         return made
 
     return Exact(
-        value_s=lambda p: factor * makespan_s(simulate_oracle(graph, costs, p)), problem=problem
+        makespan_s=lambda p: factor * makespan_s(simulate_oracle(graph, costs, p)),
+        problem=problem,
     )
 
 
@@ -215,7 +216,7 @@ def test_where_float32_is_wrong_it_goes_on_in_float64(name, simulated, monkeypat
     np.testing.assert_array_equal(one.placements, same.placements)
 
 
-def test_checks_that_take_long_are_left_out_where_seconds_count(monkeypatch):
+def test_where_seconds_count_checks_are_left_out_that_take_long_or_come_late(monkeypatch):
     clock = SimpleNamespace(now=0.0, check_s=0.0)
 
     def tick():
@@ -232,8 +233,9 @@ def test_checks_that_take_long_are_left_out_where_seconds_count(monkeypatch):
         checked.append(clock.now)
         return 0.0
 
-    oracle = dataclasses.replace(exact(graph, costs), value_s=slow)
-    for check_s, count in ((0.0, 7), (1.0, 1)):
+    oracle = dataclasses.replace(exact(graph, costs), makespan_s=slow)
+    for check_s, left_s, count in ((0.0, 20.0, 3), (0.0, 0.0, 7), (1.0, 0.0, 1)):
+        monkeypatch.setattr(anytime, "FLOAT64_S", left_s)
         clock.now, clock.check_s = 0.0, check_s
         checked.clear()
         run("local_search", graph, costs, evaluations=None, seconds=40.0, exact=oracle)
