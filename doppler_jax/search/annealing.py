@@ -80,6 +80,10 @@ class Annealing:
         # The first lane of each chain is the candidate, the others are moves from it.
         return mutate(key, problem.instance, lanes).at[:: self.proposals].set(state.candidate)
 
+    def limit_s(self, state: AnnealingState) -> chex.Array:
+        del state
+        return jnp.full(self.batch, jnp.inf)  # any rise may be accepted
+
     def tell(
         self,
         key: chex.PRNGKey,

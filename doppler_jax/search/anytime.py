@@ -81,6 +81,12 @@ class Search(Protocol):
     def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: State) -> chex.Array:
         """Returns the placements `[batch, N]` to simulate next."""
 
+    def limit_s(self, state: State) -> chex.Array:
+        """Returns the makespans `[batch]` above which `tell` keeps nothing of what is asked.
+
+        Whether such a placement fits into memory is not looked at then.
+        """
+
     def tell(
         self,
         key: chex.PRNGKey,
@@ -348,7 +354,7 @@ def _advance(
         progress = jnp.clip(schedule[0] + schedule[1] * k.astype(jnp.float32), 0.0, 1.0)
         ask_key, tell_key = jax.random.split(jax.random.fold_in(key, k))
         asked = search.ask(ask_key, problem, state)
-        scores = score(objective, problem, asked)
+        scores = score(objective, problem, asked, search.limit_s(state))
         return search.tell(tell_key, problem, state, asked, scores, progress)
 
     # The loop is of known length because XLA's CPU compiler (jaxlib 0.10.2) aborts on the

@@ -62,6 +62,11 @@ class Evolution:
         parents = jnp.resize(state.best.placement, children.shape)
         return jnp.where(jnp.isinf(state.energy).all(), parents, children)
 
+    def limit_s(self, state: Population) -> chex.Array:
+        # Until all parents fit and differ, a child that is worse than all may live on.
+        is_full = (jnp.diff(state.energy) > 0).all() & jnp.isfinite(state.best.value_s).all()
+        return jnp.full(self.children, jnp.where(is_full, state.energy.max(), jnp.inf))
+
     def tell(
         self,
         key: chex.PRNGKey,

@@ -72,6 +72,10 @@ class LocalSearch:
         tried = self._neighbours(key, problem, state)
         return tried.reshape(-1, tried.shape[2])
 
+    def limit_s(self, state: DescentState) -> chex.Array:
+        # A best placement may be longer than the current one, where that does not fit.
+        return jnp.repeat(jnp.maximum(state.energy, state.best.value_s), self.proposals)
+
     def tell(
         self,
         key: chex.PRNGKey,

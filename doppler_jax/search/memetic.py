@@ -68,6 +68,13 @@ class Memetic:
             lambda: self.descent.ask(key, problem, state.descent),
         )
 
+    def limit_s(self, state: MemeticState) -> chex.Array:
+        return jnp.where(
+            self._evolves(state),
+            self.evolution.limit_s(state.population),
+            self.descent.limit_s(state.descent),
+        )
+
     def tell(
         self,
         key: chex.PRNGKey,

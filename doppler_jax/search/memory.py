@@ -68,12 +68,13 @@ def excess(
     placements: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
+    matters: chex.Array,
 ) -> chex.Array:
     """Returns `[B]` by how much the devices' peaks exceed capacity, in capacities, summed.
 
-    Events are sorted only where that may matter: if a device could not hold at once all that
-    it ever holds, nor all that it may hold within one of `INTERVALS` equal parts of the
-    makespan.
+    0 of placements that do not matter, which cost next to nothing. Events are sorted only
+    where they may tell: if a device could not hold at once all that it ever holds, nor all that
+    it may hold within one of `INTERVALS` equal parts of the makespan.
 
     Args:
       table: items and capacities.
@@ -81,6 +82,7 @@ def excess(
       placements: `[B, N]` devices.
       start_s: `[B, N]` starts, seconds.
       finish_s: `[B, N]` finishes.
+      matters: `[B]` bool.
     """
     run = partial(_excess, table, instance)
 
@@ -89,7 +91,7 @@ def excess(
         return jax.lax.map(lambda lane: run(*(a[None] for a in lane))[0], columns)
 
     return jax.lax.platform_dependent(
-        placements, start_s, finish_s, cpu=one_by_one, default=run
+        placements, start_s, finish_s, matters, cpu=one_by_one, default=run
     )
 
 
@@ -99,19 +101,23 @@ def _excess(
     placements: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
+    matters: chex.Array,
 ) -> chex.Array:
     """Does `excess`'s work on a batch `[B, N]`, all of it as far as any of it needs."""
     capacity = table.capacity_bytes[None]
-    held = jax.vmap(_held_bytes, in_axes=(None, None, 0))(table, instance, placements)
 
     def none_over() -> chex.Array:
         return jnp.zeros(len(placements))
 
     def unless_fits(bytes_: chex.Array, otherwise: Callable[[], chex.Array]) -> chex.Array:
-        fits = (bytes_ <= capacity * (1 - 1e-5)).all()
-        return jax.lax.cond(fits, none_over, otherwise)
+        fits = (bytes_ <= capacity * (1 - 1e-5)).all(1)
+        return jax.lax.cond((fits | ~matters).all(), none_over, otherwise)
 
-    def of_parts() -> chex.Array:
+    def of_items() -> chex.Array:
+        held = jax.vmap(_held_bytes, in_axes=(None, None, 0))(table, instance, placements)
+        return unless_fits(held.sum(1), partial(of_parts, held))
+
+    def of_parts(held: chex.Array) -> chex.Array:
         most = jax.vmap(_most_bytes, in_axes=(None, None, 0, 0, 0))
         return unless_fits(most(table, instance, held, start_s, finish_s), of_peaks)
 
@@ -120,9 +126,9 @@ def _excess(
         # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
         over = peak(table, instance, placements, start_s, finish_s) - capacity * (1 + 1e-6)
         share = jnp.where(jnp.isinf(capacity), 0.0, over / jnp.maximum(capacity, 1.0))
-        return jnp.maximum(share, 0.0).sum(1)
+        return jnp.where(matters, jnp.maximum(share, 0.0).sum(1), 0.0)
 
-    return unless_fits(held.sum(1), of_parts)
+    return jax.lax.cond(matters.any(), of_items, none_over)
 
 
 def _held_bytes(table: MemoryTable, instance: Instance, placement: chex.Array) -> chex.Array:

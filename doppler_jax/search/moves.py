@@ -58,13 +58,12 @@ def mutate(
         lane = jnp.arange(len(task), dtype=jnp.int32)
         position = _uniform_index(draw[1], chain.length)
         task = jnp.where(draw[2] < _CRITICAL, chain.task[lane, position], task)
-    neighbours = _neighbours(instance)
-    related = _relative(neighbours, task, draw[3], draw[4:6])
+    related = _relative(instance, task, draw[3], draw[4:6])
     device = _other_device(score.T, instance, placements, task)
     theirs, mine = _device(placements, related), _device(placements, task)
     is_related = (draw[6] < _RELATED) & (related != instance.padded_tasks) & (theirs != mine)
     device = jnp.where(is_related, theirs, device)
-    group = _group(walk, neighbours, task, draw[7])
+    group = _group(walk, instance, task, draw[7])
     tasks = jnp.where((draw[8] < _GROUP)[:, None], group, group.at[:, 1:].set(task[:, None]))
     devices = jnp.broadcast_to(device[:, None], tasks.shape)
     other = _uniform_index(draw[9] / _SWAP, instance.num_tasks)
@@ -180,43 +179,33 @@ def _other_device(
     return score.argmax(1).astype(jnp.int32)
 
 
-@pytree
-class _Neighbours:
-    """Producers (row 0) and readers (row 1) of every task, padded to one width."""
+def _neighbour(
+    instance: Instance, reads: chex.Array, task: chex.Array, draw: chex.Array
+) -> chex.Array:
+    """Returns a random reader `[B]` of each task where `reads`, else a random producer.
 
-    task: chex.Array  # [2, N + 1, max(P, S)] int32
-    count: chex.Array  # [2, N + 1] int32
+    The padding row if there is none.
+    """
 
-    def draw(self, direction: chex.Array, task: chex.Array, draw: chex.Array) -> chex.Array:
-        """Returns a random neighbour `[B]` of each task; the padding row if there is none."""
-        return self.task[direction, task, _uniform_index(draw, self.count[direction, task])]
+    def pick(side: chex.Array) -> chex.Array:
+        count = (side[task] != instance.padded_tasks).sum(1, dtype=jnp.int32)
+        return side[task, _uniform_index(draw, count)]
 
-
-def _neighbours(instance: Instance) -> _Neighbours:
-    nobody = instance.padded_tasks
-    sides = (instance.pred_task, instance.succ_task)
-    width = max(side.shape[1] for side in sides)
-    task = jnp.stack(
-        [
-            jnp.pad(side, ((0, 0), (0, width - side.shape[1])), constant_values=nobody)
-            for side in sides
-        ]
-    )
-    return _Neighbours(task=task, count=(task != nobody).sum(2, dtype=jnp.int32))
+    return jnp.where(reads, pick(instance.succ_task), pick(instance.pred_task))
 
 
 def _relative(
-    neighbours: _Neighbours, task: chex.Array, kind: chex.Array, draws: chex.Array
+    instance: Instance, task: chex.Array, kind: chex.Array, draws: chex.Array
 ) -> chex.Array:
     """Returns a random producer, reader, co-producer or co-reader `[B]` of each task."""
-    direction = (kind < 0.5).astype(jnp.int32)
-    near = neighbours.draw(direction, task, draws[0])
-    far = neighbours.draw(1 - direction, near, draws[1])
+    reads = kind < 0.5
+    near = _neighbour(instance, reads, task, draws[0])
+    far = _neighbour(instance, ~reads, near, draws[1])
     return jnp.where(kind % 0.5 < 0.25, near, far)
 
 
 def _group(
-    draw: chex.Array, neighbours: _Neighbours, task: chex.Array, kind: chex.Array
+    draw: chex.Array, instance: Instance, task: chex.Array, kind: chex.Array
 ) -> chex.Array:
     """Returns `[B, GROUP]` tasks: each task, then a path from it or several of its neighbours.
 
@@ -224,12 +213,11 @@ def _group(
     2; the rest repeats the task.
     """
     is_path = kind % 0.5 < 0.25
-    direction = (kind < 0.5).astype(jnp.int32)
     length = 2 + _uniform_index(draw[0], jnp.int32(GROUP - 1))
 
     def extend(last: chex.Array, draw: chex.Array) -> tuple[chex.Array, chex.Array]:
         origin = jnp.where(is_path, last, task)
-        following = neighbours.draw(direction, origin, draw)
+        following = _neighbour(instance, kind < 0.5, origin, draw)
         return following, following
 
     _, others = jax.lax.scan(extend, task, draw[1:])

@@ -98,10 +98,16 @@ def make_search_problem(
     )
 
 
-def score(objective: Objective, problem: SearchProblem, placements: chex.Array) -> Scores:
+def score(
+    objective: Objective,
+    problem: SearchProblem,
+    placements: chex.Array,
+    limit_s: chex.Array | float = jnp.inf,
+) -> Scores:
     """Returns what padded placements `[B, N]` are worth, for use inside jits.
 
-    It is computed in the precision of the problem's instance.
+    It is computed in the precision of the problem's instance. Where the makespan is above
+    `limit_s` `[B]`, memory is not looked at, and the placement counts as one that fits.
     """
     if problem.factors is None:
         needs_times = problem.memory is not None
@@ -114,7 +120,14 @@ def score(objective: Objective, problem: SearchProblem, placements: chex.Array) 
             times = _simulate(objective, problem, placements, schedule=True)
     if problem.memory is None:
         return Scores(energy=value_s, value_s=value_s)
-    over = excess(problem.memory, problem.instance, placements, times.start_s, times.finish_s)
+    over = excess(
+        problem.memory,
+        problem.instance,
+        placements,
+        times.start_s,
+        times.finish_s,
+        value_s <= limit_s,
+    )
     return Scores(
         energy=value_s * (1 + over),
         value_s=jnp.where(over > 0, jnp.inf, value_s),

@@ -44,6 +44,9 @@ class RandomSearch:
         del state
         return draw_placements(key, problem.instance, self.draws)
 
+    def limit_s(self, state: Drawn) -> chex.Array:
+        return jnp.full(self.draws, state.best.value_s.max())
+
     def tell(
         self,
         key: chex.PRNGKey,

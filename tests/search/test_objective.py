@@ -73,7 +73,9 @@ def test_memory_is_that_of_the_exact_account(seed):
     problem = make_search_problem(graph, costs, Objective(), jax.random.key(0))
     times = simulate_instance(problem.instance, padded, schedule=True)
     table = pad_items(make_memory_table(graph, costs, problem.instance))
-    over = EXCESS(table, problem.instance, padded, times.start_s, times.finish_s)
+    over = EXCESS(
+        table, problem.instance, padded, times.start_s, times.finish_s, np.ones(8, bool)
+    )
     expected = np.maximum(peaks[:, 0] - capacity[0], 0.0) / max(capacity[0], 1.0)
     np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
 
@@ -89,7 +91,9 @@ def test_memory_is_the_same_whether_peaks_are_worked_out_or_not(share):
     problem = make_search_problem(graph, costs, Objective(), jax.random.key(0))
     times = simulate_instance(problem.instance, padded, schedule=True)
     table = pad_items(make_memory_table(graph, costs, problem.instance))
-    over = EXCESS(table, problem.instance, padded, times.start_s, times.finish_s)
+    over = EXCESS(
+        table, problem.instance, padded, times.start_s, times.finish_s, np.ones(8, bool)
+    )
     expected = np.maximum(peaks / costs.capacity_bytes - 1.0, 0.0).sum(1)
     np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
     assert (expected > 0).any() == (share < 1)
@@ -115,6 +119,23 @@ def test_what_does_not_fit_is_worth_nothing_and_costs_more():
         judgement = judge(graph, tight, placement, Objective())
         assert (judgement.overflow == "") == is_fit
         assert np.isfinite(judgement.value_s) == is_fit
+
+
+def test_memory_is_looked_at_up_to_the_limit():
+    graph, costs = random_problem(np.random.default_rng(1), 12, DEVICES)
+    _, padded = random_rows(np.random.default_rng(0), 12)
+    costs = dataclasses.replace(costs, capacity_bytes=np.ones(DEVICES))  # nothing fits
+    problem = make_search_problem(graph, costs, Objective(), jax.random.key(0))
+    thorough = jax.device_get(SCORE(Objective(), problem, padded))
+    assert np.isinf(thorough.value_s).all()
+    free = dataclasses.replace(problem, memory=None)
+    makespan_s = np.asarray(SCORE(Objective(), free, padded).value_s)
+    limit_s = np.where(np.arange(8) % 2, makespan_s, 0.999 * makespan_s)
+    scores = SCORE(Objective(), problem, padded, limit_s)
+    np.testing.assert_array_equal(scores.energy[1::2], thorough.energy[1::2])
+    np.testing.assert_array_equal(scores.value_s[1::2], thorough.value_s[1::2])
+    np.testing.assert_array_equal(scores.energy[::2], makespan_s[::2])
+    np.testing.assert_array_equal(scores.value_s[::2], makespan_s[::2])
 
 
 def test_memory_that_holds_everything_is_no_concern():

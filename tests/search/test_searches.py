@@ -39,17 +39,21 @@ OBJECTIVE = Objective()
 
 @pytest.fixture(scope="module", autouse=True)
 def simulated():
-    """How many placements were simulated, as `count`; and one compilation per search."""
-    seen = SimpleNamespace(count=0)
+    """How many placements were simulated, as `count`; and one compilation per search.
+
+    Of them `limited` were not looked at for memory if too long.
+    """
+    seen = SimpleNamespace(count=0, limited=0)
     score = anytime.score
 
-    def note(_):
+    def note(limit_s):
         seen.count += 16
+        seen.limited += np.isfinite(limit_s).sum()
 
-    def counting(objective, problem, placements):
-        assert len(placements) == 16
-        jax.debug.callback(note, placements[0, 0])
-        return score(objective, problem, placements)
+    def counting(objective, problem, placements, limit_s):
+        assert placements.shape[:1] == limit_s.shape == (16,)
+        jax.debug.callback(note, limit_s)
+        return score(objective, problem, placements, limit_s)
 
     with pytest.MonkeyPatch.context() as patch:
         one_size(patch)
@@ -104,6 +108,38 @@ def test_evaluations_are_what_was_simulated_and_within_the_bound(name, simulated
         jax.effects_barrier()
         assert found.evaluations == simulated.count - before
         assert bound - 16 < found.evaluations <= bound
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("share", [1.0, 1.2])
+def test_leaving_out_what_is_too_long_to_be_kept_changes_nothing(
+    name, share, simulated, monkeypatch
+):
+    """Memory is tight: of random placements 1.5 and 23% fit."""
+    """Memory is tight: of random placements, none or one of eight fits."""
+    graph, costs = random_problem(np.random.default_rng(3), 14, DEVICES)
+    placements = random_placements(costs, np.random.default_rng(0), 32)
+    schedules = (simulate_oracle(graph, costs, p) for p in placements)
+    peaks = np.array([peak_memory_bytes(graph, costs, s) for s in schedules])
+    tight = share * np.quantile(peaks, 0.5, axis=0)
+    costs = dataclasses.replace(costs, capacity_bytes=tight)
+    jax.effects_barrier()
+    before = simulated.limited
+    lazy = run(name, graph, costs, evaluations=1600)
+    jax.effects_barrier()
+    assert (simulated.limited > before) == (name != "annealing")
+
+    class Thorough(type(SEARCHES[name])):
+        def limit_s(self, state):
+            del state
+            return jnp.full(self.batch, jnp.inf)
+
+    search = SEARCHES[name]
+    fields = {f.name: getattr(search, f.name) for f in dataclasses.fields(search)}
+    monkeypatch.setitem(SEARCHES, name, Thorough(**fields))
+    thorough = run(name, graph, costs, evaluations=1600)
+    assert len(lazy.placements)
+    np.testing.assert_array_equal(lazy.placements, thorough.placements)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
