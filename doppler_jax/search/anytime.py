@@ -82,7 +82,7 @@ class Search(Protocol):
         """Returns the placements `[batch, N]` to simulate next."""
 
     def limit_s(self, state: State) -> chex.Array:
-        """Returns the makespans `[batch]` above which `tell` keeps nothing of what is asked.
+        """Returns the makespans `[batch]` from which on `tell` keeps nothing of what is asked.
 
         Whether such a placement fits into memory is not looked at then.
         """

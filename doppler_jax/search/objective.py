@@ -106,8 +106,8 @@ def score(
 ) -> Scores:
     """Returns what padded placements `[B, N]` are worth, for use inside jits.
 
-    It is computed in the precision of the problem's instance. Where the makespan is above
-    `limit_s` `[B]`, memory is not looked at, and the placement counts as one that fits.
+    It is computed in the precision of the problem's instance. Where the makespan is not
+    below `limit_s` `[B]`, memory is not looked at, and the placement counts as one that fits.
     """
     if problem.factors is None:
         needs_times = problem.memory is not None
@@ -126,7 +126,7 @@ def score(
         placements,
         times.start_s,
         times.finish_s,
-        value_s <= limit_s,
+        value_s < limit_s,
     )
     return Scores(
         energy=value_s * (1 + over),

@@ -139,7 +139,8 @@ def test_the_table_of_what_changed_since_is_made_of_the_runs_beside_it(tmp_path)
         budget = f"{cell.amount:,}" + (" s" if cell.unit == "seconds" else "")
         listed_s = search_cells.kept_listed(before, cell.graph, cell.links)
         words = [cell.graph, cell.links, budget]
-        words += [f"{x:.6g}" for x in (old[0], *new, listed_s)]
+        numbers = (old[0], *new, listed_s)
+        words += ["-" if x is None else f"{x:.6g}" for x in numbers]
         made.add(f"| {' | '.join(words)} | {100 * (new[0] / new[1] - 1):+.2f} |")
     assert made == table
     for unit in search.BUDGETS:

@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_worth_nothing_and_costs_more():
         assert np.isfinite(judgement.value_s) == is_fit
 
 
-def test_memory_is_looked_at_up_to_the_limit():
+def test_memory_is_looked_at_below_the_limit():
     graph, costs = random_problem(np.random.default_rng(1), 12, DEVICES)
     _, padded = random_rows(np.random.default_rng(0), 12)
     costs = dataclasses.replace(costs, capacity_bytes=np.ones(DEVICES))  # nothing fits
@@ -130,7 +130,7 @@ def test_memory_is_looked_at_up_to_the_limit():
     assert np.isinf(thorough.value_s).all()
     free = dataclasses.replace(problem, memory=None)
     makespan_s = np.asarray(SCORE(Objective(), free, padded).value_s)
-    limit_s = np.where(np.arange(8) % 2, makespan_s, 0.999 * makespan_s)
+    limit_s = np.where(np.arange(8) % 2, 1.001 * makespan_s, makespan_s)
     scores = SCORE(Objective(), problem, padded, limit_s)
     np.testing.assert_array_equal(scores.energy[1::2], thorough.energy[1::2])
     np.testing.assert_array_equal(scores.value_s[1::2], thorough.value_s[1::2])
