@@ -116,7 +116,6 @@ def test_leaving_out_what_is_too_long_to_be_kept_changes_nothing(
     name, share, simulated, monkeypatch
 ):
     """Memory is tight: of random placements 1.5 and 23% fit."""
-    """Memory is tight: of random placements, none or one of eight fits."""
     graph, costs = random_problem(np.random.default_rng(3), 14, DEVICES)
     placements = random_placements(costs, np.random.default_rng(0), 32)
     schedules = (simulate_oracle(graph, costs, p) for p in placements)
