@@ -8,6 +8,7 @@ ARGS =
 PYTEST_ARGS =
 # By file, since the tests of a file share what they compiled. -n 0 in PYTEST_ARGS undoes it.
 PYTEST := pytest -n auto --maxprocesses 4 --dist loadfile
+GPU_TESTS = tests/simulator tests/policies tests/experiments/test_bench_training.py
 # An environment set up with CUDA once stays so when it is refreshed.
 CUDA = $(if $(wildcard .venv/.installed-cuda),1)
 
@@ -28,13 +29,14 @@ $(error give GRAPH=file or WORKLOAD=name, not both)
 endif
 endif
 
-.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow lint bench clean
+.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow test-gpu lint bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       train chainmm through all three stages, run it, write runs/demo/'
 	@echo 'make test       the fast tests'
 	@echo 'make test-slow  the slow tests'
+	@echo 'make test-gpu   tests of simulator and policies on a GPU'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make stage1     learn by imitation; stage2: in simulation; stage3: on measured times'
 	@echo '                WORKLOAD=chainmm (or another) or GRAPH=file, and CLUSTER=p100x4 (or another)'
@@ -74,6 +76,11 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(RUN) $(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-gpu: export JAX_PLATFORMS = cuda,cpu
+test-gpu: export XLA_PYTHON_CLIENT_PREALLOCATE = false
+test-gpu: $(INSTALLED)
+	$(RUN) $(PYTEST) $(GPU_TESTS) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(RUN) ruff check .

@@ -5,6 +5,8 @@ import pathlib
 import signal
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests want several devices, of which a machine with a GPU may have one; see `make test-gpu`.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What one process of a run has compiled, the others take: workers, and what tests start.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/jax")
@@ -48,7 +50,7 @@ def _traces_are_counted_afresh():
 def pytest_runtest_setup(item):
     """A test marked `gpu` is skipped where there is none."""
     if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
-        pytest.skip("needs a GPU")
+        pytest.skip("needs a GPU, and JAX_PLATFORMS=cuda,cpu")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,6 +22,7 @@ from doppler_jax.policies.list_schedule import (
     device_features,
 )
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PlaceTables, device_logits
+from doppler_jax.policies.precision import full_precision
 from doppler_jax.policies.select import b_level_scores
 from doppler_jax.types import pytree
 
@@ -153,13 +154,14 @@ def log_prob(
     task, device = episode.actions.task, episode.actions.device
     real = task != problem.instance.padded_tasks
     scores = jnp.where(episode.frontier_mask, tables.score[episode.heads], -jnp.inf)
-    logits = device_logits(
-        tables.place,
-        task,
-        _members_before(problem, tables.place.member, episode.actions),
-        episode.features,
-        jnp.isfinite(problem.instance.compute_s[task]),
-    )
+    with full_precision():
+        logits = device_logits(
+            tables.place,
+            task,
+            _members_before(problem, tables.place.member, episode.actions),
+            episode.features,
+            jnp.isfinite(problem.instance.compute_s[task]),
+        )
     select, select_entropy = categorical(scores, (episode.heads == task[:, None]), real)
     chosen = device[:, None] == jnp.arange(logits.shape[1])[None]
     place, place_entropy = categorical(logits, chosen, real)
@@ -298,7 +300,8 @@ def _run(
         return append(problem, member, state, task, device, estimates.est_s[device]), record
 
     state = begin(problem, member)
-    state, records = jax.lax.scan(step, state, draw)
+    with full_precision():
+        state, records = jax.lax.scan(step, state, draw)
     task, device, heads, frontier_mask, features = records
     return Episode(
         actions=Actions(task=task, device=device),

@@ -30,6 +30,9 @@ from doppler_jax.simulator.lanes import at, column, larger, least, pick, write
 from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs
 from doppler_jax.types import pytree
 
+UNROLL = 8
+"""Steps of an iteration on other platforms than the CPU, which ask the host after each."""
+
 
 @pytree
 class _Tables:
@@ -93,11 +96,23 @@ def run_chain_slots(
         instance, placement, rank, handling_s, transfer_factor, serial, schedule, native
     )
 
-    def step(_: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
-        return _release_reader(tables, *_start_best(tables, *carry, native), native)
+    count = num_steps(instance)
+
+    def step(i: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
+        counts = jnp.bool_(True) if native else i < count
+        started = _start_best(tables, *carry, counts=counts, native=native)
+        return _release_reader(tables, *started, native)
+
+    def steps(i: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
+        for spare in range(UNROLL):
+            carry = step(UNROLL * i + spare, carry)
+        return carry
 
     begun = state, nothing_in_hand(len(placement), state.makespan_s.dtype)
-    state, _ = jax.lax.fori_loop(0, num_steps(instance), step, begun)
+    if native:
+        state, _ = jax.lax.fori_loop(0, count, step, begun)
+    else:
+        state, _ = jax.lax.fori_loop(0, (count + UNROLL - 1) // UNROLL, steps, begun)
     if state.times_s is None:
         return (state.makespan_s,)
     start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
@@ -150,9 +165,12 @@ def _begin(
 
 
 def _start_best(
-    tables: _Tables, state: _State, hand: InHand, native: bool
+    tables: _Tables, state: _State, hand: InHand, *, counts: chex.Array, native: bool
 ) -> tuple[_State, InHand]:
-    """Starts the best waiting task, in lanes that are done with their last."""
+    """Starts the best waiting task, in lanes that are done with their last.
+
+    Steps that do not count come when all is over, and change nothing.
+    """
     instance, hold = tables.instance, tables.hold
     devices, slots = instance.num_devices, _device_slots(instance.num_devices)
     nobody = jnp.asarray(instance.padded_tasks * slots, state.slot_code.dtype)
@@ -187,7 +205,9 @@ def _start_best(
         slot_start_s=jnp.where(column(len(waits), chain) == chain, jnp.inf, waits),
         free_s=free_s,
         # inf where a lane has nothing in hand and can start nothing: tasks that cannot run
-        makespan_s=jnp.where(hand.done, larger(state.makespan_s, finish_s), state.makespan_s),
+        makespan_s=jnp.where(
+            hand.done & counts, larger(state.makespan_s, finish_s), state.makespan_s
+        ),
         times_s=times_s,
     )
     return state, take_in_hand(
