@@ -30,7 +30,7 @@ from doppler_jax.simulator.lanes import at, column, larger, least, pick, write
 from doppler_jax.simulator.serial_links import SerialLinks, carry_inputs
 from doppler_jax.types import pytree
 
-UNROLL = 8
+UNROLL = 4
 """Steps of an iteration on other platforms than the CPU, which ask the host after each."""
 
 

@@ -46,13 +46,21 @@ def run_batch(
     nothing. Such a kernel cannot hold scatters or sorts: `native` code writes lane by lane, and
     `vmap` is a loop over kernels.
     """
+    leaves, tree = jax.tree.flatten(shared)
+
+    def run_on(some: list[chex.Array], *columns: Any, native: bool) -> tuple[chex.Array, ...]:
+        left = iter(some)
+        whole = [next(left) if a.size else jnp.zeros(a.shape, a.dtype) for a in leaves]
+        return run(jax.tree.unflatten(tree, whole), *columns, native=native)
+
     return jax.lax.platform_dependent(
-        shared,
+        # Cut over devices, XLA aborts at arrays without elements here (jaxlib 0.11.2).
+        [a for a in leaves if a.size],
         placements,
         rank,
         handling_s,
-        cpu=sequential_vmap(partial(_on_cpu, run, lanes)),
-        default=partial(_elsewhere, run),
+        cpu=sequential_vmap(partial(_on_cpu, run_on, lanes)),
+        default=partial(_elsewhere, run_on),
     )
 
 
