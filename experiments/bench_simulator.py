@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pathlib
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -199,8 +200,9 @@ def slopes(by_size: dict[int, dict[str, Timing]]) -> dict[str, float]:
 
 def peak_memory(graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> dict[str, float]:
     """Returns peak resident bytes of a fresh process that simulates a batch on the CPU."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measure_memory, (graph, costs, batch))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn) as pool:  # raises if the process dies
+        return pool.submit(_measure_memory, graph, costs, batch).result()
 
 
 def _measure_memory(graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> dict[str, float]:

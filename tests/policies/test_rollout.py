@@ -4,11 +4,13 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from jax.lax import Precision
 
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import b_level
 from doppler_jax.policies import model, rollout
+from tests.equations import equations
 from tests.policies import reference
 from tests.policies.cases import (
     CONFIG,
@@ -220,3 +222,17 @@ def test_draws_follow_the_weights_at_any_width(width):
     expected = np.searchsorted(np.cumsum(weight), draws * weight.sum(), side="right")
     np.testing.assert_array_equal(found, expected)
     assert 0 <= int(rollout.draw_index(np.zeros(width, np.float32), draws[1])) < width
+
+
+def test_products_are_of_float32_as_it_is():
+    # GPUs round to ten bits by default, and the earliest start is told by less than that.
+    problem, (tables, episodes) = case(8)[2], sampled(8)
+    for fn, *arguments in (
+        (lambda p, problem: model.apply(p, CONFIG, problem), params(), problem),
+        (rollout.sample, jax.random.key(0), problem, tables),
+        (rollout.greedy, problem, tables),
+        (rollout.log_prob, problem, tables, one(episodes, 0)),
+    ):
+        products = [e for e in equations(fn, *arguments) if e.primitive.name == "dot_general"]
+        assert products
+        assert {e.params["precision"] for e in products} == {(Precision.HIGHEST,) * 2}

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from doppler_jax.graphs.instance import make_instance
-from doppler_jax.simulator import lockstep
+from doppler_jax.simulator import lockstep, simulate
 from doppler_jax.simulator.chain_slots import UNROLL, run_chain_slots
 from doppler_jax.simulator.in_hand import num_steps
 from doppler_jax.simulator.simulate import WIDE, simulate_instance
+from tests.equations import equations
 from tests.generators import random_problem, wide_problem
 
 
@@ -109,3 +110,17 @@ def test_a_jit_may_close_over_everything(width):
     half = jax.jit(lambda p: simulate_instance(instance, p).makespan_s)
     np.testing.assert_array_equal(closed(), expected)
     np.testing.assert_array_equal(half(placements), expected)
+
+
+def test_batched_calls_get_no_arrays_without_elements():
+    # XLA aborted the process at such (jaxlib 0.11.2), where a batch is cut over devices.
+    instance = make_instance(*wide_problem(np.random.default_rng(0), 8, 3, 2))  # no inputs
+    placements = np.zeros((70, instance.padded_tasks), np.int32)
+    assert not all(np.size(leaf) for leaf in jax.tree.leaves(instance))
+    cut = simulate.sharded(2)
+    made = equations(lambda *given: cut(*given, None, None), instance, placements)
+    calls = [
+        e for e in made if e.primitive.name in ("custom_vmap_call", "optimization_barrier")
+    ]
+    assert len(calls) >= 2
+    assert all(given.aval.size for call in calls for given in call.invars)
