@@ -199,15 +199,13 @@ class _Flattener:
     def _unroll(self, eqn: JaxprEqn, operands: list[Atom], place: Place) -> list[Atom]:
         """Inlines every iteration of a scan."""
         body, length = eqn.params["jaxpr"], eqn.params["length"]
-        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
-        consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
-        xs = operands[num_consts + num_carry :]
+        consts, carry, xs = _scan_operands(eqn.params, operands)
         rows: dict[int, list[Atom]] = {}
         for i in reversed(range(length)) if eqn.params["reverse"] else range(length):
             row = [self._call(lambda x, i=i: x[i], [x], place) for x in xs]
             inside = place.inside(f"scan.{i}")
             outputs = self.inline(body.jaxpr, body.consts, [*consts, *carry, *row], inside)
-            carry, rows[i] = outputs[:num_carry], outputs[num_carry:]
+            carry, rows[i] = outputs[: len(carry)], outputs[len(carry) :]
         columns = zip(*(rows[i] for i in range(length)), strict=True)
         return [*carry, *(self._call(_stack, list(column), place) for column in columns)]
 
@@ -236,6 +234,15 @@ class _Flattener:
 
 def _stack(*rows: jax.Array) -> jax.Array:
     return lax.concatenate([lax.expand_dims(row, (0,)) for row in rows], 0)
+
+
+def _scan_operands(params: dict[str, Any], operands: list[Atom]) -> list[list[Atom]]:
+    """Returns a scan's constants, what it carries and what it runs over."""
+    if "ft_in" in params:  # JAX 0.11
+        return list(map(list, params["ft_in"].update(operands).unpack()))
+    first = params["num_consts"]
+    last = first + params["num_carry"]
+    return [operands[:first], operands[first:last], operands[last:]]
 
 
 def _is_identity(eqn: JaxprEqn) -> bool:
