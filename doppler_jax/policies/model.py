@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import chex
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from doppler_jax.policies.encoder import Encoder
 from doppler_jax.policies.features import FEATURE_VERSION, Problem
-from doppler_jax.policies.place import NUM_DEVICE_FEATURES, Place, earliest_tables
-from doppler_jax.policies.precision import full_precision
+from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PRECISION, Place, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policies.select import Select, b_level_scores
 from doppler_jax.policies.waves import waves
@@ -95,6 +95,6 @@ def init_params(key: chex.PRNGKey, config: PolicyConfig, problem: Problem) -> ch
 
 def apply(params: chex.ArrayTree, config: PolicyConfig, problem: Problem) -> PolicyTables:
     """Runs the encoder and both heads: a pure function, once per update or placement."""
-    with full_precision():
+    with jax.default_matmul_precision(PRECISION):
         tables: Any = DopplerPolicy(config).apply({"params": params}, problem)
     return tables

@@ -1,5 +1,7 @@
 """PLC: which device a task goes to, given what has been placed before it."""
 
+from functools import partial
+
 import chex
 import flax.linen as nn
 import jax
@@ -16,6 +18,10 @@ EARLIEST = 4
 
 STEEPNESS = 1e4
 """Of the earliest-start rule: far below it float32 no longer tells starts apart."""
+
+PRECISION = "highest"
+"""Of the policies' products: float32 as it is. GPUs round it to ten bits by default (TF32): too
+coarse for sums that a draw falls into, and for the earliest-start rule."""
 
 
 @pytree
@@ -90,6 +96,7 @@ def device_logits(
     features = features[..., : tables.kernel.shape[0]]
     seen = jnp.concatenate([members, features], axis=-1)
     kernel = jnp.concatenate([tables.member_kernel, tables.kernel])
-    hidden = tables.task[task][..., None, :] + seen @ kernel
-    logits = jax.nn.leaky_relu(hidden) @ tables.out
+    product = partial(jnp.matmul, precision=PRECISION)
+    hidden = tables.task[task][..., None, :] + product(seen, kernel)
+    logits = product(jax.nn.leaky_relu(hidden), tables.out)
     return jnp.where(allowed, logits, -jnp.inf)

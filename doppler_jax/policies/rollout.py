@@ -21,8 +21,12 @@ from doppler_jax.policies.list_schedule import (
     begin,
     device_features,
 )
-from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PlaceTables, device_logits
-from doppler_jax.policies.precision import full_precision
+from doppler_jax.policies.place import (
+    NUM_DEVICE_FEATURES,
+    PRECISION,
+    PlaceTables,
+    device_logits,
+)
 from doppler_jax.policies.select import b_level_scores
 from doppler_jax.types import pytree
 
@@ -154,14 +158,13 @@ def log_prob(
     task, device = episode.actions.task, episode.actions.device
     real = task != problem.instance.padded_tasks
     scores = jnp.where(episode.frontier_mask, tables.score[episode.heads], -jnp.inf)
-    with full_precision():
-        logits = device_logits(
-            tables.place,
-            task,
-            _members_before(problem, tables.place.member, episode.actions),
-            episode.features,
-            jnp.isfinite(problem.instance.compute_s[task]),
-        )
+    logits = device_logits(
+        tables.place,
+        task,
+        _members_before(problem, tables.place.member, episode.actions),
+        episode.features,
+        jnp.isfinite(problem.instance.compute_s[task]),
+    )
     select, select_entropy = categorical(scores, (episode.heads == task[:, None]), real)
     chosen = device[:, None] == jnp.arange(logits.shape[1])[None]
     place, place_entropy = categorical(logits, chosen, real)
@@ -216,7 +219,8 @@ def draw_index(weight: chex.Array, draw: chex.Array) -> chex.Array:
 def _reached(weight: chex.Array) -> chex.Array:
     """Returns the sums up to each weight `[K]`, itself included."""
     # A product with a triangle of ones is faster on CPUs than a cumulative sum.
-    return jnp.tril(jnp.ones((weight.shape[0],) * 2)) @ weight
+    ones = jnp.ones((weight.shape[0],) * 2)
+    return jnp.matmul(jnp.tril(ones), weight, precision=PRECISION)
 
 
 def _first_past(weight: chex.Array, reached: chex.Array, mass: chex.Array) -> chex.Array:
@@ -261,8 +265,10 @@ def _sums_before(rows: chex.Array) -> chex.Array:
     steps, block = rows.shape[0], 16
     rows = jnp.pad(rows, ((0, -steps % block), (0, 0))).reshape(-1, block, rows.shape[1])
     count = rows.shape[0]
-    within = jnp.einsum("st,btk->bsk", jnp.tril(jnp.ones((block, block)), -1), rows)
-    before = jnp.tril(jnp.ones((count, count)), -1) @ rows.sum(1)
+    earlier = jnp.tril(jnp.ones((block, block)), -1)
+    within = jnp.einsum("st,btk->bsk", earlier, rows, precision=PRECISION)
+    earlier = jnp.tril(jnp.ones((count, count)), -1)
+    before = jnp.matmul(earlier, rows.sum(1), precision=PRECISION)
     return (within + before[:, None]).reshape(count * block, -1)[:steps]
 
 
@@ -300,8 +306,7 @@ def _run(
         return append(problem, member, state, task, device, estimates.est_s[device]), record
 
     state = begin(problem, member)
-    with full_precision():
-        state, records = jax.lax.scan(step, state, draw)
+    state, records = jax.lax.scan(step, state, draw)
     task, device, heads, frontier_mask, features = records
     return Episode(
         actions=Actions(task=task, device=device),

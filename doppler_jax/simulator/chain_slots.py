@@ -96,23 +96,18 @@ def run_chain_slots(
         instance, placement, rank, handling_s, transfer_factor, serial, schedule, native
     )
 
-    count = num_steps(instance)
-
-    def step(i: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
-        counts = jnp.bool_(True) if native else i < count
-        started = _start_best(tables, *carry, counts=counts, native=native)
-        return _release_reader(tables, *started, native)
+    count, unroll = num_steps(instance), 1 if native else UNROLL
 
     def steps(i: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
-        for spare in range(UNROLL):
-            carry = step(UNROLL * i + spare, carry)
+        for k in range(unroll):
+            counts = k == 0 or unroll * i + k < count  # the last iteration may have some spare
+            started = _start_best(tables, *carry, counts=counts, native=native)
+            carry = _release_reader(tables, *started, native)
         return carry
 
     begun = state, nothing_in_hand(len(placement), state.makespan_s.dtype)
-    if native:
-        state, _ = jax.lax.fori_loop(0, count, step, begun)
-    else:
-        state, _ = jax.lax.fori_loop(0, (count + UNROLL - 1) // UNROLL, steps, begun)
+    iterations = jax.lax.div(count + (unroll - 1), jnp.int32(unroll))
+    state, _ = jax.lax.fori_loop(0, iterations, steps, begun)
     if state.times_s is None:
         return (state.makespan_s,)
     start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
@@ -165,11 +160,11 @@ def _begin(
 
 
 def _start_best(
-    tables: _Tables, state: _State, hand: InHand, *, counts: chex.Array, native: bool
+    tables: _Tables, state: _State, hand: InHand, *, counts: chex.Array | bool, native: bool
 ) -> tuple[_State, InHand]:
     """Starts the best waiting task, in lanes that are done with their last.
 
-    Steps that do not count come when all is over, and change nothing.
+    A step that does not count comes when all is over, and changes nothing.
     """
     instance, hold = tables.instance, tables.hold
     devices, slots = instance.num_devices, _device_slots(instance.num_devices)
