@@ -44,7 +44,7 @@ CHECKS_SHARE = 0.02
 """Of the seconds, where they are bounded: once checks took more, the next ones are left out."""
 
 FLOAT64_S = 20.0
-"""Seconds that must be left for float64, where they are bounded: compiling may take half."""
+"""Seconds that must be left to begin in float64, where bounded: compiling may take half."""
 
 MISJUDGED = 1e-4
 """Relative error of a makespan by which events are in another order, not rounded alone."""
@@ -170,9 +170,11 @@ def run_search(
         while run.advance():
             if on_block is not None:
                 on_block(run.evaluations)
+        found = run.found()
     except KeyboardInterrupt:
         interrupted = True
-    found = run.found()[:, : starts.shape[1]]
+        found = run.found()
+    found = found[:, : starts.shape[1]]
     return Found(found.astype(np.int64), run.evaluations, run.compile_s, interrupted)
 
 
@@ -197,6 +199,7 @@ class _Run:
         self.checks = 0  # that were due
         self.checks_s = 0.0  # what they took
         self.judged_s = math.inf  # the oracle's word at the last one
+        self.judge = None if exact is None else exact.makespan_s
         self.precision: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self.share_before = budget.progress(0)
         self.evaluations = 0
@@ -205,6 +208,7 @@ class _Run:
         self.steps = 1  # of the next block
         self.state: State | None = None
         self.misjudged = np.empty((0, problem.instance.padded_tasks), np.int32)  # by float32
+        self.held, self.held_s = self.misjudged, math.inf  # the shortest that was judged
 
     def start(self, starts: np.ndarray, choose: bool) -> None:
         """Compiles, and begins at the starts."""
@@ -265,17 +269,11 @@ class _Run:
         checks = int(self.budget.progress(self.evaluations) * CHECKS)
         if self.checks < checks < CHECKS:
             self.checks = checks
-            if self.exact is not None and self._has_time():
+            spent_s = self.budget.seconds_spent()
+            is_dear = self.budget.seconds is not None and self.checks_s > CHECKS_SHARE * spent_s
+            if self.exact is not None and not is_dear:
                 self._check(self.exact)
         return True
-
-    def _has_time(self) -> bool:
-        """Returns whether seconds, if they are bounded, allow for a check and for float64."""
-        if self.budget.seconds is None:
-            return True
-        spent_s = self.budget.seconds_spent()
-        is_dear = self.checks_s > CHECKS_SHARE * spent_s
-        return not is_dear and self.budget.seconds - spent_s >= FLOAT64_S
 
     def _check(self, exact: Exact) -> None:
         """Goes on in float64 if float32 errs about the best by more than has been gained."""
@@ -283,10 +281,15 @@ class _Run:
         if not len(best):
             return
         began = time.monotonic()
-        makespan_s = exact.makespan_s(best[0, : int(self.problem.instance.num_tasks)])
+        makespan_s = self._judge(best[0])
         self.checks_s += time.monotonic() - began
+        if makespan_s < self.held_s:
+            self.held, self.held_s = best[:1], makespan_s
         gained_s, self.judged_s = self.judged_s - makespan_s, makespan_s
         if makespan_s - believed_s[0] <= max(gained_s, MISJUDGED * makespan_s):
+            return
+        seconds = self.budget.seconds
+        if seconds is not None and seconds - self.budget.seconds_spent() < FLOAT64_S:
             return
         self.curve.correct(self.evaluations, self.budget.seconds_spent(), makespan_s)
         self.misjudged = best
@@ -294,10 +297,21 @@ class _Run:
         self.problem, self.exact = exact.problem(), None
         self._begin(best)
 
+    def _judge(self, placement: np.ndarray) -> float:
+        """Returns the oracle's makespan of a padded placement."""
+        assert self.judge is not None
+        return self.judge(placement[: int(self.problem.instance.num_tasks)])
+
     def found(self) -> np.ndarray:
-        """Returns the best distinct placements, best first."""
+        """Returns the best distinct placements, best first.
+
+        If the first is not what float32 took it for, what was known to be shorter comes last.
+        """
         best, _ = self._best()
-        return (best if len(best) else self.misjudged)[:NUM_FOUND]
+        best = (best if len(best) else self.misjudged)[:NUM_FOUND]
+        if len(self.held) and len(best) and self._judge(best[0]) > self.held_s:
+            best = np.concatenate([best, self.held])
+        return best
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best distinct placements `[K, N]`, best first, and their values."""

@@ -251,7 +251,37 @@ def test_where_float32_is_wrong_it_goes_on_in_float64(name, simulated, monkeypat
     np.testing.assert_array_equal(one.placements, same.placements)
 
 
-def test_where_seconds_count_checks_are_left_out_that_take_long_or_come_late(monkeypatch):
+def test_where_float32_is_wrong_in_the_end_what_a_check_held_for_shorter_is_handed_on():
+    graph, costs = pinned_problem(5, 14)
+    judged = []
+
+    def late(placement):
+        makespan = makespan_s(simulate_oracle(graph, costs, placement))
+        judged.append((makespan * (2 if len(judged) == 7 else 1), placement.copy()))
+        return judged[-1][0]
+
+    options = {
+        "evaluations": 640,
+        "exact": dataclasses.replace(exact(graph, costs), makespan_s=late),
+    }
+    plain = run("annealing", graph, costs, evaluations=640).placements
+    found = run("annealing", graph, costs, **options).placements
+    assert len(judged) == 8  # at seven checks, and in the end
+    np.testing.assert_array_equal(found[:-1], plain)
+    np.testing.assert_array_equal(found[-1], min(judged, key=lambda j: j[0])[1])
+
+
+def test_where_seconds_count_float64_does_not_begin_late(monkeypatch):
+    graph, costs = pinned_problem(5, 14)
+    for left_s, count in ((1e6, 0), (0.0, 1)):
+        monkeypatch.setattr(anytime, "FLOAT64_S", left_s)
+        problems = []
+        wrong = exact(graph, costs, factor=1.5, problems=problems)
+        run("annealing", graph, costs, evaluations=640, seconds=1e5, exact=wrong)
+        assert len(problems) == count
+
+
+def test_where_seconds_count_checks_are_left_out_that_take_long(monkeypatch):
     clock = SimpleNamespace(now=0.0, check_s=0.0)
 
     def tick():
@@ -269,12 +299,11 @@ def test_where_seconds_count_checks_are_left_out_that_take_long_or_come_late(mon
         return 0.0
 
     oracle = dataclasses.replace(exact(graph, costs), makespan_s=slow)
-    for check_s, left_s, count in ((0.0, 20.0, 3), (0.0, 0.0, 7), (1.0, 0.0, 1)):
-        monkeypatch.setattr(anytime, "FLOAT64_S", left_s)
+    for check_s, count in ((0.0, 7), (1.0, 1)):
         clock.now, clock.check_s = 0.0, check_s
         checked.clear()
         run("local_search", graph, costs, evaluations=None, seconds=40.0, exact=oracle)
-        assert len(checked) == count
+        assert len(checked) == count + 1  # and once in the end
     assert 40 / 8 + 1 <= checked[0] < 2 * 40 / 8
 
 
