@@ -149,8 +149,11 @@ def follow(problem: Problem, tables: PolicyTables, placement: chex.Array) -> Epi
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
 
-    def place(task: chex.Array, *seen: Any) -> chex.Array:
-        return _after(seen[-1], (devices == where[task]).astype(jnp.float32))
+    def place(
+        task: chex.Array, members: chex.Array, estimates: Estimates, features: chex.Array
+    ) -> chex.Array:
+        del members, estimates
+        return _after(features, (devices == where[task]).astype(jnp.float32))
 
     draw = jnp.zeros((problem.instance.padded_tasks, 2))
     return _run(problem, _no_members(problem), select, place, draw, _num_features(tables))
@@ -206,8 +209,8 @@ def _logits(
 def _after(features: chex.Array, weight: chex.Array) -> chex.Array:
     """Returns the weights `[D]` of a choice that reads no features, for after these are made.
 
-    Otherwise XLA may make them last, for which it copies at every step what they are made of
-    and the choice changes: with 20,000 tasks that took nine tenths of the time.
+    Otherwise XLA may make them last, for which it copies, at every step, the arrays of all
+    tasks that they are made of and the choice changes.
     """
     return weight + 0.0 * features.sum()
 
