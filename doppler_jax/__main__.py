@@ -30,7 +30,7 @@ class Place:
     max_evaluations: int | None = None
     """Executions that may be simulated."""
     links: str = "parallel"
-    """How links carry transfers: parallel, serial or engine."""
+    """How links carry transfers: parallel, serial or duplex."""
     num_noise: int = 0
     """Draws of noise under which placements are compared; 0 for none."""
     noise_sigma: float = 0.1

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import Candidates
 from doppler_jax.simulator.finalists import NUM_FINALISTS
@@ -34,7 +34,7 @@ LEAST_DRAWN = 8
 
 
 def learn_placements(
-    problem: Problem,
+    problem: PolicyInputs,
     num_tasks: int,
     key: chex.PRNGKey,
     *,
@@ -114,7 +114,7 @@ def state_candidates(state: TrainState, num_tasks: int) -> np.ndarray:
 
 
 def policy_candidates(
-    problem: Problem,
+    problem: PolicyInputs,
     policy: Policy,
     key: chex.PRNGKey,
     count: int,
@@ -130,7 +130,7 @@ def policy_candidates(
     keys = jax.random.split(key, count)
     tables, likeliest = _greedy(policy.params, problem, policy.config)
     drawn = [likeliest[:count]]
-    width = min(max(DRAWN_STEPS // problem.instance.padded_tasks, LEAST_DRAWN), count)
+    width = min(max(DRAWN_STEPS // problem.padded.padded_tasks, LEAST_DRAWN), count)
     for first in range(len(likeliest), count, width):
         if len(drawn) > 1 and is_late is not None and is_late():
             break
@@ -138,17 +138,19 @@ def policy_candidates(
         # One shape, one compile: the last block is filled up with keys that are used already.
         filled = jnp.concatenate([block, keys[: width - len(block)]])
         drawn.append(np.asarray(_sample(tables, problem, filled))[: len(block)])
-    return np.concatenate(drawn)[:, : int(problem.instance.num_tasks)]
+    return np.concatenate(drawn)[:, : int(problem.padded.num_tasks)]
 
 
 @partial(jax.jit, static_argnames="config")
 def _greedy(
-    params: chex.ArrayTree, problem: Problem, config: PolicyConfig
+    params: chex.ArrayTree, problem: PolicyInputs, config: PolicyConfig
 ) -> tuple[rollout.PolicyTables, chex.Array]:
     tables = model.apply(params, config, problem)
     return tables, rollout.greedy_placements(problem, tables)
 
 
 @jax.jit
-def _sample(tables: rollout.PolicyTables, problem: Problem, keys: chex.PRNGKey) -> chex.Array:
+def _sample(
+    tables: rollout.PolicyTables, problem: PolicyInputs, keys: chex.PRNGKey
+) -> chex.Array:
     return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables).placement

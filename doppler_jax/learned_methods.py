@@ -10,7 +10,7 @@ from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.learned import learn_placements, policy_candidates
 from doppler_jax.learners.learner import Learner, propose_placements, train_learner
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.training.train import LEAST_EVALUATIONS
@@ -31,7 +31,7 @@ def doppler(config: PolicyConfig) -> Method:
     def method(request: Request) -> Candidates:
         if request.policy is not None:
             count = (request.budget.evaluations or SAMPLES) // request.objective.simulations
-            problem = make_problem(request.graph, request.costs)
+            problem = make_policy_inputs(request.graph, request.costs)
             drawn = policy_candidates(problem, request.policy, request.key, max(count, 1))
             spent = max(count, 1) * request.objective.simulations
             return Candidates(_with_fitting(request, drawn), spent)
@@ -53,7 +53,7 @@ def _learn_doppler(request: Request, taught: np.ndarray, config: PolicyConfig) -
     if evaluations is not None:
         evaluations -= len(taught)
     learned = learn_placements(
-        make_problem(request.graph, request.costs),
+        make_policy_inputs(request.graph, request.costs),
         request.graph.num_tasks,
         request.key,
         config=config,
@@ -80,7 +80,7 @@ def learner(name: str, settings: Learner) -> Method:
     """Returns a learner as a method; nothing competes that it did not find itself."""
 
     def method(request: Request) -> Candidates:
-        problem = make_problem(request.graph, request.costs)
+        problem = make_policy_inputs(request.graph, request.costs)
         each = _proposal_cost(request, problem, settings)
         if request.policy is None:
             return _learn(request, problem, name, settings)
@@ -99,7 +99,7 @@ def learner(name: str, settings: Learner) -> Method:
     return method
 
 
-def _learn(request: Request, problem: Problem, name: str, settings: Learner) -> Candidates:
+def _learn(request: Request, problem: PolicyInputs, name: str, settings: Learner) -> Candidates:
     """Trains within the budget; returns the best found on the way, and proposals."""
     learn_key, propose_key = jax.random.split(request.key)
     evaluations, seconds = request.budget.evaluations, None
@@ -128,18 +128,18 @@ def _learn(request: Request, problem: Problem, name: str, settings: Learner) -> 
     )
 
 
-def _proposal_cost(request: Request, problem: Problem, settings: Learner) -> int:
+def _proposal_cost(request: Request, problem: PolicyInputs, settings: Learner) -> int:
     """Returns the executions that a proposal takes, its judgement included."""
-    walked = settings.proposal_evaluations(problem.instance.padded_tasks)
+    walked = settings.proposal_evaluations(problem.padded.padded_tasks)
     return walked + request.objective.simulations
 
 
 def _num_proposals(
-    name: str, settings: Learner, problem: Problem, each: int, evaluations: int
+    name: str, settings: Learner, problem: PolicyInputs, each: int, evaluations: int
 ) -> int:
     """Returns how many proposals a bound allows beside an update of one episode or more."""
     smallest = dataclasses.replace(settings, batch=1, minibatches=1)
-    update = smallest.evaluations(problem.instance.padded_tasks)
+    update = smallest.evaluations(problem.padded.padded_tasks)
     if evaluations < update + each:
         raise ValueError(
             f"max_evaluations is {evaluations}; method {name!r} needs {update + each} on this "

@@ -24,7 +24,8 @@ from doppler_jax.graphs.build import topological_order
 from doppler_jax.learned import policy_candidates
 from doppler_jax.learned_methods import doppler, learner
 from doppler_jax.learners.registry import LEARNERS
-from doppler_jax.policies.features import make_problem
+from doppler_jax.objective import Objective
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.search.annealing import Annealing
@@ -33,7 +34,7 @@ from doppler_jax.search.budget import Budget
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.objective import Objective, make_search_problem
+from doppler_jax.search.objective import make_search_problem
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.checkpoint import Policy
@@ -194,7 +195,7 @@ def _doppler_search(request: Request) -> Candidates:
     starts = listed
     if request.policy is not None:
         count = POLICY_STARTS if evaluations is None else min(POLICY_STARTS, evaluations // 4)
-        problem = make_problem(request.graph, request.costs)
+        problem = make_policy_inputs(request.graph, request.costs)
         is_late = _drawing_ends(request.budget)
         drawn = policy_candidates(problem, request.policy, draw_key, max(count, 1), is_late)
         starts = np.concatenate([drawn, starts])

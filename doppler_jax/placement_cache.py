@@ -22,8 +22,8 @@ from doppler_jax.files import (
     read_text,
     write_json_atomic,
 )
+from doppler_jax.objective import Objective
 from doppler_jax.search.budget import Curve
-from doppler_jax.search.objective import Objective
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 

@@ -16,11 +16,11 @@ from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods import METHODS, default_policy, list_methods, policy_of
+from doppler_jax.objective import Objective
 from doppler_jax.request import Candidates, Request
 from doppler_jax.search.budget import Budget, Curve, CurveRecorder
 from doppler_jax.search.objective import (
     Judgement,
-    Objective,
     SearchProblem,
     judge,
     make_search_problem,
@@ -95,7 +95,7 @@ def place(
       max_evaluations: executions that may be simulated, a placement under noise counting
         once per draw; never exceeded. `random`, and `doppler` with a policy, simulate
         1000 placements if no bound is given.
-      links: `parallel`, `serial` or `engine`.
+      links: `parallel`, `serial` or `duplex`.
       num_noise: draws of noise; with 0 the makespan itself is minimised.
       noise_sigma: log-standard-deviation of every duration under noise.
       quantile: of the draws, to be minimised in place of their mean.
@@ -234,7 +234,7 @@ def _best(
     """
     placements = candidates.placements
     if len(placements) > MOST_JUDGED:
-        padding = ((0, 0), (0, problem.instance.padded_tasks - graph.num_tasks))
+        padding = ((0, 0), (0, problem.padded.padded_tasks - graph.num_tasks))
         padded = np.pad(placements, padding)
         parts = [
             score_padded(objective, problem, padded[first : first + _WIDTH], _WIDTH)

@@ -12,7 +12,7 @@ import doppler_jax as dj
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies import model
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.imitation import ImitationConfig, imitation_update
@@ -37,7 +37,7 @@ def without_cell(
     run = _without_stage1 if variant == WITHOUT[0] else _without_stage2
 
     def make() -> dict[str, Any]:
-        problem = make_problem(chosen.graph, chosen.costs)
+        problem = make_policy_inputs(chosen.graph, chosen.costs)
         run(problem, chosen.graph.num_tasks, jax.random.key(seed), WARM_UP_S)
         began = time.monotonic()
         found = run(problem, chosen.graph.num_tasks, jax.random.key(seed), budget_s)
@@ -79,7 +79,7 @@ def measure_stages(settings: MeasuredSettings, bench: Bench) -> dict[str, Any]:
 
 
 def _without_stage1(
-    problem: Problem, num_tasks: int, key: chex.PRNGKey, budget_s: float
+    problem: PolicyInputs, num_tasks: int, key: chex.PRNGKey, budget_s: float
 ) -> np.ndarray:
     """Returns what stage 2 finds from fresh parameters, `[B, N]`."""
     init_key, train_key, draw_key = jax.random.split(key, 3)
@@ -91,7 +91,7 @@ def _without_stage1(
 
 
 def _without_stage2(
-    problem: Problem, num_tasks: int, key: chex.PRNGKey, budget_s: float
+    problem: PolicyInputs, num_tasks: int, key: chex.PRNGKey, budget_s: float
 ) -> np.ndarray:
     """Returns samples `[B, N]` of a policy that imitated for all the time there was."""
     del num_tasks
@@ -109,12 +109,12 @@ def _without_stage2(
 def _untrained(chosen: Chosen, seed: int) -> tuple[dj.Policy, np.ndarray]:
     """Returns a policy that learned nothing, and a sample `[N]` of it."""
     init_key, draw_key = jax.random.split(jax.random.key(seed))
-    problem = make_problem(chosen.graph, chosen.costs)
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
     policy = _fresh_policy(init_key, problem)
     return policy, policy_candidates(problem, policy, draw_key, 3)[2]
 
 
-def _fresh_policy(key: chex.PRNGKey, problem: Problem) -> dj.Policy:
+def _fresh_policy(key: chex.PRNGKey, problem: PolicyInputs) -> dj.Policy:
     config = PolicyConfig()
     init = jax.jit(partial(model.init_params, config=config))
     return dj.Policy(params=init(key, problem=problem), config=config)

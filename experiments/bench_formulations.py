@@ -1,7 +1,7 @@
 """The simulator's formulations against each other: `python -m experiments.bench_formulations`.
 
 What `simulate.py` chooses by rests on these figures: slots or queues by the width of the
-graph, how many lanes a kernel of each wants, and what `engine` links cost as graphs grow.
+graph, how many lanes a kernel of each wants, and what `duplex` links cost as graphs grow.
 One device, and one thread of Numba beside it; competitors take turns, and times are medians
 over the rounds.
 """
@@ -18,10 +18,10 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.files import write_json_atomic
-from doppler_jax.graphs.instance import Instance, make_instance
+from doppler_jax.graphs.padded import PaddedProblem, pad_problem
 from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.chain_slots import run_chain_slots
-from doppler_jax.simulator.engine_links import run_engine_links
+from doppler_jax.simulator.duplex_links import run_duplex_links
 from doppler_jax.simulator.lockstep import LANES, Run, run_batch
 from doppler_jax.simulator.queue_trees import queue_order
 from doppler_jax.simulator.ready_queues import run_ready_queues
@@ -33,7 +33,7 @@ from experiments.yardsticks.turns import Call, take_turns
 
 SLOTS = partial(run_chain_slots, serial=False, schedule=False)
 QUEUES = partial(run_ready_queues, serial=False, schedule=False)
-ENGINE = partial(run_engine_links, schedule=False)
+ENGINE = partial(run_duplex_links, schedule=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FormulationSettings:
     lanes: tuple[int, ...] = (16, 32, 64, 128)
     """Placements of one kernel."""
     engine_sizes: tuple[int, ...] = (256, 1024, 4096)
-    """Tasks, in layers of 16, under `engine` links."""
+    """Tasks, in layers of 16, under `duplex` links."""
     num_tasks: int = 1280
     """Tasks of the graphs of every width."""
     num_devices: int = 4
@@ -121,12 +121,12 @@ def by_lanes(settings: FormulationSettings) -> Table:
 
 
 def engine_growth(settings: FormulationSettings) -> Table:
-    """Returns what `engine` links cost beside the oracle, for each number of tasks."""
+    """Returns what `duplex` links cost beside the oracle, for each number of tasks."""
     rows = []
     for size in settings.engine_sizes:
         problem = layered_problem(size, settings.num_devices)
         placement = random_placements(problem[1], np.random.default_rng(0), 1)[0]
-        judge = partial(dj.simulate_oracle, *problem, placement, links="engine")
+        judge = partial(dj.simulate_oracle, *problem, placement, links="duplex")
         calls = {
             "ours": simulation(problem, ENGINE, LANES, settings.batch),
             "oracle": Call(1, judge, compiles=False),
@@ -145,24 +145,24 @@ def simulation(
 ) -> Call:
     """Returns a call of one formulation, in float32, everything already on the device."""
     graph, costs = problem
-    instance = make_instance(graph, costs)
+    padded = pad_problem(graph, costs)
     placements = random_placements(costs, np.random.default_rng(0), batch)
-    spare = instance.padded_tasks + 1 - graph.num_tasks
-    padded = jnp.pad(jnp.asarray(placements, jnp.int32), ((0, 0), (0, spare)))
+    spare = padded.padded_tasks + 1 - graph.num_tasks
+    rows = jnp.pad(jnp.asarray(placements, jnp.int32), ((0, 0), (0, spare)))
     rank = None
     if has_rank:
-        order = jax.vmap(lambda key: jax.random.permutation(key, instance.padded_tasks + 1))
+        order = jax.vmap(lambda key: jax.random.permutation(key, padded.padded_tasks + 1))
         rank = order(jax.random.split(jax.random.key(0), batch)).astype(jnp.float32)
 
     @jax.jit
     def simulate(
-        instance: Instance, placements: jax.Array, rank: jax.Array | None
+        padded: PaddedProblem, placements: jax.Array, rank: jax.Array | None
     ) -> tuple[jax.Array, ...]:
         if rank is not None and run is QUEUES:
             rank = queue_order(rank)  # part of what queues cost
-        return run_batch(run, (instance, None), placements, rank, lanes=lanes)
+        return run_batch(run, (padded, None), placements, rank, lanes=lanes)
 
-    return Call(batch, lambda: jax.block_until_ready(simulate(instance, padded, rank)))
+    return Call(batch, lambda: jax.block_until_ready(simulate(padded, rows, rank)))
 
 
 def native(problem: tuple[dj.TaskGraph, dj.Costs], batch: int) -> Call:

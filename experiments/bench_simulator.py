@@ -24,7 +24,7 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.files import write_json_atomic
-from doppler_jax.graphs.instance import make_instance
+from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.simulator.simulate import SHARD_AT, sharded
 from experiments.config import StageSettings, check_settings
@@ -36,9 +36,9 @@ from experiments.yardsticks.layered import WIDTH, layered_problem
 from experiments.yardsticks.turns import Call, Timing, take_turns
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "simulate_instance": {},
-    "simulate_instance, with schedule": {"schedule": True},
-    "simulate_instance, serial links": {"links": "serial"},
+    "simulate_padded": {},
+    "simulate_padded, with schedule": {"schedule": True},
+    "simulate_padded, serial links": {"links": "serial"},
 }
 """Options of the core that are rows of the comparison."""
 
@@ -170,7 +170,7 @@ def against_numba(
     threads = numba.get_num_threads()
     native = partial(numba_model.makespans_s, graph, costs, placements, threads)
     ours = jitted(graph, costs, placements)
-    return take_turns({"simulate_instance": ours, "numba": Call(batch, native)}, repeats)
+    return take_turns({"simulate_padded": ours, "numba": Call(batch, native)}, repeats)
 
 
 def jitted(
@@ -180,13 +180,13 @@ def jitted(
     batch, devices = len(placements), jax.local_device_count()
     shards = devices if batch % devices == 0 and batch >= devices * SHARD_AT else 1
     run = sharded(shards, **options)
-    instance = make_instance(graph, costs)
-    spare = instance.padded_tasks - graph.num_tasks
-    padded = np.pad(placements, ((0, 0), (0, spare))).astype(np.int32)
+    padded = pad_problem(graph, costs)
+    spare = padded.padded_tasks - graph.num_tasks
+    rows = np.pad(placements, ((0, 0), (0, spare))).astype(np.int32)
     mesh = Mesh(np.array(jax.local_devices()[:shards]), ("batch",))
-    instance = jax.device_put(instance, NamedSharding(mesh, PartitionSpec()))
-    padded = jax.device_put(padded, NamedSharding(mesh, PartitionSpec("batch")))
-    return Call(batch, lambda: jax.block_until_ready(run(instance, padded, None, None)))
+    padded = jax.device_put(padded, NamedSharding(mesh, PartitionSpec()))
+    rows = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("batch")))
+    return Call(batch, lambda: jax.block_until_ready(run(padded, rows, None, None)))
 
 
 def slopes(by_size: dict[int, dict[str, Timing]]) -> dict[str, float]:
@@ -265,7 +265,7 @@ def _pairs_table(what: str, pairs: dict[int, dict[str, Timing]]) -> str:
     )
     rows = []
     for size, timings in pairs.items():
-        ours, native = timings["simulate_instance"], timings["numba"]
+        ours, native = timings["simulate_padded"], timings["numba"]
         rates = [f"{1 / timing.placement_s:,.0f}" for timing in (ours, native)]
         times = [format_seconds(s, 3) for s in (ours.compile_s, ours.placement_s)]
         rows.append((f"{size:,}", *times, *rates, f"{ours.times_as_fast_as(native):.3g}"))

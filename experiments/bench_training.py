@@ -17,7 +17,7 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables
 from doppler_jax.reports.tables import format_seconds, format_table
@@ -99,14 +99,14 @@ def time_parts(
     graph: dj.TaskGraph, costs: dj.Costs, config: SimConfig, repeats: int
 ) -> dict[str, Timing]:
     """Returns the timings of an update, of one without local search, and of sampling alone."""
-    problem, policy = make_problem(graph, costs), PolicyConfig()
+    problem, policy = make_policy_inputs(graph, costs), PolicyConfig()
     params = jax.jit(partial(model.init_params, config=policy))(
         jax.random.key(0), problem=problem
     )
     tables = jax.jit(partial(model.apply, config=policy))(params, problem=problem)
 
     @jax.jit
-    def sample(problem: Problem, tables: PolicyTables) -> Episode:
+    def sample(problem: PolicyInputs, tables: PolicyTables) -> Episode:
         keys = jax.random.split(jax.random.key(1), config.batch)
         return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
 
@@ -124,7 +124,7 @@ def time_parts(
 
 def update_call(graph: dj.TaskGraph, costs: dj.Costs, config: SimConfig) -> Call:
     """Returns a call of stage 2's update on fresh parameters."""
-    problem, policy = make_problem(graph, costs), PolicyConfig()
+    problem, policy = make_policy_inputs(graph, costs), PolicyConfig()
     init = jax.jit(partial(model.init_params, config=policy))
     params = init(jax.random.key(0), problem=problem)
     state = init_sim_state(jax.random.key(1), params, problem, config)

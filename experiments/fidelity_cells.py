@@ -18,7 +18,7 @@ from kernels.backend import Backend, Options
 from kernels.compile import PlacedFunction, load
 
 LIST_SCHEDULERS = ("critical_path", "heft", "cpop", "peft", "etf")
-LINKS = ("parallel", "serial", "engine")
+LINKS = ("parallel", "serial", "duplex")
 POOL = 2000
 """Placements that are simulated to choose from."""
 TELLING = 0.05

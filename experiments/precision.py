@@ -13,9 +13,9 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.files import write_json_atomic
-from doppler_jax.graphs.instance import make_instance
+from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.reports.tables import format_table, print_table
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from experiments.config import check_settings
 from experiments.provenance import provenance
 from experiments.yardsticks.layered import layered_problem
@@ -59,9 +59,9 @@ def main(settings: PrecisionSettings) -> None:
 
 def relative_error(graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray) -> np.ndarray:
     """Returns how far `[B]` the float32 makespans of placements `[B, N]` are off."""
-    instance = make_instance(graph, costs)
-    padded = np.pad(placements, ((0, 0), (0, instance.padded_tasks - graph.num_tasks)))
-    rough_s = np.asarray(simulate_instance(instance, padded).makespan_s, np.float64)
+    padded = pad_problem(graph, costs)
+    rows = np.pad(placements, ((0, 0), (0, padded.padded_tasks - graph.num_tasks)))
+    rough_s = np.asarray(simulate_padded(padded, rows).makespan_s, np.float64)
     exact_s = dj.simulate(graph, costs, placements, schedule=False).makespan_s
     return np.abs(rough_s / exact_s - 1)
 

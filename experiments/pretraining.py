@@ -17,7 +17,7 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.heft import heft
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.stacking import Sizes, stack_problems
 from doppler_jax.policy_files import load_policy, save_policy
@@ -63,7 +63,7 @@ class _Task:
     """A bucket's problems."""
 
     bucket: Bucket
-    problems: Problem  # [K, ...], to train on
+    problems: PolicyInputs  # [K, ...], to train on
     held_out: Pool
     baselines: dict[str, np.ndarray]  # makespans of list schedulers on the held-out problems
     families: list[str]  # of the held-out problems

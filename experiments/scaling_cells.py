@@ -10,7 +10,7 @@ import doppler_jax as dj
 from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies import model
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.sim_rl import SimConfig
 from experiments.bench_training import update_call
@@ -82,7 +82,9 @@ def _doppler(graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> Subject:
     return Subject(
         update=update_call(graph, costs, config),
         evaluations=config.evaluations,
-        policy=dj.Policy(init(jax.random.key(0), problem=make_problem(graph, costs)), policy),
+        policy=dj.Policy(
+            init(jax.random.key(0), problem=make_policy_inputs(graph, costs)), policy
+        ),
         proposal=1,
     )
 
@@ -90,8 +92,8 @@ def _doppler(graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> Subject:
 def _learner(method: str, graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> Subject:
     usual = LEARNERS[method]
     settings = dataclasses.replace(usual, batch=batch, minibatches=1)
-    problem = make_problem(graph, costs)
-    padded = problem.instance.padded_tasks
+    problem = make_policy_inputs(graph, costs)
+    padded = problem.padded.padded_tasks
     state = init_learner(jax.random.key(0), problem, settings)
     return Subject(
         update=Call(

@@ -18,7 +18,7 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learned import policy_candidates, state_candidates, training_config
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.finalists import best_placement
@@ -133,7 +133,7 @@ def ablation_cell(
 
     def make() -> dict[str, Any]:
         graph, costs = load_problem(settings.reference, graph_name)
-        problem = make_problem(graph, costs)
+        problem = make_policy_inputs(graph, costs)
         if settings.budget_s is not None:
             jax.clear_caches()  # every run's seconds hold its compilation
         began = time.monotonic()

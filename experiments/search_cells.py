@@ -10,7 +10,7 @@ import jax
 
 import doppler_jax as dj
 from doppler_jax.learned import policy_candidates, state_candidates
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.train import train_policy
@@ -80,7 +80,7 @@ def learn_cell(
         graph, costs = load_problem(reference, name)
         jax.clear_caches()
         began = time.monotonic()
-        problem = make_problem(graph, costs)
+        problem = make_policy_inputs(graph, costs)
         trained = train_policy(problem, jax.random.key(seed), budget_s=budget_s)
         seconds = time.monotonic() - began
         found = state_candidates(trained.state, graph.num_tasks)

@@ -15,7 +15,7 @@ import doppler_jax as dj
 import kernels
 from doppler_jax import cli
 from doppler_jax.learned import policy_candidates
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.paired import Measure
@@ -86,7 +86,7 @@ def main(settings: Stage3Settings) -> None:
 
 def first_incumbent(chosen: Chosen, policy: dj.Policy, seed: int, links: str) -> np.ndarray:
     """Returns the best `[N]` of a policy's samples, by the simulator."""
-    problem = make_problem(chosen.graph, chosen.costs)
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
     candidates = policy_candidates(problem, policy, jax.random.key(seed), NUM_SAMPLES)
     return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
 

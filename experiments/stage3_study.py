@@ -21,7 +21,7 @@ import kernels
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learned import policy_candidates, state_candidates
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.paired import Measure, Paired
@@ -187,7 +187,7 @@ def improve(
     costs = falsified(chosen.costs, factor)
     chosen = dataclasses.replace(chosen, costs=costs)
     key, draw_key = jax.random.split(jax.random.key(settings.seed))
-    problem = make_problem(chosen.graph, costs)
+    problem = make_policy_inputs(chosen.graph, costs)
     links = settings.training.links
     trained = train_policy(
         problem,

@@ -17,7 +17,7 @@ import doppler_jax as dj
 from doppler_jax.costs.refit import Refit, refit_costs
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learned import policy_candidates, state_candidates
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.imitation import ImitationConfig, imitation_update
@@ -58,7 +58,7 @@ def run_stage1(
     save_every_s: float = 10.0,
 ) -> Trained:
     """Imitates critical path, from fresh parameters."""
-    problem = make_problem(chosen.graph, chosen.costs)
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
     params_key, run_key = jax.random.split(jax.random.key(seed))
     start = init_state(
         run_key,
@@ -85,7 +85,7 @@ def run_stage2(
     save_every_s: float = 10.0,
 ) -> Trained:
     """Improves a policy by episodes in the simulator."""
-    problem = make_problem(chosen.graph, chosen.costs)
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
     start = init_sim_state(jax.random.key(seed), before.params, problem, config)
     update = partial(sim_update, problem=problem, policy=before.config, config=config)
     settings = _settings(chosen, "stage2", seed, before.config, config)
@@ -115,7 +115,7 @@ def run_stage3(
         jax.random.key(seed),
         before.params,
         make_optimizer(config.learning_rate),
-        make_problem(chosen.graph, chosen.costs),
+        make_policy_inputs(chosen.graph, chosen.costs),
         config.num_elites,
     )
     settings = _settings(chosen, "stage3", seed, before.config, config)
@@ -245,7 +245,7 @@ def _train(
 
 def _finish(
     chosen: Chosen,
-    problem: Problem,
+    problem: PolicyInputs,
     folder: pathlib.Path,
     policy: dj.Policy,
     found: np.ndarray | None,

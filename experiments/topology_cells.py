@@ -10,7 +10,7 @@ import doppler_jax as dj
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.learned import policy_candidates, state_candidates
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.train import Trained, train_policy
 from experiments.cells import Cells
@@ -44,9 +44,11 @@ def topology_cell(
     def make() -> dict[str, Any]:
         learn_key, tune_key, *draw_keys = jax.random.split(jax.random.key(seed), 4)
         learned = train_policy(
-            make_problem(source.graph, source.costs), learn_key, max_evaluations=evaluations
+            make_policy_inputs(source.graph, source.costs),
+            learn_key,
+            max_evaluations=evaluations,
         )
-        problem = make_problem(target.graph, target.costs)
+        problem = make_policy_inputs(target.graph, target.costs)
         tuned = train_policy(problem, tune_key, initial=_policy(learned), max_episodes=episodes)
         draw = partial(policy_candidates, problem, count=samples)
         met = state_candidates(tuned.state, target.graph.num_tasks)

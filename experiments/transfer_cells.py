@@ -11,7 +11,7 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.learned import policy_candidates, state_candidates
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policy_files import load_policy
 from doppler_jax.simulator.finalists import best_placement
@@ -59,7 +59,7 @@ class Loaded:
 
     graph: dj.TaskGraph
     costs: dj.Costs
-    problem: Problem
+    problem: PolicyInputs
 
 
 @cache
@@ -67,7 +67,7 @@ def _load(workload: str, preset: str, cluster: str, strategy: Strategy) -> Loade
     make = dj.load_cluster if cluster.endswith(".json") else dj.make_cluster
     label = pathlib.Path(cluster).stem
     chosen = choose_workload(workload, preset, make(cluster), label, strategy)
-    return Loaded(chosen.graph, chosen.costs, make_problem(chosen.graph, chosen.costs))
+    return Loaded(chosen.graph, chosen.costs, make_policy_inputs(chosen.graph, chosen.costs))
 
 
 def listed_cell(study: Study, target: str, method: str) -> dict[str, Any]:

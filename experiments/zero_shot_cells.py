@@ -15,7 +15,7 @@ from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import HELD_OUT, make_family
 from doppler_jax.learned import policy_candidates
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
 from doppler_jax.training.checkpoint import Policy
 from experiments.cells import Cells
@@ -144,7 +144,7 @@ def island_cell(study: Study, count: int) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         problems = [_island_problem(number) for number in range(count)]
-        drawn = drawn_placements(study.policy, [make_problem(*p) for p in problems])
+        drawn = drawn_placements(study.policy, [make_policy_inputs(*p) for p in problems])
         makespans = [
             [_makespan_s(*p, x) for x in placements]
             for p, placements in zip(problems, drawn, strict=True)
@@ -178,7 +178,7 @@ def _makespan_s(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> 
     return dj.makespan_s(dj.simulate_oracle(graph, costs, placement))
 
 
-def drawn_placements(policy: Policy, problems: Sequence[Problem]) -> list[np.ndarray]:
+def drawn_placements(policy: Policy, problems: Sequence[PolicyInputs]) -> list[np.ndarray]:
     """Returns placements `[2 + SAMPLES, N]` of each problem, the first two greedy.
 
     They share one compilation.

@@ -27,7 +27,7 @@ def main(core: int, policy_path: str, graph_path: str) -> None:
     import doppler_jax as dj
     from doppler_jax.graphs.families import make_family
     from doppler_jax.learned import policy_candidates
-    from doppler_jax.policies.features import make_problem
+    from doppler_jax.policies.features import make_policy_inputs
 
     policy = dj.load_policy(policy_path)
     graphs = {
@@ -37,14 +37,14 @@ def main(core: int, policy_path: str, graph_path: str) -> None:
     found: dict[str, dict[str, float]] = {}
     for name, (graph, repeats) in graphs.items():
         costs = dj.reference_costs(graph, num_devices=4)
-        problem = make_problem(graph, costs)
+        problem = make_policy_inputs(graph, costs)
         greedy = partial(policy_candidates, problem, policy, jax.random.key(0), 2)
         began = time.perf_counter()
         greedy()
         found[name] = {
             "tasks": graph.num_tasks,
             "first_s": time.perf_counter() - began,
-            "features_s": _median_s(repeats, partial(make_problem, graph, costs)),
+            "features_s": _median_s(repeats, partial(make_policy_inputs, graph, costs)),
             "greedy_s": _median_s(repeats, greedy),
         }
     print(json.dumps(found))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from doppler_jax import cli
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.state import init_state, make_optimizer
@@ -46,7 +46,7 @@ def snapshot(folder):
 def save_tiny_checkpoint(folder):
     """Makes a run's folder with the checkpoint of a tiny policy, its parameters all 0."""
     config = PolicyConfig(width=4, rounds=1)
-    problem = make_problem(*random_problem(np.random.default_rng(0), 3, 2))
+    problem = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 2))
     init = partial(init_params, config=config, problem=problem)
     params = jax.tree.map(
         lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0))

@@ -6,7 +6,7 @@ import doppler_jax as dj
 from doppler_jax import base_policy
 from doppler_jax.base_policy import FOLDERS, load_base_policy
 from doppler_jax.learned import policy_candidates
-from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION, make_problem
+from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION, make_policy_inputs
 from doppler_jax.training.checkpoint import read_policy
 from experiments.search import BEST_KNOWN_S
 from tests.commands import save_tiny_checkpoint, set_feature_version
@@ -77,7 +77,7 @@ def test_the_policy_that_ships_places_graphs_that_it_never_saw(reference_graphs)
     for name, best_s in BEST_KNOWN_S.items():
         graph = dj.load_graph(reference_graphs / f"{name}.txt")
         costs = dj.reference_costs(graph, num_devices=4)
-        problem = make_problem(graph, costs)
+        problem = make_policy_inputs(graph, costs)
         drawn = policy_candidates(problem, load_base_policy(), jax.random.key(0), 256)
         makespans_s = dj.simulate(graph, costs, drawn, schedule=False).makespan_s
         greedy.append(makespans_s[0] / best_s)

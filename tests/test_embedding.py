@@ -14,7 +14,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.learned import policy_candidates
-from doppler_jax.policies import FEATURE_VERSION, PolicyConfig, init_params, make_problem
+from doppler_jax.policies import FEATURE_VERSION, PolicyConfig, init_params, make_policy_inputs
 from tests.generators import random_problem
 from tests.test_readme import ROOT, read_blocks
 
@@ -26,7 +26,7 @@ CONFIG = PolicyConfig(width=4, rounds=1, features="coparent")
 def folder(tmp_path_factory):
     """A folder with the checkpoint `policy`, its parameters random, beside nothing else."""
     folder = tmp_path_factory.mktemp("embedding")
-    problem = make_problem(*random_problem(np.random.default_rng(0), 3, 2))
+    problem = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 2))
     init = functools.partial(init_params, config=CONFIG, problem=problem)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
@@ -72,7 +72,7 @@ def test_it_places_as_the_library_does_on_any_devices(folder, devices):
         [2.0, 3.0, 3.0, 1.0], [(0, 1, 1.0), (0, 2, 1.0), (1, 3, 2.0), (2, 3, 2.0)], 2
     )
     policy = dj.load_policy(folder / "policy")
-    expected = policy_candidates(make_problem(graph, costs), policy, jax.random.key(0), 1)
+    expected = policy_candidates(make_policy_inputs(graph, costs), policy, jax.random.key(0), 1)
     assert best[:4] == expected[0].tolist()
     assert np.shape(drawn) == (64, len(best))
     assert len({tuple(row[:4]) for row in drawn}) > 1

@@ -19,13 +19,14 @@ from doppler_jax.learned import policy_candidates
 from doppler_jax.learned_methods import doppler
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import list_methods
+from doppler_jax.objective import Objective
 from doppler_jax.placing import place
 from doppler_jax.policies import apply, features, greedy
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.request import Candidates
 from doppler_jax.search import objective
-from doppler_jax.search.objective import Objective, make_search_problem, score_padded
+from doppler_jax.search.objective import make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -264,7 +265,7 @@ def test_doppler_never_simulates_more_than_allowed(bound):
 def policy():
     """Untrained: any parameters must place legally."""
     init = jax.jit(partial(init_params, config=SMALL))
-    problem = make_problem(*make("one task"))
+    problem = make_policy_inputs(*make("one task"))
     return Policy(params=init(jax.random.key(1), problem=problem), config=SMALL)
 
 
@@ -276,13 +277,13 @@ def test_doppler_with_a_policy_returns_its_best_sample(policy, name):
     assert_is_sound(placed, graph, costs)
     assert placed.evaluations == BOUND
     _, key = jax.random.split(jax.random.key(3))
-    drawn = policy_candidates(make_problem(graph, costs), policy, key, BOUND)
+    drawn = policy_candidates(make_policy_inputs(graph, costs), policy, key, BOUND)
     best = min(makespan_s(simulate_oracle(graph, costs, p)) for p in drawn)
     assert placed.makespan_s == best
 
 
 def test_the_first_two_candidates_of_a_policy_are_greedy_in_two_orders(policy):
-    problem = make_problem(*make("unequal"))
+    problem = make_policy_inputs(*make("unequal"))
     one, other = (
         policy_candidates(problem, policy, jax.random.key(k), BOUND) for k in range(2)
     )
@@ -300,7 +301,7 @@ def test_the_first_two_candidates_of_a_policy_are_greedy_in_two_orders(policy):
 
 @pytest.mark.parametrize("count", [6, 8, 11])
 def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypatch, count):
-    problem = make_problem(*make("unequal"))
+    problem = make_policy_inputs(*make("unequal"))
     expected = policy_candidates(problem, policy, jax.random.key(5), count)
     monkeypatch.setattr(learned, "DRAWN_STEPS", 1)
     monkeypatch.setattr(learned, "LEAST_DRAWN", 3)
@@ -501,7 +502,7 @@ def test_searches_are_never_worse_than_what_they_start_from(method):
 
 @pytest.mark.parametrize(
     ("method", "links", "least_s"),
-    [("annealing", "parallel", 3.4), ("local_search", "engine", 3.5)],
+    [("annealing", "parallel", 3.4), ("local_search", "duplex", 3.5)],
 )
 def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, least_s):
     # Where C and D run, D's input is there first, which float32 cannot tell: then C, which E
@@ -524,7 +525,7 @@ def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, 
     costs = costs.replace(compute_s=compute_s, seconds_per_byte=seconds_per_byte)
     misleading, best = np.array([[0, 1, 2, 2, 0], [0, 1, 2, 0, 0]])
     rough = make_search_problem(graph, costs, Objective(), jax.random.key(0))
-    padded = np.pad([misleading, best], ((0, 0), (0, rough.instance.padded_tasks - 5)))
+    padded = np.pad([misleading, best], ((0, 0), (0, rough.padded.padded_tasks - 5)))
     believed_s = score_padded(Objective(), rough, padded, 2).value_s
     np.testing.assert_allclose(believed_s, [3.0, 3.4], rtol=1e-6)
     placed = place(graph, costs, method=method, max_evaluations=256, links=links)
@@ -539,7 +540,7 @@ def test_what_only_the_oracle_finds_too_large_does_not_spoil_the_curve(monkeypat
     peak = peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, fits))
     costs = costs.replace(capacity_bytes=peak + 1.0)
     jax.clear_caches()  # what is patched may have been traced
-    nothing = lambda table, instance, placements, *times: jnp.zeros(len(placements))  # noqa: E731
+    nothing = lambda table, padded, placements, *times: jnp.zeros(len(placements))  # noqa: E731
     monkeypatch.setattr(objective, "excess", nothing)
     placed = place(graph, costs, method="local_search", max_evaluations=256)
     jax.clear_caches()
@@ -594,7 +595,7 @@ def test_methods_are_sorted_names_and_doppler_with_search_is_the_default():
 
 
 @pytest.mark.parametrize(
-    ("links", "guide"), [("parallel", "parallel"), ("serial", "serial"), ("engine", "serial")]
+    ("links", "guide"), [("parallel", "parallel"), ("serial", "serial"), ("duplex", "serial")]
 )
 def test_training_simulates_the_links_that_are_asked_for(links, guide, monkeypatch):
     asked = []

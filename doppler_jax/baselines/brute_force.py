@@ -12,7 +12,7 @@ import numpy as np
 from doppler_jax.baselines.interchangeable import device_classes
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.build import check_graph
-from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.graphs.padded import bucket_size
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.types import Costs, TaskGraph

@@ -8,8 +8,8 @@ teacher (`policies.rollout.teach`) breaks them at random.
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges, topological_order
-from doppler_jax.graphs.instance import input_ready_s
 from doppler_jax.graphs.levels import b_level
+from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.types import Costs, TaskGraph
 
 

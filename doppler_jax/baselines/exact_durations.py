@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.graphs.instance import input_ready_s
+from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.types import Costs, TaskGraph
 
 MAX_TICKS = 1 << 26

@@ -9,7 +9,7 @@ from bisect import bisect_right, insort
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.graphs.instance import input_ready_s
+from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from doppler_jax.learners.graph_sage import GraphSage
 from doppler_jax.learners.learner import Explored
 from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
-from doppler_jax.policies.features import Problem
-from doppler_jax.policies.waves import OCTAVES, waves
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.policies.features import PolicyInputs
+from doppler_jax.policies.positional import OCTAVES, sinusoids
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.losses import normalised_advantage
 from doppler_jax.types import pytree
 
@@ -75,20 +75,20 @@ class Gdp:
         del num_tasks
         return 0
 
-    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters, all devices equally likely; the key is consumed."""
         return GdpNetwork(self).init(key, problem)["params"]
 
-    def logits(self, params: chex.ArrayTree, problem: Problem) -> chex.Array:
+    def logits(self, params: chex.ArrayTree, problem: PolicyInputs) -> chex.Array:
         """Returns the logits `[N, D]`, -inf where a device cannot run the task."""
         logits = GdpNetwork(self).apply({"params": params}, problem)
-        chex.assert_shape(logits, problem.instance.compute_s[:-1].shape)
+        chex.assert_shape(logits, problem.padded.compute_s[:-1].shape)
         return logits
 
     def explore(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         update: chex.Array,
         links: str,
@@ -97,7 +97,7 @@ class Gdp:
         del update
         logits = self.logits(params, problem)
         placement = _draw(key, logits, self.batch)
-        makespan_s = simulate_instance(problem.instance, placement, links=links).makespan_s
+        makespan_s = simulate_padded(problem.padded, placement, links=links).makespan_s
         lesson = GdpLesson(
             placement=placement,
             log_p=chosen_log_prob(logits, placement),
@@ -108,7 +108,7 @@ class Gdp:
     def loss(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         lesson: GdpLesson,
         update: chex.Array,
     ) -> chex.Array:
@@ -125,7 +125,7 @@ class Gdp:
     def propose(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         count: int,
         links: str,
@@ -143,13 +143,13 @@ class GdpNetwork(nn.Module):
     config: Gdp
 
     @nn.compact
-    def __call__(self, problem: Problem) -> chex.Array:
+    def __call__(self, problem: PolicyInputs) -> chex.Array:
         """Returns the logits `[N, D]`, -inf where a device cannot run the task."""
         width = self.config.width
         real = _real_tasks(problem)
         rank = jnp.asarray(problem.topological_rank)
         num_tasks = jnp.maximum(real.sum(dtype=jnp.float32), 1.0)
-        position = waves(rank.astype(jnp.float32) / num_tasks)
+        position = sinusoids(rank.astype(jnp.float32) / num_tasks)
         seen = jnp.concatenate([problem.task_features, position], axis=-1)
         embedding = GraphSage(width, self.config.rounds)(
             seen, problem.edge_sender, problem.edge_receiver
@@ -169,14 +169,14 @@ class GdpNetwork(nn.Module):
         hidden = nn.LayerNorm()(scale * hidden).reshape(-1, width)[jnp.argsort(order)]
         return self._device_logits(hidden, problem)
 
-    def _device_logits(self, hidden: chex.Array, problem: Problem) -> chex.Array:
+    def _device_logits(self, hidden: chex.Array, problem: PolicyInputs) -> chex.Array:
         """Products of what a task asks for with each device's code and its time there."""
         width = self.config.width
-        compute_s = problem.instance.compute_s[:-1]
+        compute_s = problem.padded.compute_s[:-1]
         devices = compute_s.shape[1]
         allowed = jnp.isfinite(compute_s)
         time = jnp.log1p(jnp.where(allowed, compute_s, 0.0) / problem.unit_s)
-        code = waves(jnp.arange(devices, dtype=jnp.float32) / 2**OCTAVES)
+        code = sinusoids(jnp.arange(devices, dtype=jnp.float32) / 2**OCTAVES)
         column = nn.Dense(width)(code)  # [D, width]
         # Zeros: all devices are equally likely at the start.
         query = nn.Dense(width + 1, kernel_init=nn.initializers.zeros)(hidden)
@@ -215,5 +215,5 @@ def _draw(key: chex.PRNGKey, logits: chex.Array, count: int) -> chex.Array:
     return jax.random.categorical(key, logits, shape=shape).astype(jnp.int32)
 
 
-def _real_tasks(problem: Problem) -> chex.Array:
-    return jnp.arange(problem.instance.padded_tasks) < problem.instance.num_tasks
+def _real_tasks(problem: PolicyInputs) -> chex.Array:
+    return jnp.arange(problem.padded.padded_tasks) < problem.padded.num_tasks

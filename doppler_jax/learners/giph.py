@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from doppler_jax.learners.giph_network import GiphNetwork, SearchState
 from doppler_jax.learners.learner import Explored
-from doppler_jax.policies.features import Problem
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.policies.features import PolicyInputs
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
 
 MOST_STEPS = 256
@@ -87,9 +87,9 @@ class Giph:
         """Returns how many placements a proposal simulates: its start, and one per move."""
         return self.steps(num_tasks) + 1
 
-    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters, all moves equally likely; the key is consumed."""
-        size = problem.instance.padded_tasks
+        size = problem.padded.padded_tasks
         nowhere = SearchState(
             placement=jnp.zeros(size, jnp.int32),
             start_s=jnp.zeros(size),
@@ -100,7 +100,7 @@ class Giph:
         return GiphNetwork(self.width, self.rounds).init(key, problem, nowhere)["params"]
 
     def logits(
-        self, params: chex.ArrayTree, problem: Problem, state: SearchState
+        self, params: chex.ArrayTree, problem: PolicyInputs, state: SearchState
     ) -> chex.Array:
         """Returns the logits `[N * D]` of all moves, -inf where not legal."""
         network = GiphNetwork(self.width, self.rounds)
@@ -110,7 +110,7 @@ class Giph:
     def explore(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         update: chex.Array,
         links: str,
@@ -133,7 +133,7 @@ class Giph:
     def loss(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         lesson: GiphLesson,
         update: chex.Array,
     ) -> chex.Array:
@@ -156,7 +156,7 @@ class Giph:
     def propose(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         count: int,
         links: str,
@@ -179,7 +179,7 @@ class Giph:
     def walk(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         heat: chex.Array,
         links: str,
@@ -188,9 +188,9 @@ class Giph:
 
         `heat` `[B]` scales the draw's noise: 1 draws from the policy, 0 takes the likeliest.
         """
-        size, d = problem.instance.padded_tasks, problem.instance.num_devices
+        size, d = problem.padded.padded_tasks, problem.padded.num_devices
         start_key, key = jax.random.split(key)
-        able = jnp.isfinite(problem.instance.compute_s[:-1])
+        able = jnp.isfinite(problem.padded.compute_s[:-1])
         starts = jax.random.categorical(
             start_key, jnp.where(able, 0.0, -jnp.inf), shape=(len(heat), size)
         )
@@ -199,7 +199,7 @@ class Giph:
             carry: tuple[chex.Array, chex.Array], key: chex.PRNGKey
         ) -> tuple[tuple[chex.Array, chex.Array], tuple[SearchState, chex.Array]]:
             placement, last = carry
-            result = simulate_instance(problem.instance, placement, links=links, schedule=True)
+            result = simulate_padded(problem.padded, placement, links=links, schedule=True)
             ran = jnp.isfinite(result.finish_s)  # padding never does
             state = SearchState(
                 placement=placement,

@@ -5,8 +5,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
-from doppler_jax.policies.features import Problem
+from doppler_jax.graphs.padded import PaddedProblem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
 
 
@@ -43,20 +43,20 @@ class GiphNetwork(nn.Module):
     rounds: int
 
     @nn.compact
-    def __call__(self, problem: Problem, state: SearchState) -> chex.Array:
+    def __call__(self, problem: PolicyInputs, state: SearchState) -> chex.Array:
         """Returns the logits `[N, D]` of moves, -inf where not legal."""
-        instance = problem.instance
-        rows, d = instance.compute_s.shape
+        padded = problem.padded
+        rows, d = padded.compute_s.shape
         device = jnp.pad(state.placement, (0, 1))
         start_s, finish_s = jnp.pad(state.start_s, (0, 1)), jnp.pad(state.finish_s, (0, 1))
-        edges = _edges(instance, device)
+        edges = _edges(padded, device)
         arrival_s = jax.ops.segment_max(
             finish_s[edges.sender][:, None] + edges.in_s, edges.reader, rows
         )
-        arrival_s = jnp.maximum(arrival_s, instance.input_ready_s)
+        arrival_s = jnp.maximum(arrival_s, padded.input_ready_s)
         in_s = jax.ops.segment_sum(edges.in_s, edges.reader, rows)
         out_s = jax.ops.segment_sum(edges.out_s, edges.sender, rows)
-        compute_s = jnp.where(jnp.isfinite(instance.compute_s), instance.compute_s, 0.0)
+        compute_s = jnp.where(jnp.isfinite(padded.compute_s), padded.compute_s, 0.0)
         load_s = jax.ops.segment_sum(_at(compute_s, device), device, d)
 
         def units(*times_s: chex.Array) -> chex.Array:
@@ -80,7 +80,7 @@ class GiphNetwork(nn.Module):
         embedding = self._embed(node, units(edges.now_s, edge_wait_s), edges)
 
         tasks = jnp.arange(rows)
-        real = (tasks < instance.num_tasks)[:, None]
+        real = (tasks < padded.num_tasks)[:, None]
         here = (device[:, None] == jnp.arange(d)[None]) & real
         load = jnp.broadcast_to(load_s[None], (rows, d)) / makespan_s
         move = jnp.concatenate(
@@ -91,7 +91,7 @@ class GiphNetwork(nn.Module):
             axis=-1,
         )
         scores = self._score(embedding, here, move)
-        legal = jnp.isfinite(instance.compute_s) & ~here & real
+        legal = jnp.isfinite(padded.compute_s) & ~here & real
         legal &= (tasks != state.last)[:, None]
         return jnp.where(legal, scores, -jnp.inf)[:-1]
 
@@ -126,19 +126,17 @@ class GiphNetwork(nn.Module):
         return out(nn.leaky_relu(hidden))[..., 0]
 
 
-def _edges(instance: Instance, device: chex.Array) -> _Edges:
+def _edges(padded: PaddedProblem, device: chex.Array) -> _Edges:
     """Returns the edges under the placement `[N + 1]`.
 
     A tensor counts once per reader, although it travels once per device.
     """
-    rows = instance.compute_s.shape[0]
-    reader = jnp.asarray(instance.edge_reader)
-    sender = jnp.repeat(
-        jnp.arange(rows), instance.num_edges, total_repeat_length=reader.shape[0]
-    )
+    rows = padded.compute_s.shape[0]
+    reader = jnp.asarray(padded.edge_reader)
+    sender = jnp.repeat(jnp.arange(rows), padded.num_edges, total_repeat_length=reader.shape[0])
     real = (reader != rows - 1)[:, None]
-    num_bytes = jnp.asarray(instance.edge_bytes)[:, None]
-    latency_s, per_byte_s = map(jnp.asarray, (instance.latency_s, instance.seconds_per_byte))
+    num_bytes = jnp.asarray(padded.edge_bytes)[:, None]
+    latency_s, per_byte_s = map(jnp.asarray, (padded.latency_s, padded.seconds_per_byte))
     from_s, to_s = device[sender], device[reader]
     in_s = jnp.where(real, latency_s[from_s] + num_bytes * per_byte_s[from_s], 0.0)
     out_s = jnp.where(real, latency_s.T[to_s] + num_bytes * per_byte_s.T[to_s], 0.0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from doppler_jax.learners.stepwise import Pairs, Stepwise, frontier, place_logits
 from doppler_jax.policies import model
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.list_schedule import ListSchedule
 from doppler_jax.policies.rollout import PolicyTables
 
@@ -25,7 +25,7 @@ class Joint(Stepwise):
         """Steps of which a gradient keeps in memory what they looked at."""
         return 64
 
-    def prepare(self, params: chex.ArrayTree, problem: Problem) -> PolicyTables:
+    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> PolicyTables:
         """Returns the tables, which one pass of the encoder makes for all episodes."""
         return model.apply(params, self.config, problem)
 
@@ -33,7 +33,7 @@ class Joint(Stepwise):
         self,
         params: chex.ArrayTree,
         prepared: PolicyTables,
-        problem: Problem,
+        problem: PolicyInputs,
         state: ListSchedule,
     ) -> Pairs:
         """Returns the choices in a state of the list schedule."""

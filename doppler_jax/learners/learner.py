@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.training.elites import update_elites
 from doppler_jax.training.reinforce import count_batch
 from doppler_jax.training.state import (
@@ -67,13 +67,13 @@ class Learner(Protocol):
     def proposal_evaluations(self, num_tasks: int) -> int:
         """Returns how many placements one proposal simulates, the proposed one not counted."""
 
-    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters; the key is consumed."""
 
     def explore(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         update: chex.Array,
         links: str,
@@ -86,7 +86,7 @@ class Learner(Protocol):
     def loss(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         lesson: chex.ArrayTree,
         update: chex.Array,
     ) -> chex.Array:
@@ -95,7 +95,7 @@ class Learner(Protocol):
     def propose(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         count: int,
         links: str,
@@ -115,7 +115,10 @@ class TrainedLearner:
 
 
 def init_learner(
-    key: chex.PRNGKey, problem: Problem, learner: Learner, params: chex.ArrayTree | None = None
+    key: chex.PRNGKey,
+    problem: PolicyInputs,
+    learner: Learner,
+    params: chex.ArrayTree | None = None,
 ) -> TrainState:
     """Returns the state before the first update, with fresh parameters unless some are given.
 
@@ -136,13 +139,13 @@ def init_learner(
 
 
 @partial(jax.jit, static_argnames="learner")
-def _init_params(key: chex.PRNGKey, problem: Problem, learner: Learner) -> chex.ArrayTree:
+def _init_params(key: chex.PRNGKey, problem: PolicyInputs, learner: Learner) -> chex.ArrayTree:
     return learner.init(key, problem)
 
 
 @partial(jax.jit, static_argnames=("learner", "links"))
 def learner_update(
-    state: TrainState, problem: Problem, learner: Learner, links: str
+    state: TrainState, problem: PolicyInputs, learner: Learner, links: str
 ) -> tuple[TrainState, dict[str, chex.Array]]:
     """Explores once and learns from it; returns the new state and scalar metrics."""
     explore_key, order_key = jax.random.split(jax.random.fold_in(state.key, state.update))
@@ -152,7 +155,7 @@ def learner_update(
         elites=update_elites(state.elites, explored.placement, explored.makespan_s),
     )
     state, loss = _learn(state, problem, learner, explored.lesson, order_key)
-    spent = learner.evaluations(problem.instance.padded_tasks)
+    spent = learner.evaluations(problem.padded.padded_tasks)
     state = count_batch(state, episodes=learner.batch, evaluations=spent)
     metrics = {
         "loss": loss,
@@ -165,7 +168,7 @@ def learner_update(
 
 def _learn(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     learner: Learner,
     lesson: chex.ArrayTree,
     key: chex.PRNGKey,
@@ -192,7 +195,7 @@ def _learn(
 
 def train_learner(
     learner: Learner,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     *,
     budget_s: float | None = None,
@@ -223,8 +226,8 @@ def train_learner(
     if budget_s is None and max_evaluations is None:
         raise ValueError("training has no bound; give budget_s or max_evaluations")
     began = time.monotonic()
-    learner = fit_batch(learner, problem.instance.padded_tasks, max_evaluations)
-    cost = learner.evaluations(problem.instance.padded_tasks)
+    learner = fit_batch(learner, problem.padded.padded_tasks, max_evaluations)
+    cost = learner.evaluations(problem.padded.padded_tasks)
     state, done, interrupted = init_learner(key, problem, learner, params), 0, False
     try:
         while done == 0 or (
@@ -242,7 +245,7 @@ def train_learner(
     return TrainedLearner(
         # On no device: what follows may run on others than training did.
         params=jax.device_get(state.params),
-        placements=_best_placements(state, int(problem.instance.num_tasks)),
+        placements=_best_placements(state, int(problem.padded.num_tasks)),
         evaluations=done * cost,
         updates=done,
         interrupted=interrupted,
@@ -252,20 +255,20 @@ def train_learner(
 def propose_placements(
     learner: Learner,
     params: chex.ArrayTree,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     count: int,
     links: str,
 ) -> np.ndarray:
     """Returns placements `[count, N]` of trained parameters; the key is consumed."""
     drawn = _propose(params, problem, key, learner, count, links)
-    return np.asarray(drawn)[:, : int(problem.instance.num_tasks)].astype(np.int64)
+    return np.asarray(drawn)[:, : int(problem.padded.num_tasks)].astype(np.int64)
 
 
 @partial(jax.jit, static_argnames=("learner", "count", "links"))
 def _propose(
     params: chex.ArrayTree,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     learner: Learner,
     count: int,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from doppler_jax.learners.stepwise import Pairs, Stepwise, frontier, place_logits
 from doppler_jax.policies import model
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.list_schedule import ListSchedule
 
 NUM_DYNAMIC = 3
@@ -32,21 +32,21 @@ class PerStep(Stepwise):
         """Steps of which a gradient keeps in memory what they looked at."""
         return 4
 
-    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters; the key is consumed."""
         rows = problem.task_features.shape[0]
         seen = _with_features(problem, jnp.zeros((rows, NUM_DYNAMIC)))
         return model.init_params(key, self.config, seen)
 
-    def prepare(self, params: chex.ArrayTree, problem: Problem) -> None:
+    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> None:
         """Returns nothing: steps share nothing."""
 
     def pairs(
-        self, params: chex.ArrayTree, prepared: None, problem: Problem, state: ListSchedule
+        self, params: chex.ArrayTree, prepared: None, problem: PolicyInputs, state: ListSchedule
     ) -> Pairs:
         """Returns the choices in a state of the list schedule."""
         del prepared
-        placed = state.device != problem.instance.num_devices
+        placed = state.device != problem.padded.num_devices
         times_s = jnp.stack([state.start_s, state.finish_s], axis=-1)
         times = jnp.log1p(jnp.where(placed[:, None], times_s, 0.0) / problem.unit_s)
         dynamic = jnp.concatenate([placed[:, None].astype(times.dtype), times], axis=-1)
@@ -62,6 +62,6 @@ class PerStep(Stepwise):
         return Pairs(logits=jnp.where(legal, scores[:, None] + logits, -jnp.inf), est_s=est_s)
 
 
-def _with_features(problem: Problem, dynamic: chex.Array) -> Problem:
+def _with_features(problem: PolicyInputs, dynamic: chex.Array) -> PolicyInputs:
     seen = jnp.concatenate([problem.task_features, dynamic], axis=-1)
     return dataclasses.replace(problem, task_features=seen)

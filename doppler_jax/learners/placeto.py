@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from doppler_jax.learners.learner import Explored
 from doppler_jax.learners.placeto_policy import PlacetoPolicy, Tables, act
-from doppler_jax.policies.features import Problem
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.policies.features import PolicyInputs
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
 
 ENTRIES = 1 << 24
@@ -71,12 +71,12 @@ class Placeto:
         del num_tasks
         return 0
 
-    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters; the key is consumed."""
 
         def everything(policy: PlacetoPolicy) -> chex.Array:
             tables = policy.tables(problem)
-            placement = jnp.zeros((1, problem.instance.padded_tasks), jnp.int32)
+            placement = jnp.zeros((1, problem.padded.padded_tasks), jnp.int32)
             return policy.logits(problem, tables, placement, jnp.int32(0))
 
         return self.policy.init(key, method=everything)["params"]
@@ -84,7 +84,7 @@ class Placeto:
     def explore(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         update: chex.Array,
         links: str,
@@ -92,7 +92,7 @@ class Placeto:
         """Returns `batch` episodes, each from a device drawn at random; consumes the key."""
         del update
         device_key, key = jax.random.split(key)
-        devices = problem.instance.num_devices
+        devices = problem.padded.num_devices
         start = start_on(problem, jax.random.randint(device_key, (self.batch,), 0, devices))
         end = self._run(params, problem, start, key, greedy=0)
         makespan_s = step_makespans(problem, start, end, links)
@@ -108,21 +108,21 @@ class Placeto:
     def loss(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         lesson: Lesson,
         update: chex.Array,
     ) -> chex.Array:
         """Returns REINFORCE's surrogate per step, less the entropy bonus, `[]`."""
         log_p, entropy = self.log_prob(params, problem, lesson.start, lesson.end)
         bonus = self.entropy_weight * 0.5 ** (update.astype(jnp.float32) / self.entropy_halving)
-        steps = jnp.maximum(problem.instance.num_tasks, 1).astype(jnp.float32)
+        steps = jnp.maximum(problem.padded.num_tasks, 1).astype(jnp.float32)
         gain = lesson.advantage * log_p + bonus * entropy
         return -gain.sum(-1).mean() / steps
 
     def log_prob(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         start: chex.Array,
         end: chex.Array,
     ) -> tuple[chex.Array, chex.Array]:
@@ -141,16 +141,16 @@ class Placeto:
             placement = placement_at(problem, start, end, step)
             logits = act(policy, params, "logits", problem, tables, placement, step)
             chosen = end[:, tables.order[step]]
-            return _categorical(logits, chosen, step < problem.instance.num_tasks)
+            return _categorical(logits, chosen, step < problem.padded.num_tasks)
 
-        steps = jnp.arange(problem.instance.padded_tasks, dtype=jnp.int32)
+        steps = jnp.arange(problem.padded.padded_tasks, dtype=jnp.int32)
         log_p, entropy = jax.lax.map(lambda t: step(params, tables, t), steps)
         return log_p.T, entropy.T
 
     def propose(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         count: int,
         links: str,
@@ -162,16 +162,16 @@ class Placeto:
         """
         del links
         device_key, key = jax.random.split(key)
-        devices = problem.instance.num_devices
+        devices = problem.padded.num_devices
         device = jax.random.randint(device_key, (count,), 0, devices)
-        total_s = problem.instance.compute_s.sum(0)
+        total_s = problem.padded.compute_s.sum(0)
         device = device.at[0].set(jnp.argmin(total_s).astype(jnp.int32))
         return self._run(params, problem, start_on(problem, device), key, greedy=1)
 
     def _run(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         start: chex.Array,
         key: chex.PRNGKey,
         greedy: int,
@@ -189,7 +189,7 @@ class Placeto:
             device = device.at[:greedy].set(jnp.argmax(logits[:greedy], axis=-1))
             # Padding never moves.
             task = tables.order[step]
-            device = jnp.where(step < problem.instance.num_tasks, device, placement[:, task])
+            device = jnp.where(step < problem.padded.num_tasks, device, placement[:, task])
             return placement.at[:, task].set(device.astype(jnp.int32)), None
 
         count = start.shape[1]
@@ -197,19 +197,19 @@ class Placeto:
         return jax.lax.scan(step, start, (steps, jax.random.split(key, count)))[0]
 
 
-def start_on(problem: Problem, device: chex.Array) -> chex.Array:
+def start_on(problem: PolicyInputs, device: chex.Array) -> chex.Array:
     """Returns placements `[B, N]` of all tasks on one device `[B]`.
 
     What that one cannot run is where it is fastest.
     """
-    compute_s = jnp.asarray(problem.instance.compute_s)[:-1]
+    compute_s = jnp.asarray(problem.padded.compute_s)[:-1]
     fastest = jnp.argmin(compute_s, axis=-1).astype(jnp.int32)
     able = jnp.isfinite(compute_s).T[device]
     return jnp.where(able, device[:, None].astype(jnp.int32), fastest[None])
 
 
 def placement_at(
-    problem: Problem, start: chex.Array, end: chex.Array, step: chex.Array
+    problem: PolicyInputs, start: chex.Array, end: chex.Array, step: chex.Array
 ) -> chex.Array:
     """Returns the placement before a step `[]` of episodes from `start` to `end` `[..., N]`."""
     moved = jnp.asarray(problem.topological_rank)[:-1] < step
@@ -217,7 +217,7 @@ def placement_at(
 
 
 def step_makespans(
-    problem: Problem, start: chex.Array, end: chex.Array, links: str
+    problem: PolicyInputs, start: chex.Array, end: chex.Array, links: str
 ) -> chex.Array:
     """Simulates episodes from `start` to `end` `[B, N]` before every step and at the end.
 
@@ -234,7 +234,7 @@ def step_makespans(
         placements = jax.vmap(placement_at, in_axes=(None, 0, 0, 0))(
             problem, start[episode], end[episode], step
         )
-        return simulate_instance(problem.instance, placements, links=links).makespan_s
+        return simulate_padded(problem.padded, placements, links=links).makespan_s
 
     index = jnp.arange(count * chunk).reshape(count, chunk)
     return jax.lax.map(run, index).reshape(-1)[:total].reshape(batch, size + 1)

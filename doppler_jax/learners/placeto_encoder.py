@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
 
 WORD = 32
@@ -22,12 +22,12 @@ class Relatives:
     descendants: chex.Array  # [N + 1, W] uint32, likewise
 
 
-def find_relatives(problem: Problem, order: chex.Array) -> Relatives:
+def find_relatives(problem: PolicyInputs, order: chex.Array) -> Relatives:
     """Returns the relatives of all tasks, given them in a topological order `[N]`."""
-    instance = problem.instance
+    padded = problem.padded
     return Relatives(
-        ancestors=_closure(instance.pred_task, order),
-        descendants=_closure(instance.succ_task, order[::-1]),
+        ancestors=_closure(padded.pred_task, order),
+        descendants=_closure(padded.succ_task, order[::-1]),
     )
 
 
@@ -44,7 +44,7 @@ def _closure(neighbours: chex.Array, order: chex.Array) -> chex.Array:
     return jax.lax.scan(join, jnp.zeros((rows, -(-rows // WORD)), jnp.uint32), order)[0]
 
 
-def group_shares(problem: Problem, relatives: Relatives, task: chex.Array) -> chex.Array:
+def group_shares(problem: PolicyInputs, relatives: Relatives, task: chex.Array) -> chex.Array:
     """Returns the weights `[3, N + 1]` that average over a task's groups.
 
     They are its ancestors, its descendants and all other tasks, which may run beside it.
@@ -57,7 +57,7 @@ def group_shares(problem: Problem, relatives: Relatives, task: chex.Array) -> ch
         return bits.reshape(-1)[:rows].astype(bool) & (tasks != task)
 
     above, below = members(relatives.ancestors[task]), members(relatives.descendants[task])
-    beside = ~above & ~below & (tasks != task) & (tasks < problem.instance.num_tasks)
+    beside = ~above & ~below & (tasks != task) & (tasks < problem.padded.num_tasks)
     groups = jnp.stack([above, below, beside]).astype(jnp.float32)
     return groups / jnp.maximum(groups.sum(-1, keepdims=True), 1.0)
 
@@ -73,7 +73,7 @@ class TwoWayEncoder(nn.Module):
     rounds: int
 
     @nn.compact
-    def __call__(self, problem: Problem, features: chex.Array) -> chex.Array:
+    def __call__(self, problem: PolicyInputs, features: chex.Array) -> chex.Array:
         """Returns embeddings `[N + 1, ..., 2 width]` of features `[N + 1, ..., F]`."""
         start = nn.leaky_relu(nn.Dense(self.width)(features))
         start = nn.Dense(self.width)(start)

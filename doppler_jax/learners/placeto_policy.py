@@ -12,7 +12,7 @@ from doppler_jax.learners.placeto_encoder import (
     find_relatives,
     group_shares,
 )
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
 
 
@@ -42,7 +42,7 @@ class PlacetoPolicy(nn.Module):
         self.hidden = nn.Dense(2 * self.width)
         self.out = nn.Dense(1, kernel_init=nn.initializers.zeros)
 
-    def tables(self, problem: Problem) -> Tables:
+    def tables(self, problem: PolicyInputs) -> Tables:
         """Returns what does not depend on the placement."""
         # Padding has the last rank of all, so that a stable sort keeps it behind.
         order = jnp.argsort(jnp.asarray(problem.topological_rank)[:-1]).astype(jnp.int32)
@@ -53,7 +53,7 @@ class PlacetoPolicy(nn.Module):
         )
 
     def logits(
-        self, problem: Problem, tables: Tables, placement: chex.Array, step: chex.Array
+        self, problem: PolicyInputs, tables: Tables, placement: chex.Array, step: chex.Array
     ) -> chex.Array:
         """Returns logits `[B, D]`, -inf for devices that cannot run the task of the step.
 
@@ -66,18 +66,18 @@ class PlacetoPolicy(nn.Module):
         task = tables.order[step]
         # Task N is on no device.
         spare = ((0, 0), (0, 1))
-        where = jnp.pad(placement, spare, constant_values=problem.instance.num_devices).T
+        where = jnp.pad(placement, spare, constant_values=problem.padded.num_devices).T
         share = group_shares(problem, tables.relatives, task)
         if self.once:
             seen = self._view_once(problem, tables.embedding, where, task, step, share)
         else:
             seen = self._view_each_step(problem, where, task, step, share)
         score = self.out(nn.leaky_relu(self.hidden(seen)))[..., 0]
-        return jnp.where(jnp.isfinite(problem.instance.compute_s[task])[None], score, -jnp.inf)
+        return jnp.where(jnp.isfinite(problem.padded.compute_s[task])[None], score, -jnp.inf)
 
     def _view_each_step(
         self,
-        problem: Problem,
+        problem: PolicyInputs,
         where: chex.Array,
         task: chex.Array,
         step: chex.Array,
@@ -98,7 +98,7 @@ class PlacetoPolicy(nn.Module):
 
     def _view_once(
         self,
-        problem: Problem,
+        problem: PolicyInputs,
         embedding: chex.Array,
         where: chex.Array,
         task: chex.Array,
@@ -109,7 +109,7 @@ class PlacetoPolicy(nn.Module):
 
         Of each group, all tasks, those on the device, and those of them that stay there.
         """
-        devices = problem.instance.num_devices
+        devices = problem.padded.num_devices
         member = self.member(embedding).reshape(-1, 3, self.width)
         on = where[:, :, None] == jnp.arange(devices)[None, None]
         visited = _visited(problem, step)
@@ -123,13 +123,13 @@ class PlacetoPolicy(nn.Module):
         return jnp.concatenate([static, pooled, near], axis=-1)
 
 
-def _visited(problem: Problem, step: chex.Array) -> chex.Array:
+def _visited(problem: PolicyInputs, step: chex.Array) -> chex.Array:
     """Whether each task was the task of an earlier step, `[N + 1]`."""
     return jnp.asarray(problem.topological_rank) < step
 
 
 def _state_features(
-    problem: Problem, where: chex.Array, task: chex.Array, step: chex.Array
+    problem: PolicyInputs, where: chex.Array, task: chex.Array, step: chex.Array
 ) -> chex.Array:
     """Returns features `[N + 1, B, D, F]` of tasks as seen from each device.
 
@@ -137,14 +137,14 @@ def _state_features(
     device; time to move its largest output from where it is to the device; whether it is the
     one to be placed, and whether it has been.
     """
-    instance = problem.instance
-    rows, devices = instance.compute_s.shape
-    compute_s = jnp.where(jnp.isfinite(instance.compute_s), instance.compute_s, 0.0)
+    padded = problem.padded
+    rows, devices = padded.compute_s.shape
+    compute_s = jnp.where(jnp.isfinite(padded.compute_s), padded.compute_s, 0.0)
     on = where[:, :, None] == jnp.arange(devices)[None, None]
-    num_bytes = jnp.asarray(instance.succ_bytes).max(-1)[:, None, None]
+    num_bytes = jnp.asarray(padded.succ_bytes).max(-1)[:, None, None]
     there = jnp.minimum(where, devices - 1)
-    move_s = instance.latency_s[there] + num_bytes * instance.seconds_per_byte[there]
-    move_s = jnp.where(instance.num_edges[:, None, None] > 0, move_s, 0.0)
+    move_s = padded.latency_s[there] + num_bytes * padded.seconds_per_byte[there]
+    move_s = jnp.where(padded.num_edges[:, None, None] > 0, move_s, 0.0)
 
     def spread(values: chex.Array) -> chex.Array:
         return jnp.broadcast_to(values[..., None].astype(jnp.float32), (*on.shape, 1))
@@ -163,32 +163,32 @@ def _state_features(
     )
 
 
-def _near_features(problem: Problem, where: chex.Array, task: chex.Array) -> chex.Array:
+def _near_features(problem: PolicyInputs, where: chex.Array, task: chex.Array) -> chex.Array:
     """Returns features `[B, D, 5]` of moving the task to each device.
 
     Its compute there; mean transfer times of its inputs that are there, of its outputs that
     are read there, and of the other inputs there of its readers; whether it is there now.
     """
-    instance = problem.instance
-    devices = jnp.arange(instance.num_devices)
-    pairs = max(instance.num_devices * (instance.num_devices - 1), 1)
-    latency_s = instance.latency_s.sum() / pairs
-    seconds_per_byte = instance.seconds_per_byte.sum() / pairs
+    padded = problem.padded
+    devices = jnp.arange(padded.num_devices)
+    pairs = max(padded.num_devices * (padded.num_devices - 1), 1)
+    latency_s = padded.latency_s.sum() / pairs
+    seconds_per_byte = padded.seconds_per_byte.sum() / pairs
 
     def inputs_s(readers: chex.Array) -> chex.Array:
         """Seconds `[B, D]` to move the inputs of readers, but for the task's own."""
-        producers = jnp.asarray(instance.pred_task)[readers]
-        transfer_s = latency_s + jnp.asarray(instance.pred_bytes)[readers] * seconds_per_byte
+        producers = jnp.asarray(padded.pred_task)[readers]
+        transfer_s = latency_s + jnp.asarray(padded.pred_bytes)[readers] * seconds_per_byte
         return on_each(producers, jnp.where(producers == task, 0.0, transfer_s))
 
     def on_each(tasks: chex.Array, transfer_s: chex.Array) -> chex.Array:
         on = where[tasks.reshape(-1)][:, :, None] == devices[None, None]
         return jnp.einsum("k,kbd->bd", transfer_s.reshape(-1), on.astype(jnp.float32))
 
-    compute_s = instance.compute_s[task]
+    compute_s = padded.compute_s[task]
     compute_s = jnp.where(jnp.isfinite(compute_s), compute_s, 0.0)
     on = (where[task][:, None] == devices[None]).astype(jnp.float32)
-    readers = jnp.asarray(instance.succ_task)[task]
+    readers = jnp.asarray(padded.succ_task)[task]
     near_s = [
         jnp.broadcast_to(compute_s[None], on.shape),
         inputs_s(task),

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from doppler_jax.learners.learner import Explored
 from doppler_jax.policies import model
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.list_schedule import ListSchedule, append, begin, device_features
 from doppler_jax.policies.model import Features, PolicyConfig
 from doppler_jax.policies.place import PlaceTables, device_logits
 from doppler_jax.policies.rollout import Actions, categorical, draw_index, teach
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.losses import CHUNK, normalised_advantage
 from doppler_jax.types import pytree
 
@@ -47,16 +47,16 @@ class Lesson:
     weight: chex.Array  # [B]
 
 
-def frontier(problem: Problem, state: ListSchedule) -> chex.Array:
+def frontier(problem: PolicyInputs, state: ListSchedule) -> chex.Array:
     """Returns which heads of chains may be placed next, bool `[W]`."""
-    return (state.missing == 0) & (state.head != problem.instance.padded_tasks)
+    return (state.missing == 0) & (state.head != problem.padded.padded_tasks)
 
 
 def place_logits(
-    tables: PlaceTables, problem: Problem, state: ListSchedule
+    tables: PlaceTables, problem: PolicyInputs, state: ListSchedule
 ) -> tuple[chex.Array, chex.Array]:
     """Returns PLC's logits of every head on every device, and its start there, `[W, D]`."""
-    on = (state.device[:, None] == jnp.arange(problem.instance.num_devices)[None]).astype(
+    on = (state.device[:, None] == jnp.arange(problem.padded.num_devices)[None]).astype(
         tables.member.dtype
     )
     members = (on.T @ tables.member) / jnp.maximum(on.sum(0), 1.0)[:, None]
@@ -71,7 +71,7 @@ def run(
     policy: "Stepwise",
     params: chex.ArrayTree,
     prepared: Any,
-    problem: Problem,
+    problem: PolicyInputs,
     draw: chex.Array,
     *,
     greedy: bool = False,
@@ -86,7 +86,7 @@ def run(
       draw: `[T, 2]` of [0, 1), for the task and the device of each step.
       greedy: takes the likeliest pair instead; the draws are 0 then.
     """
-    instance = problem.instance
+    padded = problem.padded
 
     def step(state: ListSchedule, draw: chex.Array) -> tuple[ListSchedule, Actions]:
         pairs = policy.pairs(params, prepared, problem, state)
@@ -98,34 +98,34 @@ def run(
         slot = draw_index(weight.sum(1), draw[0])
         device = draw_index(weight[slot], draw[1])
         possible = frontier(problem, state).any()
-        task = jnp.where(possible, state.head[slot], instance.padded_tasks)
+        task = jnp.where(possible, state.head[slot], padded.padded_tasks)
         start_s = pairs.est_s[slot, device]
         state = append(problem, _no_members(problem), state, task, device, start_s)
         return state, Actions(task=task, device=device)
 
     state, actions = jax.lax.scan(step, begin(problem, _no_members(problem)), draw)
-    return actions, jnp.where(state.device[:-1] == instance.num_devices, 0, state.device[:-1])
+    return actions, jnp.where(state.device[:-1] == padded.num_devices, 0, state.device[:-1])
 
 
 def log_prob(
     policy: "Stepwise",
     params: chex.ArrayTree,
     prepared: Any,
-    problem: Problem,
+    problem: PolicyInputs,
     actions: Actions,
 ) -> tuple[chex.Array, chex.Array]:
     """Returns log-probability and entropy of an episode's choices, `[]` each.
 
     Differentiable in `params` and `prepared`, within the memory that the policy's `block` sets.
     """
-    instance = problem.instance
-    devices = jnp.arange(instance.num_devices)
+    padded = problem.padded
+    devices = jnp.arange(padded.num_devices)
 
     def step(
         state: ListSchedule, action: Actions
     ) -> tuple[ListSchedule, tuple[chex.Array, chex.Array]]:
         pairs = policy.pairs(params, prepared, problem, state)
-        real = action.task != instance.padded_tasks
+        real = action.task != padded.padded_tasks
         chosen = (state.head == action.task)[:, None] & (devices == action.device)[None]
         judged = categorical(pairs.logits.reshape(1, -1), chosen.reshape(1, -1), real[None])
         start_s = jnp.where(chosen & real, pairs.est_s, 0.0).sum()
@@ -140,9 +140,9 @@ def log_prob(
     ) -> tuple[ListSchedule, tuple[chex.Array, chex.Array]]:
         return jax.lax.scan(step, state, part)
 
-    spare = -instance.padded_tasks % policy.block
+    spare = -padded.padded_tasks % policy.block
     parts = Actions(
-        task=jnp.pad(actions.task, (0, spare), constant_values=instance.padded_tasks),
+        task=jnp.pad(actions.task, (0, spare), constant_values=padded.padded_tasks),
         device=jnp.pad(actions.device, (0, spare)),
     )
     parts = jax.tree.map(lambda array: array.reshape(-1, policy.block), parts)
@@ -153,12 +153,12 @@ def log_prob(
 def sample(
     policy: "Stepwise",
     params: chex.ArrayTree,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     batch: int,
 ) -> tuple[Actions, chex.Array]:
     """Returns the actions `[B, T]` and placements `[B, N]` of sampled episodes."""
-    draw = jax.random.uniform(key, (batch, problem.instance.padded_tasks, 2))
+    draw = jax.random.uniform(key, (batch, problem.padded.padded_tasks, 2))
     prepared = policy.prepare(params, problem)
     return jax.vmap(lambda one: run(policy, params, prepared, problem, one))(draw)
 
@@ -185,12 +185,12 @@ class Stepwise(abc.ABC):
         """Steps of which a gradient keeps in memory what they looked at."""
 
     @abc.abstractmethod
-    def prepare(self, params: chex.ArrayTree, problem: Problem) -> Any:
+    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> Any:
         """Returns what the steps of all episodes share."""
 
     @abc.abstractmethod
     def pairs(
-        self, params: chex.ArrayTree, prepared: Any, problem: Problem, state: ListSchedule
+        self, params: chex.ArrayTree, prepared: Any, problem: PolicyInputs, state: ListSchedule
     ) -> Pairs:
         """Returns the choices in a state of the list schedule, a function of the state."""
 
@@ -209,14 +209,14 @@ class Stepwise(abc.ABC):
         del num_tasks
         return 0
 
-    def init(self, key: chex.PRNGKey, problem: Problem) -> chex.ArrayTree:
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters; the key is consumed."""
         return model.init_params(key, self.config, problem)
 
     def explore(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         update: chex.Array,
         links: str,
@@ -233,7 +233,7 @@ class Stepwise(abc.ABC):
 
         is_taught = update < IMITATED
         actions, placement = jax.lax.cond(is_taught, imitated, drawn, key)
-        makespan_s = simulate_instance(problem.instance, placement, links=links).makespan_s
+        makespan_s = simulate_padded(problem.padded, placement, links=links).makespan_s
         weight = jnp.where(is_taught, 1.0, normalised_advantage(makespan_s))
         return Explored(
             lesson=Lesson(actions=actions, weight=weight),
@@ -242,7 +242,7 @@ class Stepwise(abc.ABC):
         )
 
     def loss(
-        self, params: chex.ArrayTree, problem: Problem, lesson: Lesson, update: chex.Array
+        self, params: chex.ArrayTree, problem: PolicyInputs, lesson: Lesson, update: chex.Array
     ) -> chex.Array:
         """Returns minus the mean of weighted log-probability and entropy bonus, per step."""
         prepared = self.prepare(params, problem)
@@ -253,13 +253,13 @@ class Stepwise(abc.ABC):
         log_p, entropy = jax.lax.map(judge, lesson.actions, batch_size=CHUNK)
         bonus = ENTROPY_WEIGHT * 0.5 ** (update.astype(jnp.float32) / ENTROPY_HALVING)
         bonus = jnp.where(update < IMITATED, 0.0, bonus)
-        steps = jnp.maximum(problem.instance.num_tasks, 1).astype(log_p.dtype)
+        steps = jnp.maximum(problem.padded.num_tasks, 1).astype(log_p.dtype)
         return -(lesson.weight * log_p + bonus * entropy).mean() / steps
 
     def propose(
         self,
         params: chex.ArrayTree,
-        problem: Problem,
+        problem: PolicyInputs,
         key: chex.PRNGKey,
         count: int,
         links: str,
@@ -267,11 +267,11 @@ class Stepwise(abc.ABC):
         """Returns the greedy placement and `count - 1` samples, `[count, N]`."""
         del links
         _, placements = sample(self, params, problem, key, count)
-        nothing = jnp.zeros((problem.instance.padded_tasks, 2))
+        nothing = jnp.zeros((problem.padded.padded_tasks, 2))
         prepared = self.prepare(params, problem)
         _, likeliest = run(self, params, prepared, problem, nothing, greedy=True)
         return placements.at[0].set(likeliest)
 
 
-def _no_members(problem: Problem) -> chex.Array:
+def _no_members(problem: PolicyInputs) -> chex.Array:
     return jnp.zeros((problem.task_features.shape[0], 1))

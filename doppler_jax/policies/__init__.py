@@ -1,6 +1,6 @@
 """SEL and PLC as pure functions, for use in any JAX program; see docs/embedding.md."""
 
-from doppler_jax.policies.features import FEATURE_VERSION, Problem, make_problem
+from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, apply, init_params
 from doppler_jax.policies.rollout import (
     Episode,
@@ -15,13 +15,13 @@ __all__ = [
     "FEATURE_VERSION",
     "Episode",
     "PolicyConfig",
+    "PolicyInputs",
     "PolicyTables",
-    "Problem",
     "apply",
     "greedy",
     "in_b_level_order",
     "init_params",
     "log_prob",
-    "make_problem",
+    "make_policy_inputs",
     "sample",
 ]

@@ -5,7 +5,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import jraph
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 
 
 class Encoder(nn.Module):
@@ -19,7 +19,7 @@ class Encoder(nn.Module):
     rounds: int
 
     @nn.compact
-    def __call__(self, problem: Problem) -> chex.Array:
+    def __call__(self, problem: PolicyInputs) -> chex.Array:
         """Returns the embeddings `[N + 1, width]`."""
         graph = jraph.GraphsTuple(
             nodes=nn.Dense(self.width)(problem.task_features),

@@ -12,9 +12,8 @@ import numpy as np
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs import levels
 from doppler_jax.graphs.build import task_edges, topological_order
-from doppler_jax.graphs.instance import Instance, make_instance
-from doppler_jax.graphs.padding import bucket_size
-from doppler_jax.graphs.ties import NUM_TIES, strongest_ties
+from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
+from doppler_jax.graphs.relatives import NUM_RELATIVES, nearest_relatives
 from doppler_jax.types import Costs, TaskGraph, pytree
 
 FEATURE_VERSION = 3
@@ -27,10 +26,10 @@ NORMALISATION = (
 
 
 @pytree
-class Problem:
-    """An `Instance` and the static features of its tasks; row N belongs to no task."""
+class PolicyInputs:
+    """An `PaddedProblem` and the static features of its tasks; row N belongs to no task."""
 
-    instance: Instance
+    padded: PaddedProblem
     task_features: chex.Array  # [N + 1, 5] see `_task_features`
     edge_sender: chex.Array  # [E] int32, padding N
     edge_receiver: chex.Array  # [E] int32, padding N
@@ -41,21 +40,21 @@ class Problem:
     topological_rank: chex.Array  # [N + 1] int32, position in a topological order
     unit_s: chex.Array  # [] mean of a task's compute and largest output transfer
     succ_transfer_s: chex.Array  # [N + 1, S] mean transfer time of each outgoing edge
-    tie_task: chex.Array  # [N + 1, K] int32, tasks that each belongs with, or N
-    tie_weight: chex.Array  # [N + 1, K] how much, 0 or adding up to 1
+    relative_task: chex.Array  # [N + 1, K] int32, tasks that each belongs with, or N
+    relative_weight: chex.Array  # [N + 1, K] how much, 0 or adding up to 1
     graph_features: chex.Array  # [2] devices, and mean compute per device over longest path
 
 
-def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
+def make_policy_inputs(graph: TaskGraph, costs: Costs) -> PolicyInputs:
     """Returns graph and costs as the policies and the simulator take them.
 
     Times are means over the devices that can run a task and over pairs of devices, and
     are divided by one unit for compute and communication alike, so that their ratio
     survives.
     """
-    instance = make_instance(graph, costs)
+    padded = pad_problem(graph, costs)
     costs = as_transfers(costs)  # features know nothing of handling
-    n, size = graph.num_tasks, instance.padded_tasks
+    n, size = graph.num_tasks, padded.padded_tasks
     senders, receivers = task_edges(graph)
     compute_s = levels.mean_compute_s(costs)
     transfer_s = levels.mean_transfer_s(costs)[graph.edge_tensor]
@@ -74,8 +73,8 @@ def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
     task_features[:n] = _task_features(graph, costs, compute_s, transfer_s, b_level_s, unit_s)
     b_rank = np.zeros(size + 1, np.int32)
     b_rank[:n] = _tied_ranks(b_level_s)
-    problem = Problem(
-        instance=instance,
+    problem = PolicyInputs(
+        padded=padded,
         task_features=task_features,
         edge_sender=ends[0],
         edge_receiver=ends[1],
@@ -85,7 +84,7 @@ def make_problem(graph: TaskGraph, costs: Costs) -> Problem:
         b_rank=b_rank,
         topological_rank=_topological_rank(graph, size),
         unit_s=np.float32(unit_s),
-        succ_transfer_s=_mean_transfer_s(instance),
+        succ_transfer_s=_mean_transfer_s(padded),
         **_ties(graph, costs, size),
         graph_features=_graph_features(compute_s, b_level_s, costs.num_devices),
     )
@@ -121,12 +120,12 @@ def _task_features(
 
 
 def _ties(graph: TaskGraph, costs: Costs, size: int) -> dict[str, np.ndarray]:
-    task, weight = strongest_ties(graph, costs)
-    tie_task = np.full((size + 1, NUM_TIES), size, np.int32)
-    tie_weight = np.zeros((size + 1, NUM_TIES), np.float32)
-    tie_task[: len(task)] = np.where(task < 0, size, task)
-    tie_weight[: len(task)] = weight
-    return {"tie_task": tie_task, "tie_weight": tie_weight}
+    task, weight = nearest_relatives(graph, costs)
+    relative_task = np.full((size + 1, NUM_RELATIVES), size, np.int32)
+    relative_weight = np.zeros((size + 1, NUM_RELATIVES), np.float32)
+    relative_task[: len(task)] = np.where(task < 0, size, task)
+    relative_weight[: len(task)] = weight
+    return {"relative_task": relative_task, "relative_weight": relative_weight}
 
 
 def _graph_features(
@@ -139,12 +138,12 @@ def _graph_features(
     return np.log1p(np.array([num_devices, share], np.float32))
 
 
-def _mean_transfer_s(instance: Instance) -> np.ndarray:
-    d = instance.num_devices
+def _mean_transfer_s(padded: PaddedProblem) -> np.ndarray:
+    d = padded.num_devices
     pairs = max(d * (d - 1), 1)
-    real = instance.succ_task != instance.padded_tasks
-    latency_s, seconds_per_byte = (array.sum() / pairs for array in instance.links)
-    return np.where(real, latency_s + instance.succ_bytes * seconds_per_byte, 0.0).astype(
+    real = padded.succ_task != padded.padded_tasks
+    latency_s, seconds_per_byte = (array.sum() / pairs for array in padded.links)
+    return np.where(real, latency_s + padded.succ_bytes * seconds_per_byte, 0.0).astype(
         np.float32
     )
 

@@ -11,13 +11,13 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 
 NOTHING = -1e30
 """The score of no task: far below all others, and finite, so that no gradient is undefined."""
 
 
-def ready_steps(problem: Problem, task: chex.Array) -> chex.Array:
+def ready_steps(problem: PolicyInputs, task: chex.Array) -> chex.Array:
     """Returns the step from which on each step's task was in the frontier.
 
     Args:
@@ -27,10 +27,10 @@ def ready_steps(problem: Problem, task: chex.Array) -> chex.Array:
     Returns:
       `[T]` int32, at most the step itself; equal to it in the tail.
     """
-    nobody = problem.instance.padded_tasks
+    nobody = problem.padded.padded_tasks
     steps = jnp.arange(len(task), dtype=jnp.int32)
     placed = jnp.zeros(nobody + 1, jnp.int32).at[task].set(steps)
-    producers = problem.instance.pred_task[task]
+    producers = problem.padded.pred_task[task]
     ready = jnp.where(producers == nobody, 0, placed[producers] + 1).max(-1, initial=0)
     return jnp.where(task == nobody, steps, ready)
 

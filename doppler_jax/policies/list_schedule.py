@@ -3,7 +3,7 @@
 import chex
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES
 from doppler_jax.types import pytree
 
@@ -35,14 +35,14 @@ class Estimates:
     allowed: chex.Array  # [D]
 
 
-def begin(problem: Problem, member: chex.Array) -> ListSchedule:
+def begin(problem: PolicyInputs, member: chex.Array) -> ListSchedule:
     """Returns the empty schedule of a problem; `member` `[N + 1, m]` gives m."""
-    instance = problem.instance
-    rows, d = instance.compute_s.shape
-    head = jnp.asarray(instance.chain_head)
+    padded = problem.padded
+    rows, d = padded.compute_s.shape
+    head = jnp.asarray(padded.chain_head)
     return ListSchedule(
         head=head,
-        missing=(instance.pred_task[head] != rows - 1).sum(-1, dtype=jnp.int32),
+        missing=(padded.pred_task[head] != rows - 1).sum(-1, dtype=jnp.int32),
         free_s=jnp.zeros(d),
         load_s=jnp.zeros(d),
         start_s=jnp.zeros(rows),
@@ -55,7 +55,7 @@ def begin(problem: Problem, member: chex.Array) -> ListSchedule:
 
 
 def device_features(
-    problem: Problem,
+    problem: PolicyInputs,
     state: ListSchedule,
     task: chex.Array,
     num_features: int = NUM_DEVICE_FEATURES["general"],
@@ -69,28 +69,28 @@ def device_features(
     all devices, all times in units, compressed by a signed logarithm. After them those of
     `_general_features`, which are not computed unless asked for.
     """
-    instance = problem.instance
-    d = instance.num_devices
-    producers = instance.pred_task[task]  # [P]
+    padded = problem.padded
+    d = padded.num_devices
+    producers = padded.pred_task[task]  # [P]
     source = state.device[producers]
     on = source[:, None] == jnp.arange(d)[None]  # [P, D]; none for padding
     there = jnp.minimum(source, d - 1)
     # The producers' compute where they run; 0 instead of inf elsewhere.
-    input_compute_s = jnp.where(on, instance.compute_s[producers], 0.0).sum(0)
+    input_compute_s = jnp.where(on, padded.compute_s[producers], 0.0).sum(0)
     first_start_s = jnp.where(on, state.start_s[producers][:, None], jnp.inf).min(0)
     last_end_s = jnp.where(on, state.finish_s[producers][:, None], -jnp.inf).max(0)
-    latency_s, seconds_per_byte = instance.links
-    move_s = latency_s[there] + (instance.pred_bytes[task][:, None] * seconds_per_byte[there])
-    real = (producers != instance.padded_tasks)[:, None]
+    latency_s, seconds_per_byte = padded.links
+    move_s = latency_s[there] + (padded.pred_bytes[task][:, None] * seconds_per_byte[there])
+    real = (producers != padded.padded_tasks)[:, None]
     arrival_s = jnp.where(real, state.finish_s[producers][:, None] + move_s, 0.0).max(0)
-    arrival_s = jnp.maximum(arrival_s, instance.input_ready_s[task])
-    compute_s = instance.compute_s[task]
+    arrival_s = jnp.maximum(arrival_s, padded.input_ready_s[task])
+    compute_s = padded.compute_s[task]
     allowed = jnp.isfinite(compute_s)
     est_s = jnp.where(allowed, jnp.maximum(state.free_s, arrival_s), jnp.inf)
     base_s = est_s.min()
 
     any_input = on.any(0)
-    affinity_s = state.near_s[instance.succ_task[task]].sum(0)
+    affinity_s = state.near_s[padded.succ_task[task]].sum(0)
     times_s = [
         state.load_s - jnp.where(allowed, state.load_s, jnp.inf).min(),
         input_compute_s,
@@ -111,7 +111,7 @@ def device_features(
 
 
 def _general_features(
-    problem: Problem,
+    problem: PolicyInputs,
     state: ListSchedule,
     task: chex.Array,
     estimates: Estimates,
@@ -123,27 +123,27 @@ def _general_features(
     would idle; `moved_s` `[D]`, transfer time of the inputs that are elsewhere; the share of
     the task's ties that is on the device, of all and of those placed.
     """
-    d = problem.instance.num_devices
+    d = problem.padded.num_devices
     est_s, allowed = estimates.est_s, estimates.allowed
-    late_s = est_s + problem.instance.compute_s[task]
+    late_s = est_s + problem.padded.compute_s[task]
     late_s = jnp.where(allowed, late_s - late_s.min(), 0.0)
     idle_s = jnp.where(allowed, est_s - state.free_s, 0.0)
     times = _in_units(problem, [late_s, idle_s, moved_s])
     first = (late_s <= SAME * problem.unit_s).astype(times.dtype)[:, None]
-    tied = state.device[problem.tie_task[task]][:, None] == jnp.arange(d)[None]
-    share = jnp.where(tied, problem.tie_weight[task][:, None], 0.0).sum(0)
+    tied = state.device[problem.relative_task[task]][:, None] == jnp.arange(d)[None]
+    share = jnp.where(tied, problem.relative_weight[task][:, None], 0.0).sum(0)
     ties = jnp.stack([share, share / jnp.maximum(share.sum(), 1e-6)], axis=-1)
     return jnp.concatenate([times[:, :1], first, times[:, 1:], ties], axis=-1)
 
 
-def _in_units(problem: Problem, times_s: list[chex.Array]) -> chex.Array:
+def _in_units(problem: PolicyInputs, times_s: list[chex.Array]) -> chex.Array:
     """Returns times `[D]` each in units, compressed by a signed logarithm, `[D, K]`."""
     times = jnp.stack(times_s, axis=-1) / problem.unit_s
     return jnp.sign(times) * jnp.log1p(jnp.abs(times))
 
 
 def append(
-    problem: Problem,
+    problem: PolicyInputs,
     member: chex.Array,
     state: ListSchedule,
     task: chex.Array,
@@ -151,21 +151,21 @@ def append(
     start_s: chex.Array,
 ) -> ListSchedule:
     """Appends `task` to `device` and moves its chain on; task N changes nothing that counts."""
-    instance = problem.instance
-    nobody = instance.padded_tasks
+    padded = problem.padded
+    nobody = padded.padded_tasks
     real = task != nobody
-    on = (jnp.arange(instance.num_devices) == device) & real
-    compute_s = instance.compute_s[task, device]
+    on = (jnp.arange(padded.num_devices) == device) & real
+    compute_s = padded.compute_s[task, device]
     finish_s = start_s + compute_s
-    readers = instance.succ_task[task]
-    follower = instance.chain_next[task]
+    readers = padded.succ_task[task]
+    follower = padded.chain_next[task]
     moved = state.head == task
-    chains = instance.chain[readers]
+    chains = padded.chain[readers]
     waits = (state.head[chains] == readers) & (readers != nobody)
     missing = state.missing.at[chains].add(-waits.astype(jnp.int32))
-    where = state.device.at[task].set(jnp.where(real, device, instance.num_devices))
-    unplaced = where[instance.pred_task[follower]] == instance.num_devices
-    real_producers = instance.pred_task[follower] != nobody
+    where = state.device.at[task].set(jnp.where(real, device, padded.num_devices))
+    unplaced = where[padded.pred_task[follower]] == padded.num_devices
+    real_producers = padded.pred_task[follower] != nobody
     return ListSchedule(
         head=jnp.where(moved, follower, state.head),
         missing=jnp.where(moved, (unplaced & real_producers).sum(dtype=jnp.int32), missing),

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.policies.encoder import Encoder
-from doppler_jax.policies.features import FEATURE_VERSION, Problem
+from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PRECISION, Place, earliest_tables
+from doppler_jax.policies.positional import sinusoids
 from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policies.select import Select, b_level_scores
-from doppler_jax.policies.waves import waves
 
 Features = Literal["position", "coparent", "paper", "general"]
 """What the policies see: the paper's features; beside them the co-parent affinity, which
@@ -56,7 +56,7 @@ class DopplerPolicy(nn.Module):
     config: PolicyConfig
 
     @nn.compact
-    def __call__(self, problem: Problem) -> PolicyTables:
+    def __call__(self, problem: PolicyInputs) -> PolicyTables:
         """Returns the tables of the problem."""
         config = self.config
         if config.features == "position":
@@ -80,20 +80,22 @@ class DopplerPolicy(nn.Module):
         return PolicyTables(score=score, place=place)
 
 
-def _positions(problem: Problem) -> chex.Array:
+def _positions(problem: PolicyInputs) -> chex.Array:
     """Returns sines and cosines of each task's share of the topological order, `[N + 1, K]`."""
-    num_tasks = problem.instance.num_tasks
+    num_tasks = problem.padded.num_tasks
     real = jnp.asarray(problem.topological_rank) < num_tasks
     share = problem.topological_rank / jnp.maximum(num_tasks, 1)
-    return jnp.where(real[:, None], waves(share), 0.0)
+    return jnp.where(real[:, None], sinusoids(share), 0.0)
 
 
-def init_params(key: chex.PRNGKey, config: PolicyConfig, problem: Problem) -> chex.ArrayTree:
+def init_params(
+    key: chex.PRNGKey, config: PolicyConfig, problem: PolicyInputs
+) -> chex.ArrayTree:
     """Returns fresh parameters; `problem` is any, their shapes do not depend on it."""
     return DopplerPolicy(config).init(key, problem)["params"]
 
 
-def apply(params: chex.ArrayTree, config: PolicyConfig, problem: Problem) -> PolicyTables:
+def apply(params: chex.ArrayTree, config: PolicyConfig, problem: PolicyInputs) -> PolicyTables:
     """Runs the encoder and both heads: a pure function, once per update or placement."""
     with jax.default_matmul_precision(PRECISION):
         tables: Any = DopplerPolicy(config).apply({"params": params}, problem)

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
 
 NUM_DEVICE_FEATURES = {"paper": 6, "coparent": 8, "position": 8, "general": 14}
@@ -48,7 +48,7 @@ class Place(nn.Module):
     member_width: int
 
     @nn.compact
-    def __call__(self, problem: Problem, embedding: chex.Array) -> PlaceTables:
+    def __call__(self, problem: PolicyInputs, embedding: chex.Array) -> PlaceTables:
         """Returns the tables from embeddings `[N + 1, h]`."""
         own = nn.leaky_relu(nn.Dense(self.width)(problem.task_features))
         task = nn.Dense(self.width)(jnp.concatenate([embedding, own], axis=-1))
@@ -65,7 +65,7 @@ class Place(nn.Module):
         )
 
 
-def earliest_tables(problem: Problem, num_features: int) -> PlaceTables:
+def earliest_tables(problem: PolicyInputs, num_features: int) -> PlaceTables:
     """Returns tables that all but surely choose the earliest start."""
     rows = problem.task_features.shape[0]
     return PlaceTables(

@@ -13,7 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.frontier import frontier_softmax, ready_steps
 from doppler_jax.policies.list_schedule import (
     Estimates,
@@ -72,7 +72,7 @@ PlaceWeights = Callable[[chex.Array, chex.Array, Estimates, chex.Array], chex.Ar
 """Weights `[D]` of (task, mean members `[D, m]`, estimates, features `[D, F]`)."""
 
 
-def sample(key: chex.PRNGKey, problem: Problem, tables: PolicyTables) -> Episode:
+def sample(key: chex.PRNGKey, problem: PolicyInputs, tables: PolicyTables) -> Episode:
     """Returns an episode drawn from the policy; the key is consumed."""
 
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
@@ -84,11 +84,11 @@ def sample(key: chex.PRNGKey, problem: Problem, tables: PolicyTables) -> Episode
         logits = _logits(tables, task, members, *seen)
         return jnp.exp(logits - logits.max())
 
-    draw = jax.random.uniform(key, (problem.instance.padded_tasks, 2))
+    draw = jax.random.uniform(key, (problem.padded.padded_tasks, 2))
     return _run(problem, tables.place.member, select, place, draw, _num_features(tables))
 
 
-def greedy(problem: Problem, tables: PolicyTables) -> Episode:
+def greedy(problem: PolicyInputs, tables: PolicyTables) -> Episode:
     """Returns the episode of most probable choices; ties go to the first chain or device."""
 
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
@@ -97,16 +97,16 @@ def greedy(problem: Problem, tables: PolicyTables) -> Episode:
     def place(task: chex.Array, members: chex.Array, *seen: Any) -> chex.Array:
         return _largest(_logits(tables, task, members, *seen))
 
-    draw = jnp.zeros((problem.instance.padded_tasks, 2))
+    draw = jnp.zeros((problem.padded.padded_tasks, 2))
     return _run(problem, tables.place.member, select, place, draw, _num_features(tables))
 
 
-def in_b_level_order(problem: Problem, tables: PolicyTables) -> PolicyTables:
+def in_b_level_order(problem: PolicyInputs, tables: PolicyTables) -> PolicyTables:
     """Returns the tables with the largest b-level next, in place of what SEL chooses."""
     return dataclasses.replace(tables, score=b_level_scores(problem))
 
 
-def greedy_placements(problem: Problem, tables: PolicyTables) -> chex.Array:
+def greedy_placements(problem: PolicyInputs, tables: PolicyTables) -> chex.Array:
     """Returns the greedy placements `[2, N]` in SEL's order and in that of b-levels."""
     orders = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), tables, in_b_level_order(problem, tables)
@@ -115,7 +115,7 @@ def greedy_placements(problem: Problem, tables: PolicyTables) -> chex.Array:
     return jax.lax.map(lambda one: greedy(problem, one).placement, orders)
 
 
-def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
+def teach(key: chex.PRNGKey, problem: PolicyInputs) -> Episode:
     """Returns an episode of critical-path list scheduling, the teacher of stage 1.
 
     SEL takes the largest b-level in the frontier, PLC the earliest start; ties are
@@ -133,18 +133,18 @@ def teach(key: chex.PRNGKey, problem: Problem) -> Episode:
         earliest = estimates.est_s <= first_s * (1 + 1e-6)
         return _after(features, earliest.astype(first_s.dtype))
 
-    draw = jax.random.uniform(key, (problem.instance.padded_tasks, 2))
+    draw = jax.random.uniform(key, (problem.padded.padded_tasks, 2))
     return _run(problem, _no_members(problem), select, place, draw)
 
 
-def follow(problem: Problem, tables: PolicyTables, placement: chex.Array) -> Episode:
+def follow(problem: PolicyInputs, tables: PolicyTables, placement: chex.Array) -> Episode:
     """Returns the episode that places tasks as in `placement` `[N]`, in SEL's likeliest order.
 
     To imitate a placement in the order in which the policy itself will place: then what PLC
     sees when it learns is what it sees when it chooses.
     """
     where = jnp.pad(placement, (0, 1))
-    devices = jnp.arange(problem.instance.num_devices)
+    devices = jnp.arange(problem.padded.num_devices)
 
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
@@ -155,25 +155,25 @@ def follow(problem: Problem, tables: PolicyTables, placement: chex.Array) -> Epi
         del members, estimates
         return _after(features, (devices == where[task]).astype(jnp.float32))
 
-    draw = jnp.zeros((problem.instance.padded_tasks, 2))
+    draw = jnp.zeros((problem.padded.padded_tasks, 2))
     return _run(problem, _no_members(problem), select, place, draw, _num_features(tables))
 
 
 def log_prob(
-    problem: Problem, tables: PolicyTables, episode: Episode
+    problem: PolicyInputs, tables: PolicyTables, episode: Episode
 ) -> tuple[chex.Array, chex.Array]:
     """Returns log-probability and entropy of every step's choices, `[T]` each, 0 in the tail.
 
     Both are sums of SEL's and PLC's. Differentiable in the tables.
     """
     task, device = episode.actions.task, episode.actions.device
-    real = task != problem.instance.padded_tasks
+    real = task != problem.padded.padded_tasks
     logits = device_logits(
         tables.place,
         task,
         _members_before(problem, tables.place.member, episode.actions),
         episode.features,
-        jnp.isfinite(problem.instance.compute_s[task]),
+        jnp.isfinite(problem.padded.compute_s[task]),
     )
     if episode.heads.shape[1]:
         scores = jnp.where(episode.frontier_mask, tables.score[episode.heads], -jnp.inf)
@@ -192,7 +192,7 @@ def _num_features(tables: PolicyTables) -> int:
     return tables.place.kernel.shape[0]
 
 
-def _no_members(problem: Problem) -> chex.Array:
+def _no_members(problem: PolicyInputs) -> chex.Array:
     return jnp.zeros((problem.task_features.shape[0], 1))
 
 
@@ -269,10 +269,10 @@ def categorical(
     return jnp.where(chosen, finite, 0.0).sum(-1), entropy
 
 
-def _members_before(problem: Problem, member: chex.Array, actions: Actions) -> chex.Array:
+def _members_before(problem: PolicyInputs, member: chex.Array, actions: Actions) -> chex.Array:
     """Mean member `[T, D, m]` over the tasks that each device had before each step."""
-    num_devices = problem.instance.num_devices
-    real = actions.task != problem.instance.padded_tasks
+    num_devices = problem.padded.num_devices
+    real = actions.task != problem.padded.padded_tasks
     on = (actions.device[:, None] == jnp.arange(num_devices)[None]) & real[:, None]
     on = on.astype(member.dtype)
     rows = jnp.concatenate([member, jnp.ones_like(member[:, :1])], axis=1)[actions.task]
@@ -298,7 +298,7 @@ def _sums_before(rows: chex.Array) -> chex.Array:
 
 
 def _run(
-    problem: Problem,
+    problem: PolicyInputs,
     member: chex.Array,
     select: SelectWeights,
     place: PlaceWeights,
@@ -315,9 +315,9 @@ def _run(
       draw: `[T, 2]` of [0, 1), for the task and the device of each step.
       num_features: of the device features, how many are recorded and seen; by default all.
     """
-    instance = problem.instance
-    nobody = instance.padded_tasks
-    recorded = len(instance.chain_head) if len(instance.chain_head) <= RECORDED else 0
+    padded = problem.padded
+    nobody = padded.padded_tasks
+    recorded = len(padded.chain_head) if len(padded.chain_head) <= RECORDED else 0
 
     def step(
         state: ListSchedule, draw: chex.Array
@@ -339,5 +339,5 @@ def _run(
         heads=heads,
         frontier_mask=frontier_mask,
         features=features,
-        placement=jnp.where(state.device[:-1] == instance.num_devices, 0, state.device[:-1]),
+        placement=jnp.where(state.device[:-1] == padded.num_devices, 0, state.device[:-1]),
     )

@@ -5,7 +5,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 
 MAX_SCORE = 20.0
 """Scores are squashed to plus or minus this, so that no choice becomes impossible."""
@@ -21,7 +21,7 @@ class Select(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, problem: Problem, embedding: chex.Array) -> chex.Array:
+    def __call__(self, problem: PolicyInputs, embedding: chex.Array) -> chex.Array:
         """Returns the scores `[N + 1]` from embeddings `[N + 1, h]`."""
         known = jnp.concatenate(
             [
@@ -37,7 +37,7 @@ class Select(nn.Module):
         return MAX_SCORE * jnp.tanh(score / MAX_SCORE)
 
 
-def b_level_scores(problem: Problem) -> chex.Array:
+def b_level_scores(problem: PolicyInputs) -> chex.Array:
     """Returns scores `[N + 1]` that all but surely choose the largest b-level."""
     return STEEPNESS * problem.b_rank.astype(jnp.float32)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from doppler_jax.graphs.instance import Instance
-from doppler_jax.policies.features import Problem
+from doppler_jax.graphs.padded import PaddedProblem
+from doppler_jax.policies.features import PolicyInputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a padded problem's arrays; see `Instance` for the letters."""
+    """Sizes of a padded problem's arrays; see `PaddedProblem` for the letters."""
 
     tasks: int  # N
     edges: int  # E
@@ -28,22 +28,22 @@ class Sizes:
         return all(own >= theirs for own, theirs in pairs)
 
 
-def problem_sizes(problem: Problem) -> Sizes:
+def problem_sizes(problem: PolicyInputs) -> Sizes:
     """Returns the sizes that a problem's arrays have."""
-    instance = problem.instance
+    padded = problem.padded
     return Sizes(
-        tasks=instance.padded_tasks,
+        tasks=padded.padded_tasks,
         # Two tables of edges, the simulator's with one row more and a bucket of its own.
-        edges=max(problem.edge_sender.shape[0], instance.edge_reader.shape[0] - 1),
-        producers=instance.pred_task.shape[1],
-        readers=instance.succ_task.shape[1],
-        chains=instance.chain_head.shape[0],
-        devices=instance.num_devices,
-        home_reads=instance.home_reader.shape[0],
+        edges=max(problem.edge_sender.shape[0], padded.edge_reader.shape[0] - 1),
+        producers=padded.pred_task.shape[1],
+        readers=padded.succ_task.shape[1],
+        chains=padded.chain_head.shape[0],
+        devices=padded.num_devices,
+        home_reads=padded.home_reader.shape[0],
     )
 
 
-def pad_problem(problem: Problem, sizes: Sizes) -> Problem:
+def pad_problem(problem: PolicyInputs, sizes: Sizes) -> PolicyInputs:
     """Returns the problem in NumPy arrays of given sizes; no makespan or feature changes.
 
     Devices that are added can run nothing.
@@ -54,7 +54,7 @@ def pad_problem(problem: Problem, sizes: Sizes) -> Problem:
     if not sizes.holds(problem_sizes(problem)):
         raise ValueError(f"a problem of {problem_sizes(problem)} does not fit into {sizes}")
     problem = jax.tree.map(np.asarray, problem)
-    old, new = problem.instance.padded_tasks, sizes.tasks
+    old, new = problem.padded.padded_tasks, sizes.tasks
 
     def rows(array: np.ndarray) -> np.ndarray:
         # The last row is that of no task; repeated, it pads.
@@ -65,29 +65,29 @@ def pad_problem(problem: Problem, sizes: Sizes) -> Problem:
 
     return dataclasses.replace(
         problem,
-        instance=_pad_instance(problem.instance, sizes),
+        padded=_pad_further(problem.padded, sizes),
         task_features=rows(problem.task_features),
         edge_sender=_fill(ids(problem.edge_sender), new, sizes.edges),
         edge_receiver=_fill(ids(problem.edge_receiver), new, sizes.edges),
         edge_features=_fill(problem.edge_features, 0, sizes.edges),
         next_on_b_path=ids(rows(problem.next_on_b_path)),
         next_on_t_path=ids(rows(problem.next_on_t_path)),
-        tie_task=ids(rows(problem.tie_task)),
-        tie_weight=rows(problem.tie_weight),
+        relative_task=ids(rows(problem.relative_task)),
+        relative_weight=rows(problem.relative_weight),
         b_rank=rows(problem.b_rank),
         topological_rank=ids(rows(problem.topological_rank)),
         succ_transfer_s=_columns(rows(problem.succ_transfer_s), 0, sizes.readers),
     )
 
 
-def stack_problems(problems: Sequence[Problem]) -> Problem:
+def stack_problems(problems: Sequence[PolicyInputs]) -> PolicyInputs:
     """Returns problems of equal sizes as one, with a leading axis on every array."""
     return jax.tree.map(lambda *arrays: np.stack(arrays), *problems)
 
 
-def _pad_instance(instance: Instance, sizes: Sizes) -> Instance:
-    old, new = instance.padded_tasks, sizes.tasks
-    spare = sizes.devices - instance.num_devices
+def _pad_further(padded: PaddedProblem, sizes: Sizes) -> PaddedProblem:
+    old, new = padded.padded_tasks, sizes.tasks
+    spare = sizes.devices - padded.num_devices
 
     def rows(array: np.ndarray) -> np.ndarray:
         return np.pad(array, _before(array, new + 1), mode="edge")
@@ -101,32 +101,32 @@ def _pad_instance(instance: Instance, sizes: Sizes) -> Instance:
     def devices(array: np.ndarray | None) -> np.ndarray | None:
         return None if array is None else np.pad(array, (0, spare))
 
-    return Instance(
-        num_tasks=instance.num_tasks,
-        compute_s=_columns(rows(instance.compute_s), np.inf, sizes.devices),
-        input_ready_s=_columns(rows(instance.input_ready_s), 0, sizes.devices),
-        latency_s=links(instance.latency_s),
-        seconds_per_byte=links(instance.seconds_per_byte),
-        pred_task=_columns(ids(rows(instance.pred_task)), new, sizes.producers),
-        pred_bytes=_columns(rows(instance.pred_bytes), 0, sizes.producers),
-        succ_task=_columns(ids(rows(instance.succ_task)), new, sizes.readers),
-        succ_bytes=_columns(rows(instance.succ_bytes), 0, sizes.readers),
-        num_producers=rows(instance.num_producers),
-        num_edges=rows(instance.num_edges),
-        first_edge=rows(instance.first_edge),
-        edge_reader=_fill(ids(instance.edge_reader), new, sizes.edges + 1),
-        edge_tensor=_fill(instance.edge_tensor, 0, sizes.edges + 1),
-        edge_bytes=_fill(instance.edge_bytes, 0, sizes.edges + 1),
-        edge_opens=_fill(instance.edge_opens, False, sizes.edges + 1),
-        home_reader=_fill(ids(instance.home_reader), new, sizes.home_reads),
-        home_device=_fill(instance.home_device, 0, sizes.home_reads),
-        home_bytes=_fill(instance.home_bytes, 0, sizes.home_reads),
-        home_opens=_fill(instance.home_opens, False, sizes.home_reads),
-        chain=rows(instance.chain),
-        chain_head=_fill(ids(instance.chain_head), new, sizes.chains),
-        chain_next=ids(rows(instance.chain_next)),
-        handling_s=devices(instance.handling_s),
-        handling_s_per_byte=devices(instance.handling_s_per_byte),
+    return PaddedProblem(
+        num_tasks=padded.num_tasks,
+        compute_s=_columns(rows(padded.compute_s), np.inf, sizes.devices),
+        input_ready_s=_columns(rows(padded.input_ready_s), 0, sizes.devices),
+        latency_s=links(padded.latency_s),
+        seconds_per_byte=links(padded.seconds_per_byte),
+        pred_task=_columns(ids(rows(padded.pred_task)), new, sizes.producers),
+        pred_bytes=_columns(rows(padded.pred_bytes), 0, sizes.producers),
+        succ_task=_columns(ids(rows(padded.succ_task)), new, sizes.readers),
+        succ_bytes=_columns(rows(padded.succ_bytes), 0, sizes.readers),
+        num_producers=rows(padded.num_producers),
+        num_edges=rows(padded.num_edges),
+        first_edge=rows(padded.first_edge),
+        edge_reader=_fill(ids(padded.edge_reader), new, sizes.edges + 1),
+        edge_tensor=_fill(padded.edge_tensor, 0, sizes.edges + 1),
+        edge_bytes=_fill(padded.edge_bytes, 0, sizes.edges + 1),
+        edge_opens=_fill(padded.edge_opens, False, sizes.edges + 1),
+        home_reader=_fill(ids(padded.home_reader), new, sizes.home_reads),
+        home_device=_fill(padded.home_device, 0, sizes.home_reads),
+        home_bytes=_fill(padded.home_bytes, 0, sizes.home_reads),
+        home_opens=_fill(padded.home_opens, False, sizes.home_reads),
+        chain=rows(padded.chain),
+        chain_head=_fill(ids(padded.chain_head), new, sizes.chains),
+        chain_next=ids(rows(padded.chain_next)),
+        handling_s=devices(padded.handling_s),
+        handling_s_per_byte=devices(padded.handling_s_per_byte),
     )
 
 

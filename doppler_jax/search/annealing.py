@@ -78,7 +78,7 @@ class Annealing:
     ) -> chex.Array:
         lanes = jnp.repeat(state.candidate, self.proposals, axis=0)
         # The first lane of each chain is the candidate, the others are moves from it.
-        return mutate(key, problem.instance, lanes).at[:: self.proposals].set(state.candidate)
+        return mutate(key, problem.padded, lanes).at[:: self.proposals].set(state.candidate)
 
     def limit_s(self, state: AnnealingState) -> chex.Array:
         del state
@@ -96,7 +96,7 @@ class Annealing:
         accept_key, choose_key, exchange_key = jax.random.split(key, 3)
         dtype = scores.energy.dtype
         temperature = self.hot * (self.cold / self.hot) ** progress.astype(dtype)
-        temperature /= jnp.maximum(problem.instance.num_tasks, 1).astype(dtype)
+        temperature /= jnp.maximum(problem.padded.num_tasks, 1).astype(dtype)
         tried = asked.reshape(state.tried.shape)
         energy, value_s = (
             a.reshape(state.accepted.shape) for a in (scores.energy, scores.value_s)

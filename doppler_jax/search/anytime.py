@@ -18,14 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from doppler_jax.objective import Objective
 from doppler_jax.search.budget import Budget, CurveRecorder
-from doppler_jax.search.objective import (
-    Objective,
-    Scores,
-    SearchProblem,
-    score,
-    score_padded,
-)
+from doppler_jax.search.objective import Scores, SearchProblem, score, score_padded
 from doppler_jax.types import pytree
 
 BLOCK_S = 0.2
@@ -162,7 +157,7 @@ def run_search(
         return Found(starts[:0], 0, 0.0, interrupted=False)
     if limit < math.inf:
         search = search.fit(int(limit) // cost)
-    padded = np.pad(starts, ((0, 0), (0, problem.instance.padded_tasks - starts.shape[1])))
+    padded = np.pad(starts, ((0, 0), (0, problem.padded.padded_tasks - starts.shape[1])))
     run = _Run(search, objective, problem, key, limit, budget, curve, exact)
     interrupted = False
     try:
@@ -207,7 +202,7 @@ class _Run:
         self.done = 0  # steps
         self.steps = 1  # of the next block
         self.state: State | None = None
-        self.misjudged = np.empty((0, problem.instance.padded_tasks), np.int32)  # by float32
+        self.misjudged = np.empty((0, problem.padded.padded_tasks), np.int32)  # by float32
         self.held, self.held_s = self.misjudged, math.inf  # the shortest that was judged
 
     def start(self, starts: np.ndarray, choose: bool) -> None:
@@ -300,7 +295,7 @@ class _Run:
     def _judge(self, placement: np.ndarray) -> float:
         """Returns the oracle's makespan of a padded placement."""
         assert self.judge is not None
-        return self.judge(placement[: int(self.problem.instance.num_tasks)])
+        return self.judge(placement[: int(self.problem.padded.num_tasks)])
 
     def found(self) -> np.ndarray:
         """Returns the best distinct placements, best first.

@@ -95,7 +95,7 @@ class Evolution:
         pair_key, draw_key, mask_key = jax.random.split(key, 3)
         pair = jax.random.randint(pair_key, (2, self.children), 0, self.parents)
         draw = jax.random.uniform(draw_key, (4, self.children, 1), jnp.float32)
-        position = problem.topological_rank[None] / problem.instance.num_tasks
+        position = problem.topological_rank[None] / problem.padded.num_tasks
         low, high = jnp.minimum(draw[0], draw[1]), jnp.maximum(draw[0], draw[1])
         is_segment = (position >= low) & (position < high)
         is_half = jax.random.bernoulli(mask_key, shape=(self.children, parents.shape[1]))
@@ -110,7 +110,7 @@ class Evolution:
         count = jax.random.randint(count_key, (self.children, 1), 1, self.mutations + 1)
 
         def move(k: chex.Array, children: chex.Array) -> chex.Array:
-            moved = mutate(jax.random.fold_in(move_key, k), problem.instance, children)
+            moved = mutate(jax.random.fold_in(move_key, k), problem.padded, children)
             return jnp.where(k < count, moved, children)
 
         return jax.lax.fori_loop(0, self.mutations, move, children)

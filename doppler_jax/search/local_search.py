@@ -115,10 +115,10 @@ class LocalSearch:
         copies = jnp.repeat(state.current, in_turn, axis=0)
         number = state.next_move[:, None] + jnp.arange(in_turn, dtype=jnp.int32)[None]
         number = number % jnp.maximum(_num_moves(problem), 1)
-        singles = single_moves(problem.instance, copies, number.reshape(-1))
+        singles = single_moves(problem.padded, copies, number.reshape(-1))
         random = mutate(
             key,
-            problem.instance,
+            problem.padded,
             jnp.repeat(state.current, self.proposals - in_turn, axis=0),
         )
         size = state.current.shape[1]
@@ -146,7 +146,7 @@ class LocalSearch:
         kicked = jax.lax.fori_loop(
             0,
             self.kicks,
-            lambda k, p: mutate(jax.random.fold_in(key, k), problem.instance, p),
+            lambda k, p: mutate(jax.random.fold_in(key, k), problem.padded, p),
             optimum,
         )
         return dataclasses.replace(
@@ -161,4 +161,4 @@ class LocalSearch:
 
 
 def _num_moves(problem: SearchProblem) -> chex.Array:
-    return problem.instance.num_tasks * (problem.instance.num_devices - 1)
+    return problem.padded.num_tasks * (problem.padded.num_devices - 1)

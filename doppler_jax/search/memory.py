@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.types import RESIDENT, Costs, TaskGraph, pytree
 
 INTERVALS = 256
@@ -39,16 +39,16 @@ def can_overflow(graph: TaskGraph, costs: Costs) -> bool:
     return bool(graph.num_tasks) and bool(total > np.min(costs.capacity_bytes))
 
 
-def make_memory_table(graph: TaskGraph, costs: Costs, instance: Instance) -> MemoryTable:
-    """Returns the table of a graph; sizes are of the instance's precision."""
-    dtype = instance.compute_s.dtype
+def make_memory_table(graph: TaskGraph, costs: Costs, padded: PaddedProblem) -> MemoryTable:
+    """Returns the table of a graph; sizes are of the padded's precision."""
+    dtype = padded.compute_s.dtype
     t, i = graph.num_tensors, graph.num_inputs
     is_read = np.zeros(t, dtype=bool)
     is_read[graph.edge_tensor] = True
     return MemoryTable(
         item_bytes=np.concatenate([costs.tensor_bytes, costs.input_bytes]).astype(dtype),
         producer=np.concatenate(
-            [graph.tensor_producer, np.full(i, instance.padded_tasks)]
+            [graph.tensor_producer, np.full(i, padded.padded_tasks)]
         ).astype(np.int32),
         home=np.concatenate([np.full(t, costs.num_devices), graph.input_home]).astype(np.int32),
         edge_item=np.concatenate([graph.edge_tensor, t + graph.input_edge_input]).astype(
@@ -64,7 +64,7 @@ def make_memory_table(graph: TaskGraph, costs: Costs, instance: Instance) -> Mem
 
 def excess(
     table: MemoryTable,
-    instance: Instance,
+    padded: PaddedProblem,
     placements: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
@@ -78,13 +78,13 @@ def excess(
 
     Args:
       table: items and capacities.
-      instance: the problem.
+      padded: the problem.
       placements: `[B, N]` devices.
       start_s: `[B, N]` starts, seconds.
       finish_s: `[B, N]` finishes.
       matters: `[B]` bool.
     """
-    run = partial(_excess, table, instance)
+    run = partial(_excess, table, padded)
 
     def one_by_one(*columns: chex.Array) -> chex.Array:
         # What one placement takes stays in cache, and a tight one makes no other wait.
@@ -97,7 +97,7 @@ def excess(
 
 def _excess(
     table: MemoryTable,
-    instance: Instance,
+    padded: PaddedProblem,
     placements: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
@@ -114,30 +114,28 @@ def _excess(
         return jax.lax.cond((fits | ~matters).all(), none_over, otherwise)
 
     def of_items() -> chex.Array:
-        held = jax.vmap(_held_bytes, in_axes=(None, None, 0))(table, instance, placements)
+        held = jax.vmap(_held_bytes, in_axes=(None, None, 0))(table, padded, placements)
         return unless_fits(held.sum(1), partial(of_parts, held))
 
     def of_parts(held: chex.Array) -> chex.Array:
         most = jax.vmap(_most_bytes, in_axes=(None, None, 0, 0, 0))
-        return unless_fits(most(table, instance, held, start_s, finish_s), of_peaks)
+        return unless_fits(most(table, padded, held, start_s, finish_s), of_peaks)
 
     def of_peaks() -> chex.Array:
         peak = jax.vmap(_peak_bytes, in_axes=(None, None, 0, 0, 0))
         # Sums of float32 sizes are off by rounding; a placement that fits exactly must pass.
-        over = peak(table, instance, placements, start_s, finish_s) - capacity * (1 + 1e-6)
+        over = peak(table, padded, placements, start_s, finish_s) - capacity * (1 + 1e-6)
         share = jnp.where(jnp.isinf(capacity), 0.0, over / jnp.maximum(capacity, 1.0))
         return jnp.where(matters, jnp.maximum(share, 0.0).sum(1), 0.0)
 
     return jax.lax.cond(matters.any(), of_items, none_over)
 
 
-def _held_bytes(table: MemoryTable, instance: Instance, placement: chex.Array) -> chex.Array:
+def _held_bytes(table: MemoryTable, padded: PaddedProblem, placement: chex.Array) -> chex.Array:
     """Returns the bytes `[X, D]` of the items that one placement `[N]` puts on each device."""
     placement = jnp.pad(placement, (0, 1))
-    devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[None]
-    source = jnp.where(
-        table.home == instance.num_devices, placement[table.producer], table.home
-    )
+    devices = jnp.arange(padded.num_devices, dtype=jnp.int32)[None]
+    source = jnp.where(table.home == padded.num_devices, placement[table.producer], table.home)
     is_held = devices == source[:, None]
     is_held = is_held.at[table.edge_item, placement[table.edge_reader]].set(True)
     return jnp.where(is_held, table.item_bytes[:, None], 0.0)
@@ -145,7 +143,7 @@ def _held_bytes(table: MemoryTable, instance: Instance, placement: chex.Array) -
 
 def _most_bytes(
     table: MemoryTable,
-    instance: Instance,
+    padded: PaddedProblem,
     held: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
@@ -156,10 +154,10 @@ def _most_bytes(
     until it is read for the last time anywhere, in whole intervals.
     """
     start_s, finish_s = (jnp.pad(a, (0, 1)) for a in (start_s, finish_s))
-    is_tensor = table.home == instance.num_devices
+    is_tensor = table.home == padded.num_devices
     made_s = jnp.where(is_tensor, start_s[table.producer], 0.0)
     sent_s = jnp.where(is_tensor, finish_s[table.producer], 0.0)
-    sent_s += instance.latency_s.max() + table.item_bytes * instance.seconds_per_byte.max()
+    sent_s += padded.latency_s.max() + table.item_bytes * padded.seconds_per_byte.max()
     is_sent = (held > 0).sum(1) > 1
     gone_s = jnp.where(is_sent, sent_s, made_s)
     gone_s = gone_s.at[table.edge_item].max(finish_s[table.edge_reader])
@@ -170,7 +168,7 @@ def _most_bytes(
         share = jnp.where(last_s > 0, time_s / last_s, 0.0)
         return (jnp.clip(share, 0.0, 1.0) * (INTERVALS - 1)).astype(jnp.int32)
 
-    change = jnp.zeros((INTERVALS + 1, instance.num_devices))
+    change = jnp.zeros((INTERVALS + 1, padded.num_devices))
     change = change.at[interval(made_s)].add(held).at[interval(gone_s) + 1].add(-held)
     return jnp.cumsum(change, axis=0).max(0)
 
@@ -186,13 +184,13 @@ class _Spans:
 
 def _spans(
     table: MemoryTable,
-    instance: Instance,
+    padded: PaddedProblem,
     placement: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
 ) -> _Spans:
     """Returns the spans of one placement `[N]`."""
-    num_devices, num_items = instance.num_devices, len(table.item_bytes)
+    num_devices, num_items = padded.num_devices, len(table.item_bytes)
     devices = jnp.arange(num_devices, dtype=jnp.int32)[None]
     start_s, finish_s, placement = (jnp.pad(a, (0, 1)) for a in (start_s, finish_s, placement))
 
@@ -205,8 +203,8 @@ def _spans(
     source = jnp.where(is_tensor, placement[table.producer], table.home)
     is_home = devices == source[:, None]
     sent_s = jnp.where(is_tensor, finish_s[table.producer], 0.0)
-    move_s = instance.latency_s[source] + (
-        table.item_bytes[:, None] * instance.seconds_per_byte[source]
+    move_s = padded.latency_s[source] + (
+        table.item_bytes[:, None] * padded.seconds_per_byte[source]
     )
     last_sent_s = jnp.where(is_read & ~is_home, sent_s[:, None] + move_s, -jnp.inf).max(1)
     until_s = jnp.where(is_home, jnp.maximum(until_s, last_sent_s[:, None]), until_s)
@@ -223,13 +221,13 @@ def _spans(
 
 def _peak_bytes(
     table: MemoryTable,
-    instance: Instance,
+    padded: PaddedProblem,
     placement: chex.Array,
     start_s: chex.Array,
     finish_s: chex.Array,
 ) -> chex.Array:
     """Returns the peak `[D]` of one placement `[N]`."""
-    spans = _spans(table, instance, placement, start_s, finish_s)
+    spans = _spans(table, padded, placement, start_s, finish_s)
     times = jnp.concatenate([spans.until_s, spans.from_s])
     is_new = jnp.broadcast_to(
         (jnp.arange(len(times)) >= len(spans.held))[:, None].astype(jnp.int32), times.shape

@@ -1,6 +1,6 @@
 """Small changes of placements, vectorised, for local search of every kind.
 
-All are pure functions of padded placements `[B, N]` (N = `instance.padded_tasks`), for
+All are pure functions of padded placements `[B, N]` (N = `padded.padded_tasks`), for
 use inside other jits. They move tasks only to devices that can run them.
 """
 
@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.types import pytree
 
 GROUP = 8
@@ -28,7 +28,7 @@ class CriticalChain:
 
 def mutate(
     key: chex.PRNGKey,
-    instance: Instance,
+    padded: PaddedProblem,
     placements: chex.Array,
     chain: CriticalChain | None = None,
 ) -> chex.Array:
@@ -42,38 +42,38 @@ def mutate(
 
     Args:
       key: of the draws, one for all or one for each placement `[B]`; consumed.
-      instance: the problem.
+      padded: the problem.
       placements: `[B, N]` int32 devices.
       chain: from `critical_chain`, for these placements or for recent ancestors.
     """
-    count = 10 + GROUP + instance.num_devices
+    count = 10 + GROUP + padded.num_devices
     if key.ndim:
         draw = jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32))(key).T
     else:
         draw = jax.random.uniform(key, (count, len(placements)), jnp.float32)
     # One call, for it costs little to compile.
     draw, walk, score = jnp.split(draw, (10, 10 + GROUP))
-    task = _uniform_index(draw[0], instance.num_tasks)
+    task = _uniform_index(draw[0], padded.num_tasks)
     if chain is not None:
         lane = jnp.arange(len(task), dtype=jnp.int32)
         position = _uniform_index(draw[1], chain.length)
         task = jnp.where(draw[2] < _CRITICAL, chain.task[lane, position], task)
-    related = _relative(instance, task, draw[3], draw[4:6])
-    device = _other_device(score.T, instance, placements, task)
+    related = _relative(padded, task, draw[3], draw[4:6])
+    device = _other_device(score.T, padded, placements, task)
     theirs, mine = _device(placements, related), _device(placements, task)
-    is_related = (draw[6] < _RELATED) & (related != instance.padded_tasks) & (theirs != mine)
+    is_related = (draw[6] < _RELATED) & (related != padded.padded_tasks) & (theirs != mine)
     device = jnp.where(is_related, theirs, device)
-    group = _group(walk, instance, task, draw[7])
+    group = _group(walk, padded, task, draw[7])
     tasks = jnp.where((draw[8] < _GROUP)[:, None], group, group.at[:, 1:].set(task[:, None]))
     devices = jnp.broadcast_to(device[:, None], tasks.shape)
-    other = _uniform_index(draw[9] / _SWAP, instance.num_tasks)
+    other = _uniform_index(draw[9] / _SWAP, padded.num_tasks)
     swapped_tasks = jnp.where(jnp.arange(GROUP)[None] % 2 == 0, task[:, None], other[:, None])
     swapped = jnp.where(
         jnp.arange(GROUP)[None] % 2 == 0, _device(placements, other)[:, None], mine[:, None]
     )
     is_swap = (draw[9] < _SWAP)[:, None]
     return _assign(
-        instance,
+        padded,
         placements,
         jnp.where(is_swap, swapped_tasks, tasks),
         jnp.where(is_swap, swapped, devices),
@@ -81,20 +81,22 @@ def mutate(
     )
 
 
-def single_moves(instance: Instance, placements: chex.Array, index: chex.Array) -> chex.Array:
+def single_moves(
+    padded: PaddedProblem, placements: chex.Array, index: chex.Array
+) -> chex.Array:
     """Returns placements `[B, N]`, each after the single-task move of number `index` `[B]`.
 
     Moves are numbered 0 to `num_tasks * (D - 1) - 1`. A move to a device that cannot
     run the task, and a number past the last, change nothing.
     """
-    others = max(instance.num_devices - 1, 1)
+    others = max(padded.num_devices - 1, 1)
     task, step = index // others, index % others + 1
-    device = (_device(placements, task) + step) % instance.num_devices
-    return _assign(instance, placements, task[:, None], device[:, None])
+    device = (_device(placements, task) + step) % padded.num_devices
+    return _assign(padded, placements, task[:, None], device[:, None])
 
 
 def critical_chain(
-    instance: Instance, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
+    padded: PaddedProblem, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
 ) -> CriticalChain:
     """Returns the chain of tasks that each waited for the next, from the last to finish.
 
@@ -102,14 +104,14 @@ def critical_chain(
     on a link is left out, so under links with contention this is a guess.
 
     Args:
-      instance: the problem.
+      padded: the problem.
       placements: `[B, N]` devices.
       start_s: `[B, N]` starts under these placements, seconds.
       finish_s: `[B, N]` finishes.
     """
-    nobody = instance.padded_tasks
-    real = jnp.arange(nobody)[None] < instance.num_tasks
-    waited_for = _waited_for(instance, placements, start_s, jnp.where(real, finish_s, -jnp.inf))
+    nobody = padded.padded_tasks
+    real = jnp.arange(nobody)[None] < padded.num_tasks
+    waited_for = _waited_for(padded, placements, start_s, jnp.where(real, finish_s, -jnp.inf))
     last = jnp.argmax(jnp.where(real, finish_s, -jnp.inf), axis=1).astype(jnp.int32)
     lane = jnp.arange(len(last), dtype=jnp.int32)
 
@@ -121,16 +123,16 @@ def critical_chain(
 
 
 def _waited_for(
-    instance: Instance, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
+    padded: PaddedProblem, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
 ) -> chex.Array:
     """Returns the task `[B, N + 1]` that each waited for; N for one that waited for none.
 
     `finish_s` `[B, N]` is -inf at padding tasks.
     """
-    nobody = instance.padded_tasks
+    nobody = padded.padded_tasks
     lane = jnp.arange(len(placements), dtype=jnp.int32)[:, None]
-    real = jnp.arange(nobody)[None] < instance.num_tasks
-    device = jnp.where(real, placements, instance.num_devices)
+    real = jnp.arange(nobody)[None] < padded.num_tasks
+    device = jnp.where(real, placements, padded.num_devices)
     order = jnp.lexsort((finish_s, start_s, device), axis=-1).astype(jnp.int32)
     sorted_device = device[lane, order]
     same = sorted_device[:, 1:] == sorted_device[:, :-1]
@@ -139,11 +141,11 @@ def _waited_for(
     before = jnp.zeros_like(order).at[lane, order].set(previous)
 
     finish_s = jnp.pad(finish_s, ((0, 0), (0, 1)), constant_values=-jnp.inf)
-    producers = instance.pred_task[:-1]  # [N, P]
+    producers = padded.pred_task[:-1]  # [N, P]
     source = jnp.pad(placements, ((0, 0), (0, 1)))[:, producers]  # [B, N, P]
     here = placements[:, :, None]
-    move_s = instance.latency_s[source, here] + (
-        instance.pred_bytes[None, :-1] * instance.seconds_per_byte[source, here]
+    move_s = padded.latency_s[source, here] + (
+        padded.pred_bytes[None, :-1] * padded.seconds_per_byte[source, here]
     )
     arrival_s = finish_s[:, producers] + move_s
     producer = jnp.take_along_axis(
@@ -152,7 +154,7 @@ def _waited_for(
     last_s, free_s = arrival_s.max(2), finish_s[lane, before]
     waited_for = jnp.where(free_s >= last_s, before, producer)
     tasks = jnp.arange(nobody, dtype=jnp.int32)[None]
-    is_first = jnp.maximum(free_s, last_s) < instance.input_ready_s[tasks, placements]
+    is_first = jnp.maximum(free_s, last_s) < padded.input_ready_s[tasks, placements]
     waited_for = jnp.where(is_first, nobody, waited_for)
     return jnp.pad(waited_for, ((0, 0), (0, 1)), constant_values=nobody)
 
@@ -170,17 +172,17 @@ def _device(placements: chex.Array, task: chex.Array) -> chex.Array:
 
 
 def _other_device(
-    score: chex.Array, instance: Instance, placements: chex.Array, task: chex.Array
+    score: chex.Array, padded: PaddedProblem, placements: chex.Array, task: chex.Array
 ) -> chex.Array:
     """Returns the able device `[B]` of largest score `[B, D]`; its own if there is no other."""
-    devices = jnp.arange(instance.num_devices, dtype=jnp.int32)[None]
+    devices = jnp.arange(padded.num_devices, dtype=jnp.int32)[None]
     score = jnp.where(devices == _device(placements, task)[:, None], -1.0, score)
-    score = jnp.where(jnp.isfinite(instance.compute_s[task]), score, -2.0)
+    score = jnp.where(jnp.isfinite(padded.compute_s[task]), score, -2.0)
     return score.argmax(1).astype(jnp.int32)
 
 
 def _neighbour(
-    instance: Instance, reads: chex.Array, task: chex.Array, draw: chex.Array
+    padded: PaddedProblem, reads: chex.Array, task: chex.Array, draw: chex.Array
 ) -> chex.Array:
     """Returns a random reader `[B]` of each task where `reads`, else a random producer.
 
@@ -188,24 +190,24 @@ def _neighbour(
     """
 
     def pick(side: chex.Array) -> chex.Array:
-        count = (side[task] != instance.padded_tasks).sum(1, dtype=jnp.int32)
+        count = (side[task] != padded.padded_tasks).sum(1, dtype=jnp.int32)
         return side[task, _uniform_index(draw, count)]
 
-    return jnp.where(reads, pick(instance.succ_task), pick(instance.pred_task))
+    return jnp.where(reads, pick(padded.succ_task), pick(padded.pred_task))
 
 
 def _relative(
-    instance: Instance, task: chex.Array, kind: chex.Array, draws: chex.Array
+    padded: PaddedProblem, task: chex.Array, kind: chex.Array, draws: chex.Array
 ) -> chex.Array:
     """Returns a random producer, reader, co-producer or co-reader `[B]` of each task."""
     reads = kind < 0.5
-    near = _neighbour(instance, reads, task, draws[0])
-    far = _neighbour(instance, ~reads, near, draws[1])
+    near = _neighbour(padded, reads, task, draws[0])
+    far = _neighbour(padded, ~reads, near, draws[1])
     return jnp.where(kind % 0.5 < 0.25, near, far)
 
 
 def _group(
-    draw: chex.Array, instance: Instance, task: chex.Array, kind: chex.Array
+    draw: chex.Array, padded: PaddedProblem, task: chex.Array, kind: chex.Array
 ) -> chex.Array:
     """Returns `[B, GROUP]` tasks: each task, then a path from it or several of its neighbours.
 
@@ -217,7 +219,7 @@ def _group(
 
     def extend(last: chex.Array, draw: chex.Array) -> tuple[chex.Array, chex.Array]:
         origin = jnp.where(is_path, last, task)
-        following = _neighbour(instance, kind < 0.5, origin, draw)
+        following = _neighbour(padded, kind < 0.5, origin, draw)
         return following, following
 
     _, others = jax.lax.scan(extend, task, draw[1:])
@@ -227,7 +229,7 @@ def _group(
 
 
 def _assign(
-    instance: Instance,
+    padded: PaddedProblem,
     placements: chex.Array,
     tasks: chex.Array,
     devices: chex.Array,
@@ -237,11 +239,11 @@ def _assign(
 
     Where `together` `[B, 1]`, all move or none.
     """
-    tasks = jnp.minimum(tasks, instance.padded_tasks)
-    able = jnp.isfinite(instance.compute_s[tasks, devices]) & (tasks < instance.num_tasks)
+    tasks = jnp.minimum(tasks, padded.padded_tasks)
+    able = jnp.isfinite(padded.compute_s[tasks, devices]) & (tasks < padded.num_tasks)
     if together is not None:
         able = able & (able.all(axis=1, keepdims=True) | ~together)
     lane = jnp.arange(len(placements), dtype=jnp.int32)[:, None]
     # The padding row is no column of the placements: what goes there is dropped.
-    target = jnp.where(able, tasks, instance.padded_tasks)
+    target = jnp.where(able, tasks, padded.padded_tasks)
     return placements.at[lane, target].set(devices, mode="drop")

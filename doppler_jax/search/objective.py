@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import Literal
 
 import chex
 import jax
@@ -11,59 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.graphs.instance import Instance, make_instance
+from doppler_jax.graphs.padded import PaddedProblem, pad_problem
+from doppler_jax.objective import Objective
 from doppler_jax.search.memory import MemoryTable, can_overflow, excess, make_memory_table
-from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import SimulationResult, simulate_instance
+from doppler_jax.simulator.simulate import SimulationResult, simulate_padded
 from doppler_jax.types import Costs, Schedule, TaskGraph, pytree
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """How placements are compared. Static: part of what is compiled.
-
-    Under links `engine` searches are guided by `serial` links; the oracle judges.
-
-    Without noise draws it is the makespan under queue `fifo`. With them it is the mean over
-    the draws, or the quantile if one is given; all placements share the draws.
-    """
-
-    links: str = "parallel"
-    num_noise: int = 0  # draws
-    noise_sigma: float = 0.1  # log-standard-deviation of every compute and transfer factor
-    quantile: float | None = None  # of the draws, 0 to 1; None: their mean
-
-    def __post_init__(self) -> None:
-        if self.links not in LINKS:
-            raise ValueError(f"unknown links {self.links!r}; known: {', '.join(LINKS)}")
-        if self.num_noise < 0:
-            raise ValueError(f"num_noise is {self.num_noise}; expected 0 or more")
-        if not 0 <= self.noise_sigma < np.inf:
-            raise ValueError(f"noise_sigma is {self.noise_sigma}; expected 0 or more")
-        if self.quantile is not None and not 0 <= self.quantile <= 1:
-            raise ValueError(f"quantile is {self.quantile}; expected 0 to 1")
-        if self.quantile is not None and not self.num_noise:
-            raise ValueError("a quantile needs noise: give num_noise too")
-
-    @property
-    def guide_links(self) -> Literal["parallel", "serial"]:
-        """Links under which searches and training compare placements."""
-        return "parallel" if self.links == "parallel" else "serial"
-
-    @property
-    def simulations(self) -> int:
-        """Executions that judging one placement takes: its evaluations in a budget."""
-        return max(self.num_noise, 1)
 
 
 @pytree
 class SearchProblem:
     """The arrays that a search works on."""
 
-    instance: Instance
+    padded: PaddedProblem
     topological_rank: chex.Array  # [N] int32; padding tasks last
     factors: Factors | None  # None without noise
     memory: MemoryTable | None  # None where everything fits everywhere
@@ -85,17 +46,15 @@ def make_search_problem(
     dtype: DTypeLike = np.float32,
 ) -> SearchProblem:
     """Returns the arrays of a problem; the key, which is consumed, is of the noise."""
-    instance = make_instance(graph, costs, dtype)
+    padded = pad_problem(graph, costs, dtype)
     factors = None
     if objective.num_noise:
         sigma = objective.noise_sigma
         factors = draw_factors(key, graph, costs.num_devices, objective.num_noise, sigma, sigma)
-    memory = make_memory_table(graph, costs, instance) if can_overflow(graph, costs) else None
-    rank = np.arange(instance.padded_tasks, dtype=np.int32)
+    memory = make_memory_table(graph, costs, padded) if can_overflow(graph, costs) else None
+    rank = np.arange(padded.padded_tasks, dtype=np.int32)
     rank[topological_order(graph)] = np.arange(graph.num_tasks)
-    return SearchProblem(
-        instance=instance, topological_rank=rank, factors=factors, memory=memory
-    )
+    return SearchProblem(padded=padded, topological_rank=rank, factors=factors, memory=memory)
 
 
 def score(
@@ -106,7 +65,7 @@ def score(
 ) -> Scores:
     """Returns what padded placements `[B, N]` are worth, for use inside jits.
 
-    It is computed in the precision of the problem's instance. Where the makespan is not
+    It is computed in the precision of the problem's padded. Where the makespan is not
     below `limit_s` `[B]`, memory is not looked at, and the placement counts as one that fits.
     """
     if problem.factors is None:
@@ -122,7 +81,7 @@ def score(
         return Scores(energy=value_s, value_s=value_s)
     over = excess(
         problem.memory,
-        problem.instance,
+        problem.padded,
         placements,
         times.start_s,
         times.finish_s,
@@ -166,8 +125,8 @@ def _simulate(
     schedule: bool = False,
     factors: Factors | None = None,
 ) -> SimulationResult:
-    return simulate_instance(
-        problem.instance,
+    return simulate_padded(
+        problem.padded,
         placements,
         factors=factors,
         links=objective.guide_links,

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.search.anytime import NUM_FOUND, Best
 from doppler_jax.search.objective import Scores, SearchProblem
 from doppler_jax.types import pytree
@@ -42,7 +42,7 @@ class RandomSearch:
 
     def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: Drawn) -> chex.Array:
         del state
-        return draw_placements(key, problem.instance, self.draws)
+        return draw_placements(key, problem.padded, self.draws)
 
     def limit_s(self, state: Drawn) -> chex.Array:
         return jnp.full(self.draws, state.best.value_s.max())
@@ -63,16 +63,16 @@ class RandomSearch:
         return Drawn(best=Best(placement=placements[kept], value_s=value_s[kept]))
 
 
-def draw_placements(key: chex.PRNGKey, instance: Instance, count: int) -> chex.Array:
+def draw_placements(key: chex.PRNGKey, padded: PaddedProblem, count: int) -> chex.Array:
     """Returns `[count, N]` padded placements; padding tasks are on device 0.
 
     Args:
       key: of the draws; it is consumed.
-      instance: the problem.
+      padded: the problem.
       count: how many.
     """
-    n = instance.padded_tasks
-    score = jax.random.uniform(key, (count, n, instance.num_devices))
-    score = jnp.where(jnp.isfinite(instance.compute_s[None, :-1]), score, -1.0)
-    real = jnp.arange(n)[None] < instance.num_tasks
+    n = padded.padded_tasks
+    score = jax.random.uniform(key, (count, n, padded.num_devices))
+    score = jnp.where(jnp.isfinite(padded.compute_s[None, :-1]), score, -1.0)
+    real = jnp.arange(n)[None] < padded.num_tasks
     return jnp.where(real, score.argmax(2), 0).astype(jnp.int32)

@@ -2,13 +2,13 @@
 
 import chex
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator.lanes import at
 from doppler_jax.simulator.serial_links import SerialLinks, send
 
 
 def arrive(
-    instance: Instance,
+    padded: PaddedProblem,
     transfer_factor: chex.Array | None,
     links: SerialLinks | None,
     *,
@@ -21,7 +21,7 @@ def arrive(
     """Sends the tensor of an edge of each lane to the edge's reader.
 
     Args:
-      instance: the problem.
+      padded: the problem.
       transfer_factor: `[T * D]` of the transfers' durations, or None.
       links: None under `parallel` links.
       edge: `[L]` int32; the last edge is none.
@@ -33,13 +33,13 @@ def arrive(
     Returns:
       Arrivals `[L]` in seconds, and the links after that.
     """
-    link = source * instance.num_devices + destination
-    move_s = at(instance.latency_s.reshape(-1), link) + at(instance.edge_bytes, edge) * at(
-        instance.seconds_per_byte.reshape(-1), link
+    link = source * padded.num_devices + destination
+    move_s = at(padded.latency_s.reshape(-1), link) + at(padded.edge_bytes, edge) * at(
+        padded.seconds_per_byte.reshape(-1), link
     )
     if transfer_factor is not None:
-        tensor = at(instance.edge_tensor, edge)
-        move_s *= at(transfer_factor, tensor * instance.num_devices + destination)
+        tensor = at(padded.edge_tensor, edge)
+        move_s *= at(transfer_factor, tensor * padded.num_devices + destination)
     if links is None:
         return request_s + move_s, None
     return send(
@@ -48,7 +48,7 @@ def arrive(
         destination=destination,
         request_s=request_s,
         move_s=move_s,
-        opens=at(instance.edge_opens, edge),
-        real=edge < instance.edge_reader.shape[0] - 1,
+        opens=at(padded.edge_opens, edge),
+        real=edge < padded.edge_reader.shape[0] - 1,
         native=native,
     )

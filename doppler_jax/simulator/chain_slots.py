@@ -17,7 +17,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator.arrivals import arrive
 from doppler_jax.simulator.in_hand import (
     InHand,
@@ -38,7 +38,7 @@ UNROLL = 4
 class _Tables:
     """What does not change during a run; per-task tables of L lanes are flat."""
 
-    instance: Instance
+    padded: PaddedProblem
     placement: chex.Array  # [L * (N + 1)] device of each task, as a float
     rank: chex.Array | None  # [L * (N + 1)] queue key; None under `fifo`
     handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
@@ -66,7 +66,7 @@ class _State:
 
 
 def run_chain_slots(
-    shared: tuple[Instance, chex.Array | None],
+    shared: tuple[PaddedProblem, chex.Array | None],
     placement: chex.Array,
     rank: chex.Array | None,
     handling_s: chex.Array | None = None,
@@ -91,12 +91,12 @@ def run_chain_slots(
       Makespans `[L]`; with `schedule` also starts and finishes `[L, N + 1]`, inf for
       tasks that never start.
     """
-    instance, transfer_factor = shared
+    padded, transfer_factor = shared
     tables, state = _begin(
-        instance, placement, rank, handling_s, transfer_factor, serial, schedule, native
+        padded, placement, rank, handling_s, transfer_factor, serial, schedule, native
     )
 
-    count, unroll = num_steps(instance), 1 if native else UNROLL
+    count, unroll = num_steps(padded), 1 if native else UNROLL
 
     def steps(i: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
         for k in range(unroll):
@@ -115,7 +115,7 @@ def run_chain_slots(
 
 
 def _begin(
-    instance: Instance,
+    padded: PaddedProblem,
     placement: chex.Array,
     rank: chex.Array | None,
     handling_s: chex.Array | None,
@@ -125,27 +125,27 @@ def _begin(
     native: bool,
 ) -> tuple[_Tables, _State]:
     lanes, rows = placement.shape
-    dtype = jnp.result_type(instance.compute_s)
-    devices = instance.num_devices
+    dtype = jnp.result_type(padded.compute_s)
+    devices = padded.num_devices
     tables = _Tables(
-        instance=instance,
+        padded=padded,
         placement=placement.reshape(-1).astype(dtype),
         rank=None if rank is None else rank.reshape(-1).astype(dtype),
         handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=jnp.arange(lanes, dtype=jnp.int32) * rows,
         # A constant would be divided by at compile time; this one XLA cannot see through.
-        one=jnp.where(instance.num_tasks >= 0, 1, 2).astype(dtype),
+        one=jnp.where(padded.num_tasks >= 0, 1, 2).astype(dtype),
     )
-    ready_s = jnp.take_along_axis(instance.input_ready_s, placement.T, axis=1)  # [N + 1, L]
+    ready_s = jnp.take_along_axis(padded.input_ready_s, placement.T, axis=1)  # [N + 1, L]
     ready_s, links = ready_s.T, None
     if serial:
-        ready_s, links = carry_inputs(instance, placement, native)
-    head = instance.chain_head
-    waits = (instance.num_producers[head] == 0) & (head < rows - 1)
+        ready_s, links = carry_inputs(padded, placement, native)
+    head = padded.chain_head
+    waits = (padded.num_producers[head] == 0) & (head < rows - 1)
     slot_start_s = jnp.where(waits[:, None], ready_s.T[head], jnp.inf)
     keys_s = slot_start_s if rank is None else rank.T[head].astype(dtype)
-    missing = jnp.broadcast_to(instance.num_producers.astype(dtype), (lanes, rows))
+    missing = jnp.broadcast_to(padded.num_producers.astype(dtype), (lanes, rows))
     code = head[:, None] * _device_slots(devices) + placement.T[head]
     return tables, _State(
         slot_start_s=slot_start_s,
@@ -166,9 +166,9 @@ def _start_best(
 
     A step that does not count comes when all is over, and changes nothing.
     """
-    instance, hold = tables.instance, tables.hold
-    devices, slots = instance.num_devices, _device_slots(instance.num_devices)
-    nobody = jnp.asarray(instance.padded_tasks * slots, state.slot_code.dtype)
+    padded, hold = tables.padded, tables.hold
+    devices, slots = padded.num_devices, _device_slots(padded.num_devices)
+    nobody = jnp.asarray(padded.padded_tasks * slots, state.slot_code.dtype)
 
     start_s = hold(least(state.slot_start_s))
     tied = state.slot_start_s == start_s[None]
@@ -179,7 +179,7 @@ def _start_best(
     code = jnp.where(starts, code, nobody).astype(jnp.int32)
     task, device = code // slots, code % slots
 
-    seconds = at(instance.compute_s.reshape(-1), task * devices + device)
+    seconds = at(padded.compute_s.reshape(-1), task * devices + device)
     if tables.handling_s is not None:
         seconds += at(tables.handling_s, tables.base + task)
     finish_s = hold(start_s + seconds)
@@ -189,7 +189,7 @@ def _start_best(
     waits = jnp.where(
         slot_device == here, larger(state.slot_start_s, finish_s[None]), state.slot_start_s
     )
-    chain = jnp.where(starts, at(instance.chain, task), len(waits))
+    chain = jnp.where(starts, at(padded.chain, task), len(waits))
     chain = hold(chain.astype(start_s.dtype))[None]
     times_s = state.times_s
     if times_s is not None:
@@ -206,7 +206,7 @@ def _start_best(
         times_s=times_s,
     )
     return state, take_in_hand(
-        hand, instance, starts=starts, task=task, device=device, finish_s=finish_s
+        hand, padded, starts=starts, task=task, device=device, finish_s=finish_s
     )
 
 
@@ -214,15 +214,15 @@ def _release_reader(
     tables: _Tables, state: _State, hand: InHand, native: bool
 ) -> tuple[_State, InHand]:
     """Follows the next edge of each lane: tells the reader when what was made arrives."""
-    instance, hold = tables.instance, tables.hold
-    slots, dtype = _device_slots(instance.num_devices), state.free_s.dtype
-    edge, later = next_edge(hand, instance)
-    reader = hold(at(instance.edge_reader, edge).astype(dtype))
+    padded, hold = tables.padded, tables.hold
+    slots, dtype = _device_slots(padded.num_devices), state.free_s.dtype
+    edge, later = next_edge(hand, padded)
+    reader = hold(at(padded.edge_reader, edge).astype(dtype))
     where = tables.base + reader.astype(jnp.int32)
     there = hold(at(tables.placement, where))
 
     arrival_s, links = arrive(
-        instance,
+        padded,
         tables.transfer_factor,
         state.links,
         edge=edge,
@@ -237,7 +237,7 @@ def _release_reader(
     missing = hold(at(state.inputs, pair + 1) - 1)
     inputs = write(state.inputs, pair, jnp.stack([ready_s, missing], axis=-1), native)
 
-    chain = at(instance.chain, reader.astype(jnp.int32)).astype(dtype)
+    chain = at(padded.chain, reader.astype(jnp.int32)).astype(dtype)
     slot = hold(jnp.where(missing == 0, chain, len(state.slot_start_s)))[None]
     entered = column(len(state.slot_start_s), slot) == slot
     start_s = hold(larger(ready_s, pick(state.free_s, there)))

@@ -11,7 +11,7 @@ import dataclasses
 import chex
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator.lanes import at
 from doppler_jax.types import pytree
 
@@ -31,10 +31,10 @@ class InHand:
         return self.edge == self.end
 
 
-def num_steps(instance: Instance) -> chex.Array:
+def num_steps(padded: PaddedProblem) -> chex.Array:
     """Returns the steps in which every lane starts all tasks and follows all edges."""
-    steps = jnp.maximum(instance.num_edges, 1)  # a task without edges takes one, too
-    return steps.sum(dtype=jnp.int32) - (len(steps) - instance.num_tasks)
+    steps = jnp.maximum(padded.num_edges, 1)  # a task without edges takes one, too
+    return steps.sum(dtype=jnp.int32) - (len(steps) - padded.num_tasks)
 
 
 def nothing_in_hand(lanes: int, dtype: jnp.dtype) -> InHand:
@@ -45,7 +45,7 @@ def nothing_in_hand(lanes: int, dtype: jnp.dtype) -> InHand:
 
 def take_in_hand(
     hand: InHand,
-    instance: Instance,
+    padded: PaddedProblem,
     *,
     starts: chex.Array,
     task: chex.Array,
@@ -56,27 +56,27 @@ def take_in_hand(
 
     Args:
       hand: what they had.
-      instance: the problem.
+      padded: the problem.
       starts: `[L]` bool.
       task: `[L]` int32.
       device: `[L]` int32, where the task runs.
       finish_s: `[L]`, when it ends.
     """
-    first = at(instance.first_edge, task)
+    first = at(padded.first_edge, task)
     return InHand(
         edge=jnp.where(starts, first, hand.edge),
-        end=jnp.where(starts, first + at(instance.num_edges, task), hand.end),
+        end=jnp.where(starts, first + at(padded.num_edges, task), hand.end),
         device=jnp.where(starts, device, hand.device),
         finish_s=jnp.where(starts, finish_s, hand.finish_s),
     )
 
 
-def next_edge(hand: InHand, instance: Instance) -> tuple[chex.Array, InHand]:
+def next_edge(hand: InHand, padded: PaddedProblem) -> tuple[chex.Array, InHand]:
     """Returns the edge that each lane follows next `[L]`, and what it has in hand then.
 
     Lanes that are done get the last edge, to the task that never runs.
     """
-    nobody = instance.edge_reader.shape[0] - 1
+    nobody = padded.edge_reader.shape[0] - 1
     edge = jnp.where(hand.done, nobody, hand.edge)
     later = jnp.where(hand.done, hand.edge, hand.edge + 1)
     return edge, dataclasses.replace(hand, edge=later)

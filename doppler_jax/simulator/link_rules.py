@@ -12,7 +12,7 @@ def check_links(
     """Raises if a transfer starts at another time than its links allow and demand.
 
     Args:
-      links: `parallel`, `serial` or `engine`.
+      links: `parallel`, `serial` or `duplex`.
       transfers: X legal ones.
       schedule: whose they are.
       order: `[N]` its tasks by start (`decision_order`).

@@ -8,10 +8,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.durations import input_seconds, transfer_seconds
 from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
-
-LINKS = ("parallel", "serial", "engine")
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,7 +30,7 @@ class Links:
     """Decides which waiting transfer starts next; knows no time but that of requests.
 
     `parallel`: every transfer starts when it is requested. `serial`: an ordered pair of
-    devices carries one at a time, in the order of requests. `engine`: a device sends
+    devices carries one at a time, in the order of requests. `duplex`: a device sends
     one at a time and receives one at a time; of the waiting transfers whose two engines are
     idle the one of smallest (request time, graph inputs before tensors, id, destination)
     starts.
@@ -52,7 +51,7 @@ class Links:
         self.num_requests += 1
         self.num_waiting += 1
         order: tuple[float, ...] = (self.num_requests,)
-        if self.links == "engine":
+        if self.links == "duplex":
             x = transfer.item
             order = (transfer.request_s, x >= 0, x if x >= 0 else ~x, transfer.destination)
         queue = self.waiting.setdefault(self._needs(transfer), [])

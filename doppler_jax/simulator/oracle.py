@@ -42,7 +42,7 @@ def simulate_oracle(
     there are none left; then the single best task over all idle devices starts; and again.
 
     A graph input with a home is requested at time 0 by each other device that reads it. On
-    a `serial` link the inputs go first, in the order of their ids; `engine` takes an input
+    a `serial` link the inputs go first, in the order of their ids; `duplex` takes an input
     before a tensor that was requested at time 0 too. Noise does not touch them.
 
     Args:
@@ -51,7 +51,7 @@ def simulate_oracle(
       placement: `[N]` device of each task.
       links: `parallel` (every transfer starts at once), `serial` (an ordered pair of
         devices carries one at a time, in the order in which the source finished the
-        producers, then by tensor id) or `engine` (a device sends one at a time and
+        producers, then by tensor id) or `duplex` (a device sends one at a time and
         receives one at a time; of the waiting transfers that find both engines idle, that
         of smallest (request time, tensor id, destination) starts).
       queue: `fifo` (earliest ready first), `priority` (smallest rank first) or `random`

@@ -12,7 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator import queue_heaps, queue_trees
 from doppler_jax.simulator.arrivals import arrive
 from doppler_jax.simulator.chain_slots import run_chain_slots
@@ -43,7 +43,7 @@ class _Ranked:
 class _Tables:
     """What does not change during a run; per-task tables of L lanes are flat."""
 
-    instance: Instance
+    padded: PaddedProblem
     placement: chex.Array  # [L * (N + 1)] device of each task, as a float
     ranked: _Ranked | None  # None under `fifo`, where a task's queue position is its id
     handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
@@ -71,7 +71,7 @@ class _State:
 
 
 def run_ready_queues(
-    shared: tuple[Instance, chex.Array | None],
+    shared: tuple[PaddedProblem, chex.Array | None],
     placement: chex.Array,
     order: chex.Array | None,
     handling_s: chex.Array | None = None,
@@ -96,15 +96,15 @@ def run_ready_queues(
         return run_chain_slots(
             shared, placement, rank, handling_s, serial=serial, schedule=schedule, native=False
         )
-    instance, transfer_factor = shared
-    tables = _tables(instance, placement, order, handling_s, transfer_factor)
+    padded, transfer_factor = shared
+    tables = _tables(padded, placement, order, handling_s, transfer_factor)
     state = _begin(tables, placement, serial, schedule)
 
     def step(_: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
         return _release_reader(tables, *_start_best(tables, *carry))
 
     begun = state, nothing_in_hand(len(placement), state.makespan_s.dtype)
-    state, _ = jax.lax.fori_loop(0, num_steps(instance), step, begun)
+    state, _ = jax.lax.fori_loop(0, num_steps(padded), step, begun)
     if state.times_s is None:
         return (state.makespan_s,)
     start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
@@ -112,25 +112,25 @@ def run_ready_queues(
 
 
 def _tables(
-    instance: Instance,
+    padded: PaddedProblem,
     placement: chex.Array,
     order: chex.Array | None,
     handling_s: chex.Array | None,
     transfer_factor: chex.Array | None,
 ) -> _Tables:
     lanes, rows = placement.shape
-    dtype = jnp.result_type(instance.compute_s)
+    dtype = jnp.result_type(padded.compute_s)
     base = jnp.arange(lanes, dtype=jnp.int32) * rows
     flat = placement.astype(dtype).reshape(-1)
     return _Tables(
-        instance=instance,
+        padded=padded,
         placement=flat,
         ranked=None if order is None else _ranked(order, flat, base),
         handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=base,
         # A constant would be divided by at compile time; this one XLA cannot see through.
-        one=jnp.where(instance.num_tasks >= 0, 1, 2).astype(dtype),
+        one=jnp.where(padded.num_tasks >= 0, 1, 2).astype(dtype),
     )
 
 
@@ -147,18 +147,18 @@ def _ranked(order: chex.Array, placement: chex.Array, base: chex.Array) -> _Rank
 
 
 def _begin(tables: _Tables, placement: chex.Array, serial: bool, schedule: bool) -> _State:
-    instance = tables.instance
+    padded = tables.padded
     lanes, rows = placement.shape
-    devices, dtype = instance.num_devices, tables.placement.dtype
+    devices, dtype = padded.num_devices, tables.placement.dtype
     if serial:
-        ready_s, links = carry_inputs(instance, placement, native=True)
+        ready_s, links = carry_inputs(padded, placement, native=True)
     else:
-        ready_s = jnp.take_along_axis(instance.input_ready_s, placement.T, axis=1).T
+        ready_s = jnp.take_along_axis(padded.input_ready_s, placement.T, axis=1).T
         links = None
-    missing = jnp.broadcast_to(instance.num_producers.astype(dtype), (lanes, rows))
+    missing = jnp.broadcast_to(padded.num_producers.astype(dtype), (lanes, rows))
     queues: Heaps | Trees
     if tables.ranked is None:  # one more: see `_start_best`
-        queues = make_heaps(lanes, devices + 1, len(instance.chain_head), dtype)
+        queues = make_heaps(lanes, devices + 1, len(padded.chain_head), dtype)
     else:
         queues = make_trees(lanes, devices + 1, rows - 1, dtype)
     state = _State(
@@ -179,16 +179,16 @@ def _begin(tables: _Tables, placement: chex.Array, serial: bool, schedule: bool)
         return _enter(tables, state, task, there, ready_s, jnp.ones(lanes, bool))
 
     def look(v: chex.Array, state: _State) -> _State:
-        waits = at(instance.num_producers, v) == 0
+        waits = at(padded.num_producers, v) == 0
         return jax.lax.cond(waits, enter, lambda _, state: state, v, state)
 
-    return jax.lax.fori_loop(0, instance.num_tasks, look, state)
+    return jax.lax.fori_loop(0, padded.num_tasks, look, state)
 
 
 def _start_best(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, InHand]:
     """Starts the best waiting task, in lanes that are done with their last."""
-    instance, hold = tables.instance, tables.hold
-    devices, nobody = instance.num_devices, instance.padded_tasks
+    padded, hold = tables.padded, tables.hold
+    devices, nobody = padded.num_devices, padded.padded_tasks
 
     starts_s = larger(state.next_ready_s, state.free_s)
     start_s = hold(least(starts_s))
@@ -208,7 +208,7 @@ def _start_best(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, I
     task = jnp.where(starts, task, nobody)
 
     costs = task * devices + jnp.where(starts, device, 0)
-    seconds = at(instance.compute_s.reshape(-1), costs)
+    seconds = at(padded.compute_s.reshape(-1), costs)
     if tables.handling_s is not None:
         seconds += at(tables.handling_s, tables.base + task)
     finish_s = hold(start_s + seconds)
@@ -229,7 +229,7 @@ def _start_best(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, I
         times_s=times_s,
     )
     return state, take_in_hand(
-        hand, instance, starts=starts, task=task, device=device, finish_s=finish_s
+        hand, padded, starts=starts, task=task, device=device, finish_s=finish_s
     )
 
 
@@ -246,14 +246,14 @@ def _take_first(
 
 def _release_reader(tables: _Tables, state: _State, hand: InHand) -> tuple[_State, InHand]:
     """Follows the next edge of each lane: tells the reader when what was made arrives."""
-    instance, hold = tables.instance, tables.hold
-    edge, later = next_edge(hand, instance)
-    reader = hold(at(instance.edge_reader, edge).astype(hand.finish_s.dtype))
+    padded, hold = tables.padded, tables.hold
+    edge, later = next_edge(hand, padded)
+    reader = hold(at(padded.edge_reader, edge).astype(hand.finish_s.dtype))
     task = reader.astype(jnp.int32)
     where = tables.base + task
     there = hold(at(tables.placement, where))
     arrival_s, links = arrive(
-        instance,
+        padded,
         tables.transfer_factor,
         state.links,
         edge=edge,

@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator.lanes import at, column, larger, pick, write
 from doppler_jax.types import pytree
 
@@ -66,14 +66,14 @@ def send(
 
 
 def carry_inputs(
-    instance: Instance, placement: chex.Array, native: bool
+    padded: PaddedProblem, placement: chex.Array, native: bool
 ) -> tuple[chex.Array, SerialLinks]:
     """Moves graph inputs from their homes, at time 0 and in the order of their ids.
 
     Returns when each task's are there `[L, N + 1]`, and the links after that.
     """
     lanes, rows = placement.shape
-    devices, dtype = instance.num_devices, instance.compute_s.dtype
+    devices, dtype = padded.num_devices, padded.compute_s.dtype
     where = jnp.arange(lanes, dtype=jnp.int32) * rows
     flat = placement.reshape(-1)
     links = SerialLinks(
@@ -85,12 +85,12 @@ def carry_inputs(
         i: chex.Array, carry: tuple[chex.Array, SerialLinks]
     ) -> tuple[chex.Array, SerialLinks]:
         ready_s, links = carry
-        read = where + instance.home_reader[i]
+        read = where + padded.home_reader[i]
         destination = at(flat, read)
-        source = jnp.broadcast_to(instance.home_device[i], (lanes,))
-        move_s = at(instance.latency_s.reshape(-1), source * devices + destination)
-        move_s += instance.home_bytes[i] * at(
-            instance.seconds_per_byte.reshape(-1), source * devices + destination
+        source = jnp.broadcast_to(padded.home_device[i], (lanes,))
+        move_s = at(padded.latency_s.reshape(-1), source * devices + destination)
+        move_s += padded.home_bytes[i] * at(
+            padded.seconds_per_byte.reshape(-1), source * devices + destination
         )
         arrival_s, links = send(
             links,
@@ -98,15 +98,15 @@ def carry_inputs(
             destination=destination,
             request_s=jnp.zeros(lanes, dtype),
             move_s=move_s,
-            opens=jnp.broadcast_to(instance.home_opens[i], (lanes,)),
-            real=jnp.broadcast_to(instance.home_reader[i] < rows - 1, (lanes,)),
+            opens=jnp.broadcast_to(padded.home_opens[i], (lanes,)),
+            real=jnp.broadcast_to(padded.home_reader[i] < rows - 1, (lanes,)),
             native=native,
         )
         latest_s = larger(at(ready_s, read), arrival_s)
         return write(ready_s, read, latest_s[:, None], native), links
 
     ready_s = jnp.zeros(lanes * rows, dtype)
-    if len(instance.home_reader) > 0:
-        count = len(instance.home_reader)
+    if len(padded.home_reader) > 0:
+        count = len(padded.home_reader)
         ready_s, links = jax.lax.fori_loop(0, count, one, (ready_s, links))
     return ready_s.reshape(lanes, rows), links

@@ -1,6 +1,6 @@
 """The vectorised simulator: many placements of one graph at once, jit-compiled.
 
-`simulate` is for users, in float64 and on all devices; `simulate_instance` is the pure core
+`simulate` is for users, in float64 and on all devices; `simulate_padded` is the pure core
 for use inside other jits. The formulations are modules of their own (docs/simulator.md).
 """
 
@@ -16,12 +16,11 @@ from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import ArrayLike
 
 from doppler_jax.costs.build import check_costs
-from doppler_jax.graphs.instance import Instance, make_instance
-from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.chain_slots import run_chain_slots
-from doppler_jax.simulator.engine_links import run_engine_links
+from doppler_jax.simulator.duplex_links import run_duplex_links
 from doppler_jax.simulator.handling import handling_seconds
-from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.lockstep import Run, run_batch
 from doppler_jax.simulator.noise import Factors
 from doppler_jax.simulator.queue_trees import queue_order
@@ -68,7 +67,7 @@ def simulate(
       graph: the task graph, N tasks; N = 0 is legal.
       costs: its costs on D devices, seconds.
       placements: `[B, N]` int, device of each task; `[N]` is taken as one placement.
-      links: `parallel`, `serial` or `engine`, see `simulate_oracle`.
+      links: `parallel`, `serial` or `duplex`, see `simulate_oracle`.
       queue: `fifo`; `priority`, where a device starts the ready task of least rank; or
         `random`, the same with permutations as ranks, see `random_ranks`.
       priority: `[N]` or `[B, N]` ranks for `priority`; `[N]` or `[K, N]` for `random`, a
@@ -100,8 +99,8 @@ def simulate(
                 f"priority has {len(ranks)} permutations, factors {len(factors.compute)} draws"
             )
     with jax.enable_x64(True):
-        instance = make_instance(graph, costs, np.float64)
-        result = _on_all_devices(instance, placements, ranks, factors, links, schedule)
+        padded = pad_problem(graph, costs, np.float64)
+        result = _on_all_devices(padded, placements, ranks, factors, links, schedule)
     start_s, finish_s = result.start_s, result.finish_s
     if start_s is None or finish_s is None:
         return result
@@ -177,7 +176,7 @@ def _no_noise(draws: int, graph: TaskGraph, costs: Costs) -> Factors:
 
 
 def _on_all_devices(
-    instance: Instance,
+    padded: PaddedProblem,
     placements: np.ndarray,
     ranks: np.ndarray | None,
     factors: Factors | None,
@@ -187,7 +186,7 @@ def _on_all_devices(
     """Simulates `[B, N]` on all local devices; returns NumPy arrays of the padded tasks."""
     batch, tasks = placements.shape
     shards = max(min(jax.local_device_count(), batch // SHARD_AT), 1)
-    rows, columns = (0, -batch % shards), (0, instance.padded_tasks - tasks)
+    rows, columns = (0, -batch % shards), (0, padded.padded_tasks - tasks)
     placements = np.pad(placements, (rows, columns))
     if ranks is not None:
         ranks = np.pad(ranks, (rows, columns) if ranks.ndim == 2 else ((0, 0), (0, 0), columns))
@@ -199,7 +198,7 @@ def _on_all_devices(
         )
     per_draw = ranks is not None and ranks.ndim == 3
     run = sharded(shards, links, schedule, per_draw, factors is not None)
-    result = run(instance, placements, ranks, factors)
+    result = run(padded, placements, ranks, factors)
     if factors is None:
         return jax.tree.map(lambda a: np.asarray(a)[:batch], result)
     return jax.tree.map(lambda a: np.asarray(a)[:, :batch], result)
@@ -213,12 +212,12 @@ def sharded(
     ranks_per_draw: bool = False,
     has_draws: bool = False,
 ) -> Callable[..., SimulationResult]:
-    """Returns `simulate_instance`, jitted for batches cut over so many local devices.
+    """Returns `simulate_padded`, jitted for batches cut over so many local devices.
 
-    It takes instance, placements, priority or None, and factors or None; the batch must be a
+    It takes padded, placements, priority or None, and factors or None; the batch must be a
     multiple of `shards`. On CPUs give every core a device (`jax_num_cpu_devices`).
     """
-    run = partial(simulate_instance, links=links, schedule=schedule)
+    run = partial(simulate_padded, links=links, schedule=schedule)
     if shards == 1:
         return run
     mesh = Mesh(np.array(jax.local_devices()[:shards]), ("batch",))
@@ -235,8 +234,8 @@ def sharded(
 
 
 @partial(jax.jit, static_argnames=("links", "schedule"))
-def simulate_instance(
-    instance: Instance,
+def simulate_padded(
+    padded: PaddedProblem,
     placements: chex.Array,
     priority: chex.Array | None = None,
     factors: Factors | None = None,
@@ -246,24 +245,24 @@ def simulate_instance(
 ) -> SimulationResult:
     """Simulates padded placements `[B, N]`; pure, unchecked, for use inside other jits.
 
-    Works in the precision of the instance: training uses float32. With `priority` `[B, N]`
+    Works in the precision of the padded: training uses float32. With `priority` `[B, N]`
     the queue is `priority`, without it `fifo`. With `factors` of K draws every result has a
     leading axis K, and priorities may be `[K, 1, N]`, of each draw its own. `vmap` over
-    stacked instances mixes graphs of a bucket in one call.
+    stacked padded problems mixes graphs of a bucket in one call.
     """
-    spare = instance.padded_tasks + 1 - placements.shape[1]
+    spare = padded.padded_tasks + 1 - placements.shape[1]
     placements = jnp.pad(placements, ((0, 0), (0, spare))).astype(jnp.int32)
     if priority is not None:
-        spare = instance.padded_tasks + 1 - priority.shape[-1]
+        spare = padded.padded_tasks + 1 - priority.shape[-1]
         priority = jnp.pad(priority, (*((0, 0),) * (priority.ndim - 1), (0, spare)))
-    handling_s = handling_seconds(instance, placements)
-    run, by_order = _formulation(instance, links, priority is not None)
+    handling_s = handling_seconds(padded, placements)
+    run, by_order = _formulation(padded, links, priority is not None)
 
     def one_draw(noise: Factors | None, rank: chex.Array | None) -> SimulationResult:
         if rank is not None:
             rank = jnp.broadcast_to(rank, placements.shape)
             rank = queue_order(rank) if by_order else rank
-        shared = _with_noise(instance, noise)
+        shared = _with_noise(padded, noise)
         makespan_s, *times = run_batch(
             partial(run, schedule=schedule), shared, placements, rank, handling_s
         )
@@ -277,22 +276,24 @@ def simulate_instance(
     return jax.lax.map(lambda draw: one_draw(*draw), (factors, priority))
 
 
-def _formulation(instance: Instance, links: str, has_rank: bool) -> tuple[Run, bool]:
+def _formulation(padded: PaddedProblem, links: str, has_rank: bool) -> tuple[Run, bool]:
     """Returns the fastest formulation, and whether it wants a `queue_order` for ranks."""
-    if links == "engine":
-        return run_engine_links, False
-    wide = len(instance.chain_head) > WIDE[has_rank]
+    if links == "duplex":
+        return run_duplex_links, False
+    wide = len(padded.chain_head) > WIDE[has_rank]
     run = run_ready_queues if wide else run_chain_slots
     return partial(run, serial=links == "serial"), wide
 
 
-def _with_noise(instance: Instance, draw: Factors | None) -> tuple[Instance, chex.Array | None]:
-    """Returns the instance with one draw's durations of tasks, and its transfers' factors."""
+def _with_noise(
+    padded: PaddedProblem, draw: Factors | None
+) -> tuple[PaddedProblem, chex.Array | None]:
+    """Returns the padded with one draw's durations of tasks, and its transfers' factors."""
     if draw is None:
-        return instance, None
-    dtype = jnp.result_type(instance.compute_s)
-    spare = instance.padded_tasks + 1 - draw.compute.shape[0]
+        return padded, None
+    dtype = jnp.result_type(padded.compute_s)
+    spare = padded.padded_tasks + 1 - draw.compute.shape[0]
     factor = jnp.pad(draw.compute.astype(dtype), (0, spare))
-    noisy = dataclasses.replace(instance, compute_s=instance.compute_s * factor[:, None])
+    noisy = dataclasses.replace(padded, compute_s=padded.compute_s * factor[:, None])
     # One row more: a graph may have no tensors, and tables must not be empty.
     return noisy, jnp.pad(draw.transfer.astype(dtype), ((0, 1), (0, 0)))

@@ -38,7 +38,7 @@ def simulate_synchronous(
       graph: the task graph, N tasks and T tensors.
       costs: its costs on D devices, seconds.
       placement: `[N]` device of each task.
-      links: `parallel`, `serial` or `engine`, as for `simulate_oracle`.
+      links: `parallel`, `serial` or `duplex`, as for `simulate_oracle`.
       compute_factor: `[N]` multiplies the seconds of each task.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
 

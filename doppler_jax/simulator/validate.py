@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.conserving import check_conserving, decision_order
 from doppler_jax.simulator.durations import task_seconds
 from doppler_jax.simulator.link_rules import check_links
-from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.transfer_rules import (
     check_transfer_seconds,
     check_transfers,
@@ -50,7 +50,7 @@ def validate(
       graph: the task graph, N tasks.
       schedule: what to judge.
       costs: seconds of tasks and transfers, D devices.
-      links: "parallel", "serial" or "engine", as for `simulate_oracle`.
+      links: "parallel", "serial" or "duplex", as for `simulate_oracle`.
       queue: "fifo" (ready time, then id), "priority" (given rank, then id) or "random"
         (the same).
       priority: `[N]` ranks of the priority queue, smallest first.

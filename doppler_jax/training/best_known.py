@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.stacking import stack_problems
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.state import best_of
 from doppler_jax.training.stream import Drawn
 from doppler_jax.training.tempering import RUNGS, Chains, temper
@@ -24,7 +24,7 @@ ROUNDS = 20
 class Pool:
     """K problems of a bucket with what is known of them."""
 
-    problem: Problem  # [K, ...]
+    problem: PolicyInputs  # [K, ...]
     best_placement: chex.Array  # [K, N] int32
     best_s: chex.Array  # [K]
     chain_placement: chex.Array  # [K, C, N] int32, of a ladder of temperatures
@@ -40,7 +40,7 @@ def make_pool(drawn: list[Drawn], starts: list[np.ndarray], links: str) -> Pool:
       links: of what is simulated.
     """
     problem = stack_problems([one.problem for one in drawn])
-    size = problem.instance.compute_s.shape[1] - 1
+    size = problem.padded.compute_s.shape[1] - 1
     chains = np.zeros((len(drawn), RUNGS, size), np.int32)
     for chain, start in zip(chains, starts, strict=True):
         chain[:, : start.shape[1]] = np.resize(start, (RUNGS, start.shape[1]))
@@ -56,9 +56,9 @@ def make_pool(drawn: list[Drawn], starts: list[np.ndarray], links: str) -> Pool:
 
 
 @partial(jax.jit, static_argnames="links")
-def _simulate(problem: Problem, placements: chex.Array, links: str) -> chex.Array:
-    def one(entry: tuple[Problem, chex.Array]) -> chex.Array:
-        return simulate_instance(entry[0].instance, entry[1], links=links).makespan_s
+def _simulate(problem: PolicyInputs, placements: chex.Array, links: str) -> chex.Array:
+    def one(entry: tuple[PolicyInputs, chex.Array]) -> chex.Array:
+        return simulate_padded(entry[0].padded, entry[1], links=links).makespan_s
 
     return jax.lax.map(one, (problem, placements))
 
@@ -85,7 +85,7 @@ def search(key: chex.PRNGKey, pool: Pool, links: str) -> Pool:
         )
         chains = Chains(placement=entry.chain_placement, makespan_s=entry.chain_s)
         chains, met = temper(
-            key, entry.problem.instance, number, chains, known, entry.best_s, ROUNDS, links
+            key, entry.problem.padded, number, chains, known, entry.best_s, ROUNDS, links
         )
         best, best_s = best_of(
             entry.best_placement, entry.best_s, met.placement, met.makespan_s

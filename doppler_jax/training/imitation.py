@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.policies import rollout
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.losses import Lesson
 from doppler_jax.training.reinforce import descend_lesson
@@ -25,7 +25,7 @@ class ImitationConfig:
 
 @partial(jax.jit, static_argnames=("policy", "config"))
 def imitation_update(
-    state: TrainState, problem: Problem, policy: PolicyConfig, config: ImitationConfig
+    state: TrainState, problem: PolicyInputs, policy: PolicyConfig, config: ImitationConfig
 ) -> tuple[TrainState, dict[str, chex.Array]]:
     """Does one update of stage 1; returns the new state and scalar metrics."""
     keys = jax.random.split(jax.random.fold_in(state.key, state.update), config.batch)

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.rollout import Episode, PolicyTables, log_prob
 from doppler_jax.types import pytree
 
@@ -23,7 +23,7 @@ class Lesson:
     entropy_weight: chex.Array  # [B]
 
 
-def lesson_loss(problem: Problem, tables: PolicyTables, lesson: Lesson) -> chex.Array:
+def lesson_loss(problem: PolicyInputs, tables: PolicyTables, lesson: Lesson) -> chex.Array:
     """Returns minus the weighted sum of log-probabilities and entropies, per step.
 
     With weights 1 / B it is the loss of imitation; with advantages / B, REINFORCE's
@@ -33,13 +33,13 @@ def lesson_loss(problem: Problem, tables: PolicyTables, lesson: Lesson) -> chex.
     log_p, entropy = jax.vmap(log_prob, in_axes=(None, None, 0))(
         problem, tables, lesson.episodes
     )
-    steps = jnp.maximum(problem.instance.num_tasks, 1).astype(log_p.dtype)
+    steps = jnp.maximum(problem.padded.num_tasks, 1).astype(log_p.dtype)
     log_p, entropy = log_p.sum(-1) / steps, entropy.sum(-1) / steps
     return -(lesson.weight * log_p).sum() - (lesson.entropy_weight * entropy).sum()
 
 
 def loss_and_gradient(
-    problem: Problem, tables: PolicyTables, lesson: Lesson
+    problem: PolicyInputs, tables: PolicyTables, lesson: Lesson
 ) -> tuple[chex.Array, PolicyTables]:
     """Returns `lesson_loss` and its gradient, `CHUNK` episodes at a time."""
     batch = lesson.weight.shape[0]

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import PolicyTables
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.best_known import Pool
 from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
 from doppler_jax.training.losses import Lesson, loss_and_gradient, normalised_advantage
@@ -44,7 +44,7 @@ class Weights:
     entropy: chex.Array  # []
 
 
-def init_learning(key: chex.PRNGKey, policy: PolicyConfig, problem: Problem) -> Learning:
+def init_learning(key: chex.PRNGKey, policy: PolicyConfig, problem: PolicyInputs) -> Learning:
     """Returns the state before the first update, a list scheduler; the key is consumed.
 
     Raises:
@@ -91,7 +91,7 @@ def _unit(kernel: chex.Array, column: int, row: int) -> chex.Array:
 def pretrain_update(
     key: chex.PRNGKey,
     learning: Learning,
-    problems: Problem,
+    problems: PolicyInputs,
     weights: Weights,
     *,
     policy: PolicyConfig,
@@ -137,7 +137,7 @@ def pretrain_update(
 def _gradients(
     keys: chex.PRNGKey,
     params: chex.ArrayTree,
-    problems: Problem,
+    problems: PolicyInputs,
     weights: Weights,
     *,
     policy: PolicyConfig,
@@ -146,7 +146,7 @@ def _gradients(
 ) -> chex.ArrayTree:
     """Returns gradients of G problems, stacked; they are computed one after another."""
 
-    def one(inputs: tuple[chex.PRNGKey, Problem]) -> chex.ArrayTree:
+    def one(inputs: tuple[chex.PRNGKey, PolicyInputs]) -> chex.ArrayTree:
         key, problem = inputs
 
         def tables_of(params: chex.ArrayTree) -> PolicyTables:
@@ -156,9 +156,7 @@ def _gradients(
         episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(
             jax.random.split(key, batch), problem, tables
         )
-        makespan_s = simulate_instance(
-            problem.instance, episodes.placement, links=links
-        ).makespan_s
+        makespan_s = simulate_padded(problem.padded, episodes.placement, links=links).makespan_s
         lesson = Lesson(
             episodes=episodes,
             weight=normalised_advantage(makespan_s) / batch,
@@ -201,9 +199,7 @@ def evaluate(
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, entry.problem, tables)
         likeliest = rollout.greedy_placements(entry.problem, tables)
         placements = jnp.concatenate([likeliest, drawn.placement])
-        makespan_s = simulate_instance(
-            entry.problem.instance, placements, links=links
-        ).makespan_s
+        makespan_s = simulate_padded(entry.problem.padded, placements, links=links).makespan_s
         return makespan_s[0], makespan_s[:2].min(), makespan_s.min()
 
     count = entries.best_s.shape[0]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from doppler_jax.policies import model
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables, follow
 from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
@@ -57,7 +57,7 @@ def weigh_episodes(
 
 
 def imitate_elites(
-    problem: Problem, tables: PolicyTables, elites: Elites, weight: float
+    problem: PolicyInputs, tables: PolicyTables, elites: Elites, weight: float
 ) -> Lesson:
     """Returns the K elites as episodes to imitate, with `weight` in all.
 
@@ -98,7 +98,7 @@ def count_batch(state: TrainState, *, episodes: int, evaluations: int) -> TrainS
 
 def descend_batch(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     episodes: Episode,
     makespan_s: chex.Array,
     policy: PolicyConfig,
@@ -153,7 +153,7 @@ def _pad_lesson(lesson: Lesson, shards: int) -> Lesson:
 
 def _descend_lessons(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     drawn: Lesson,
     models: Lesson | None,
     *,
@@ -174,7 +174,7 @@ def _descend_lessons(
 
 def descend_lesson(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     lesson: Lesson,
     policy: PolicyConfig,
     learning_rate: float,

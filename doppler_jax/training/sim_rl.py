@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
 from doppler_jax.training.elites import update_elites
 from doppler_jax.training.reinforce import count_batch, descend_batch
@@ -36,7 +36,7 @@ class SimConfig:
     elite_weight: float = 4.0  # of their imitation beside the policy gradient
     num_chains: int = 128  # of local search beside the policy; at most `batch`, 0 for none
     search_rounds: int = 16  # moves of every chain per update
-    links: Literal["parallel", "serial", "engine"] = "parallel"  # of what is simulated
+    links: Literal["parallel", "serial", "duplex"] = "parallel"  # of what is simulated
 
     @property
     def search_evaluations(self) -> int:
@@ -77,7 +77,7 @@ def check_sim_config(config: SimConfig) -> None:
 
 
 def init_sim_state(
-    key: chex.PRNGKey, params: chex.ArrayTree, problem: Problem, config: SimConfig
+    key: chex.PRNGKey, params: chex.ArrayTree, problem: PolicyInputs, config: SimConfig
 ) -> TrainState:
     """Returns the state before the first update of stage 2; the key is consumed.
 
@@ -90,7 +90,7 @@ def init_sim_state(
 
 
 def sim_update(
-    state: TrainState, problem: Problem, policy: PolicyConfig, config: SimConfig
+    state: TrainState, problem: PolicyInputs, policy: PolicyConfig, config: SimConfig
 ) -> tuple[TrainState, dict[str, chex.Array]]:
     """Does one update of stage 2; returns the new state and scalar metrics.
 
@@ -114,7 +114,7 @@ def _compiled(shards: int) -> Callable[..., tuple[TrainState, dict[str, chex.Arr
 
 def update_on(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     policy: PolicyConfig,
     config: SimConfig,
     shards: int,
@@ -149,7 +149,7 @@ def update_on(
 
 def _draw(
     params: chex.ArrayTree,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     policy: PolicyConfig,
     config: SimConfig,
@@ -162,13 +162,13 @@ def _draw(
     """
 
     def run(
-        problem: Problem, tables: PolicyTables, keys: chex.PRNGKey
+        problem: PolicyInputs, tables: PolicyTables, keys: chex.PRNGKey
     ) -> tuple[Episode, chex.Array]:
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(
             keys.reshape(-1), problem, tables
         )
-        makespan_s = simulate_instance(
-            problem.instance, drawn.placement, links=config.links
+        makespan_s = simulate_padded(
+            problem.padded, drawn.placement, links=config.links
         ).makespan_s
         return jax.tree.map(
             lambda array: array.reshape(keys.shape + array.shape[1:]), (drawn, makespan_s)
@@ -190,7 +190,7 @@ def _draw(
 
 def _search(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     episodes: Chains,
     config: SimConfig,
@@ -209,7 +209,7 @@ def _search(
         )
     return run(
         key,
-        problem.instance,
+        problem.padded,
         jnp.arange(config.num_chains, dtype=jnp.int32),
         Chains(placement=state.chain_placement, makespan_s=state.chain_makespan_s),
         jax.tree.map(lambda array: array[: config.num_chains], episodes),

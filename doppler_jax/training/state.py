@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
 
 
@@ -45,12 +45,12 @@ def init_state(
     key: chex.PRNGKey,
     params: chex.ArrayTree,
     optimizer: optax.GradientTransformation,
-    problem: Problem,
+    problem: PolicyInputs,
     num_elites: int,
     num_chains: int = 1,
 ) -> TrainState:
     """Returns the state before the first update; the key is consumed."""
-    size = problem.instance.padded_tasks
+    size = problem.padded.padded_tasks
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),

@@ -9,7 +9,7 @@ import numpy as np
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import make_family
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
@@ -62,7 +62,7 @@ class Drawn:
     source: str  # its family, or the workload
     graph: TaskGraph
     costs: Costs
-    problem: Problem  # padded to the bucket
+    problem: PolicyInputs  # padded to the bucket
 
 
 def draw_problems(
@@ -91,7 +91,7 @@ def _draw(rng: np.random.Generator, bucket: Bucket, source: str) -> Drawn:
         ccr = float(np.exp(rng.uniform(*np.log(CCR))))
         latency_share = 0.2 if rng.random() < 0.2 else 0.0
         costs = costs_of_ccr(graph, random_cluster(rng, kind), ccr, latency_share)
-        problem = make_problem(graph, costs)
+        problem = make_policy_inputs(graph, costs)
         if bucket.sizes.holds(problem_sizes(problem)):
             return Drawn(source, graph, costs, pad_problem(problem, bucket.sizes))
     raise ValueError(f"{source}: {TRIES} draws, and none fits {bucket.sizes}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from doppler_jax.costs.refit import Refit
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import Problem, make_problem
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode
 from doppler_jax.training.elites import update_elites
@@ -52,7 +52,7 @@ class SystemConfig(Descent):
     confirm_pairs: int = 15  # runs of the update's best, before it becomes the incumbent
     final_pairs: int = 15  # runs of the last incumbent against the first, at the end
     proposal_evaluations: int = 50_000  # placements simulated per search
-    links: Literal["parallel", "serial", "engine"] = "serial"  # in the search's simulator
+    links: Literal["parallel", "serial", "duplex"] = "serial"  # in the search's simulator
     num_elites: int = 4
 
     @property
@@ -104,7 +104,7 @@ def system_update(
     before = system.log.before(update)
     traces = [m.paired.trace for m in before if m.paired.trace is not None]
     costs = system.refit(traces)
-    problem = make_problem(system.graph, costs)
+    problem = make_policy_inputs(system.graph, costs)
     sample_key, search_key = jax.random.split(jax.random.fold_in(state.key, update))
     episodes = _sample(state.params, problem, sample_key, system.policy, config.batch)
     samples = np.asarray(episodes.placement, np.int64)[:, : system.graph.num_tasks]
@@ -223,7 +223,7 @@ def compare(system: System, update: int, first: np.ndarray, last: np.ndarray) ->
 @partial(jax.jit, static_argnames=("policy", "batch"))
 def _sample(
     params: chex.ArrayTree,
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     policy: PolicyConfig,
     batch: int,
@@ -236,7 +236,7 @@ def _sample(
 @partial(jax.jit, static_argnames=("policy", "settings"))
 def _learn(
     state: TrainState,
-    problem: Problem,
+    problem: PolicyInputs,
     episodes: Episode,
     measured_s: chex.Array,
     policy: PolicyConfig,

@@ -8,9 +8,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.search.moves import CriticalChain, critical_chain, mutate
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
 
 HOTTEST, COLDEST = 2e-2, 3e-4
@@ -30,7 +30,7 @@ class Chains:
 
 def temper(
     key: chex.PRNGKey,
-    instance: Instance,
+    padded: PaddedProblem,
     number: chex.Array,
     chains: Chains,
     proposals: Chains,
@@ -42,7 +42,7 @@ def temper(
 
     Args:
       key: of the draws; it is consumed.
-      instance: the problem.
+      padded: the problem.
       number: `[C]` of each chain among all, if these are some whole ladders of many; what a
         chain draws goes by it.
       chains: the chains; one of infinite makespan takes any proposal.
@@ -60,9 +60,9 @@ def temper(
     listens = (number // RUNGS) % 2 == 0
     accepted &= listens | jnp.isinf(chains.makespan_s)
     chains = _where(accepted, proposals, chains)
-    times = simulate_instance(instance, chains.placement, links=links, schedule=True)
+    times = simulate_padded(padded, chains.placement, links=links, schedule=True)
     # Moves of this call keep to the critical chains of its start.
-    critical = critical_chain(instance, chains.placement, times.start_s, times.finish_s)
+    critical = critical_chain(padded, chains.placement, times.start_s, times.finish_s)
 
     def round_of_moves(
         turn: chex.Array, carry: tuple[Chains, CriticalChain, Chains]
@@ -70,11 +70,11 @@ def temper(
         chains, critical, best = carry
         turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, turn)
         once_keys, again_keys, twice_keys, accept_keys, exchange_keys = _split(turn_keys, 5)
-        placement = mutate(once_keys, instance, chains.placement, critical)
+        placement = mutate(once_keys, padded, chains.placement, critical)
         again = _uniform(again_keys) < 1 / 3
-        twice = mutate(twice_keys, instance, placement, critical)
+        twice = mutate(twice_keys, padded, placement, critical)
         placement = jnp.where(again[:, None], twice, placement)
-        makespan_s = simulate_instance(instance, placement, links=links).makespan_s
+        makespan_s = simulate_padded(padded, placement, links=links).makespan_s
         moved = Chains(placement=placement, makespan_s=makespan_s)
         accepted = _accepts(accept_keys, temperature_s, chains.makespan_s, makespan_s)
         best = _where(makespan_s < best.makespan_s, moved, best)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.policies.features import Problem
+from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.imitation import ImitationConfig, imitation_update
@@ -35,7 +35,7 @@ class Trained:
 
 
 def train_policy(
-    problem: Problem,
+    problem: PolicyInputs,
     key: chex.PRNGKey,
     *,
     budget_s: float | None = None,
@@ -112,7 +112,7 @@ def train_policy(
 def _imitate(
     key: chex.PRNGKey,
     params: chex.ArrayTree,
-    problem: Problem,
+    problem: PolicyInputs,
     policy: PolicyConfig,
     config: ImitationConfig,
     in_time: Callable[[], bool],
@@ -151,5 +151,7 @@ def fit_updates(config: SimConfig, max_evaluations: int | None) -> SimConfig:
 
 
 @partial(jax.jit, static_argnames="policy")
-def _init_params(key: chex.PRNGKey, policy: PolicyConfig, problem: Problem) -> chex.ArrayTree:
+def _init_params(
+    key: chex.PRNGKey, policy: PolicyConfig, problem: PolicyInputs
+) -> chex.ArrayTree:
     return init_params(key, policy, problem)

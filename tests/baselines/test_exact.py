@@ -12,7 +12,7 @@ from doppler_jax.baselines.brute_force import brute_force
 from doppler_jax.baselines.exact import exact
 from doppler_jax.baselines.exact_durations import MAX_TICKS, durations_s, tick_of
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
-from doppler_jax.graphs.instance import input_ready_s
+from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.simulator.memory import peak_memory_bytes
 from experiments.neutral import load_published
 from tests.generators import random_problem

@@ -15,7 +15,7 @@ from doppler_jax.costs.linear_fit import fit_line
 from doppler_jax.costs.measured import Calibration, KernelTime
 from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.instance import make_instance
+from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.types import Kernel
 
 
@@ -225,7 +225,7 @@ def test_methods_without_handling_see_longer_transfers():
     assert found.latency_s.tolist() == [[0, 3, 5], [3, 0, 6], [5, 6, 0]]
     assert found.seconds_per_byte.tolist() == [[0, 1.5, 1.5], [1.5, 0, 1], [1.5, 1, 0]]
     for ours, theirs in zip(
-        make_instance(graph, spent).links,
+        pad_problem(graph, spent).links,
         (found.latency_s, found.seconds_per_byte),
         strict=True,
     ):

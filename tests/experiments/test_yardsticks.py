@@ -97,7 +97,7 @@ def test_numba_refuses_what_it_cannot_index():
             numba_model.makespans_s(graph, costs, np.array(wrong))
     good = np.array([[0, 1]])
     with pytest.raises(ValueError, match="unknown links 'engine'; known: parallel, serial"):
-        numba_model.makespans_s(graph, costs, good, links="engine")
+        numba_model.makespans_s(graph, costs, good, links="duplex")
     with pytest.raises(ValueError, match="number of threads must be"):
         numba_model.makespans_s(graph, costs, good, 0)
     assert numba_model.makespans_s(graph, costs, good).tolist() == [1.0]

@@ -12,7 +12,7 @@ from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.learned import policy_candidates
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Policy
 from experiments import zero_shot, zero_shot_cells, zero_shot_tables
@@ -111,7 +111,7 @@ def test_greedy_placements_do_not_depend_on_padding(study):
     problems = [
         random_problem(np.random.default_rng(k), 12 + k, d) for k, d in ((0, 2), (1, 3))
     ]
-    made = [make_problem(*problem) for problem in problems]
+    made = [make_policy_inputs(*problem) for problem in problems]
     found = zero_shot_cells.drawn_placements(study.policy, made)
     for placements, problem, (graph, costs) in zip(found, made, problems, strict=True):
         assert placements.shape == (2 + zero_shot_cells.SAMPLES, graph.num_tasks)
@@ -126,7 +126,7 @@ def test_islands_are_compared_with_heft(study, monkeypatch):
         zero_shot_cells,
         "drawn_placements",
         lambda policy, problems: [
-            np.arange(3)[:, None].repeat(int(p.instance.num_tasks), 1) for p in problems
+            np.arange(3)[:, None].repeat(int(p.padded.num_tasks), 1) for p in problems
         ],
     )
     found = zero_shot_cells.island_cell(study, 3)
@@ -219,7 +219,7 @@ def test_the_whole_command_writes_what_it_found(asked, policy, tmp_path, monkeyp
     monkeypatch.setattr(zero_shot, "times", lambda *_: timed)
     monkeypatch.setattr(
         zero_shot_cells, "drawn_placements", lambda policy, problems: [
-            np.zeros((2, int(p.instance.num_tasks)), int) for p in problems
+            np.zeros((2, int(p.padded.num_tasks)), int) for p in problems
         ],
     )  # fmt: skip
     settings = ZeroShotSettings(

@@ -1,6 +1,6 @@
 import pytest
 
-from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.graphs.padded import bucket_size
 
 
 def test_values():

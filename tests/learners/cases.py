@@ -8,7 +8,7 @@ import numpy as np
 
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners.learner import Explored
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 
 DEVICES = 3
 
@@ -33,9 +33,9 @@ class Toy:
         return {"logits": jnp.zeros(DEVICES)}
 
     def explore(self, params, problem, key, update, links):
-        shape = (self.batch, problem.instance.padded_tasks)
+        shape = (self.batch, problem.padded.padded_tasks)
         drawn = jax.random.categorical(key, params["logits"], shape=shape).astype(jnp.int32)
-        makespan_s = simulate_instance(problem.instance, drawn, links=links).makespan_s
+        makespan_s = simulate_padded(problem.padded, drawn, links=links).makespan_s
         lesson = {"device": drawn, "advantage": makespan_s.mean() - makespan_s}
         return Explored(lesson=lesson, placement=drawn, makespan_s=makespan_s)
 
@@ -44,7 +44,7 @@ class Toy:
         return -(lesson["advantage"] * log_p).mean()
 
     def propose(self, params, problem, key, count, links):
-        shape = (count, problem.instance.padded_tasks)
+        shape = (count, problem.padded.padded_tasks)
         drawn = jax.random.categorical(key, params["logits"], shape=shape).astype(jnp.int32)
         return drawn.at[0].set(params["logits"].argmax().astype(jnp.int32))
 

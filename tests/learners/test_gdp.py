@@ -11,7 +11,7 @@ from doppler_jax.learners.gdp import Gdp, chosen_log_prob, clipped_gain
 from doppler_jax.learners.graph_sage import GraphSage
 from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from tests.generators import random_problem
 from tests.policies.cases import padded_problem
 
@@ -36,7 +36,7 @@ def case():
 
 @pytest.fixture(scope="module")
 def problem(case):
-    return make_problem(*case)
+    return make_policy_inputs(*case)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def params(problem):
 
 
 def test_parameters_know_neither_tasks_nor_devices(problem):
-    other = make_problem(*random_problem(np.random.default_rng(0), 3, 5))
+    other = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 5))
     shapes = [jax.eval_shape(SMALL.init, jax.random.key(0), p) for p in (problem, other)]
     assert shapes[0] == shapes[1]
 
@@ -63,7 +63,7 @@ def test_fresh_parameters_make_devices_equally_likely(problem):
 def siblings():
     """Five tasks of equal cost on equal devices, four of them the readers of the first."""
     edges = [(0, reader, 1.0) for reader in range(1, 5)]
-    return make_problem(*dj.from_edge_delays(np.ones(5), edges, num_devices=DEVICES))
+    return make_policy_inputs(*dj.from_edge_delays(np.ones(5), edges, num_devices=DEVICES))
 
 
 def test_equal_devices_and_symmetric_tasks_are_told_apart(siblings, params):
@@ -74,7 +74,7 @@ def test_equal_devices_and_symmetric_tasks_are_told_apart(siblings, params):
 def test_episodes_have_the_log_probabilities_of_the_loss(problem, params):
     explored = explore(params, problem, jax.random.key(0), jnp.int32(0), links="parallel")
     lesson, logits = explored.lesson, logits_of(params, problem)
-    real = np.arange(problem.instance.padded_tasks) < TASKS
+    real = np.arange(problem.padded.padded_tasks) < TASKS
     p = np.asarray(jax.nn.softmax(logits))
     chosen = np.take_along_axis(p[None], np.asarray(lesson.placement)[..., None], -1)[..., 0]
     np.testing.assert_allclose(np.exp(lesson.log_p)[:, real], chosen[:, real], rtol=1e-5)
@@ -214,7 +214,7 @@ def test_the_policy_improves_over_its_start_on_chainmm():
     workload, cluster = dj.make_workload("chainmm", "paper"), dj.make_cluster("p100x4")
     program = dj.trace(workload.fn, *workload.args)
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
-    problem = make_problem(graph, dj.make_costs(graph, cluster))
+    problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
     state = init_learner(jax.random.key(0), problem, learner)
     drawn_s = []
@@ -231,7 +231,7 @@ def test_ten_thousand_tasks_take_linear_memory():
     for num_tasks in (5_000, 10_000):
         edges = [(v, v + 8, 1.0) for v in range(num_tasks - 8)]
         graph, costs = dj.from_edge_delays(np.ones(num_tasks), edges, num_devices=4)
-        problem = make_problem(graph, costs)
+        problem = make_policy_inputs(graph, costs)
         learner = Gdp()
         weights = jax.jit(learner.init)(jax.random.key(0), problem)
         run = jax.jit(learner.propose, static_argnames=("count", "links"))

@@ -10,7 +10,7 @@ import doppler_jax as dj
 from doppler_jax.learners import giph
 from doppler_jax.learners.giph import Giph, GiphLesson, move_log_prob, step_advantage
 from doppler_jax.learners.learner import init_learner, learner_update
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from tests.generators import random_problem
 from tests.policies.cases import padded_problem
 
@@ -203,7 +203,7 @@ def test_the_policy_improves_over_its_start():
     workload, cluster = dj.make_workload("chainmm", "paper"), dj.make_cluster("p100x4")
     program = dj.trace(workload.fn, *workload.args)
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
-    problem = make_problem(graph, dj.make_costs(graph, cluster))
+    problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Giph()
     state = init_learner(jax.random.key(0), problem, learner)
     met_s = []

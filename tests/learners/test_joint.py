@@ -11,8 +11,8 @@ from doppler_jax.learners import stepwise
 from doppler_jax.learners.joint import Joint
 from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.per_step import PerStep
-from doppler_jax.policies.features import make_problem
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.simulator.simulate import simulate_padded
 
 DRAWS = 4096
 LEARNERS = {
@@ -31,7 +31,7 @@ def make_case():
 
 @pytest.fixture(scope="module")
 def problem():
-    return make_problem(*make_case())
+    return make_policy_inputs(*make_case())
 
 
 def random_params(learner, problem, scale=1.0):
@@ -108,7 +108,7 @@ def chains(lengths=(3, 3)):
 def test_it_imitates_and_then_improves(name, monkeypatch):
     """One compilation: the teacher's updates are the first five."""
     monkeypatch.setattr(stepwise, "IMITATED", 5)
-    learner, problem = LEARNERS[name], make_problem(*chains())
+    learner, problem = LEARNERS[name], make_policy_inputs(*chains())
     # Compiled for this test alone: what it sets is part of the trace.
     update = jax.jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
     params = random_params(learner, problem, 0.1)
@@ -121,6 +121,6 @@ def test_it_imitates_and_then_improves(name, monkeypatch):
     assert losses[4] < losses[0]
     assert np.mean(means_s[-5:]) < np.mean(means_s[5:10])
     assert float(state.best_makespan_s) <= min(means_s) * (1 + 1e-5)
-    best_s = simulate_instance(problem.instance, state.best_placement[None]).makespan_s[0]
+    best_s = simulate_padded(problem.padded, state.best_placement[None]).makespan_s[0]
     assert best_s == pytest.approx(float(state.best_makespan_s))
     assert int(state.evaluations) == 40 * 16

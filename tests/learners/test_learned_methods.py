@@ -13,7 +13,7 @@ import doppler_jax as dj
 from doppler_jax import learned_methods, methods
 from doppler_jax.learned_methods import NUM_PROPOSALS, learner
 from doppler_jax.learners.registry import LEARNERS
-from doppler_jax.policies.features import FEATURE_VERSION, make_problem
+from doppler_jax.policies.features import FEATURE_VERSION, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import random_problem
@@ -155,7 +155,7 @@ def test_every_learner_trains_proposes_and_keeps_to_its_bound(name, tmp_path):
         placed = dj.place(graph, costs, method=name, max_evaluations=150)
         assert 0 < placed.evaluations <= 150
         assert np.isfinite(placed.makespan_s)
-        shapes = jax.eval_shape(small.init, jax.random.key(0), make_problem(graph, costs))
+        shapes = jax.eval_shape(small.init, jax.random.key(0), make_policy_inputs(graph, costs))
         params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         dj.save_policy(tmp_path, dj.Policy(params=params, config=small, method=name))
         policy = dj.load_policy(tmp_path)

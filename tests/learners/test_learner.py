@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from doppler_jax.learners.learner import init_learner, learner_update, train_learner
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.learners.cases import DEVICES, Toy, slow_device
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return make_problem(*slow_device())
+    return make_policy_inputs(*slow_device())
 
 
 def steps_taken(state):
@@ -90,7 +90,7 @@ def test_every_pass_takes_a_step_per_minibatch_and_sees_every_episode_once(probl
 
 def test_problems_of_one_shape_share_a_compilation(problem):
     graph, costs = slow_device()
-    other = make_problem(graph, costs.replace(compute_s=2 * costs.compute_s))
+    other = make_policy_inputs(graph, costs.replace(compute_s=2 * costs.compute_s))
     once = jax.jit(
         chex.assert_max_traces(learner_update.__wrapped__, n=1),
         static_argnames=("learner", "links"),

@@ -13,9 +13,9 @@ from doppler_jax.learners import placeto
 from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.learners.placeto import Placeto, advantages, placement_at, step_makespans
 from doppler_jax.learners.placeto_encoder import find_relatives, group_shares
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_problem
 from tests.policies.cases import padded_problem
 
@@ -100,7 +100,7 @@ def visiting_order(problem):
 
 
 def test_parameters_know_neither_tasks_nor_devices(compiled, problem):
-    other = make_problem(*random_problem(np.random.default_rng(0), 3, 5))
+    other = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 5))
     shapes = [
         jax.eval_shape(compiled.learner.init, jax.random.key(0), p) for p in (problem, other)
     ]
@@ -179,7 +179,7 @@ def test_the_first_proposal_takes_likeliest_choices(problem):
         compiled.params, problem, jax.random.key(2), count=5, links="parallel"
     )
     assert (placements[1:] != placements[:1]).any()
-    start = placeto.start_on(problem, jnp.argmin(problem.instance.compute_s.sum(0))[None])
+    start = placeto.start_on(problem, jnp.argmin(problem.padded.compute_s.sum(0))[None])
     logits = compiled.all_logits(compiled.params, problem, start, placements[:1])
     likeliest = np.asarray(logits)[:TASKS, 0].argmax(-1)
     np.testing.assert_array_equal(placements[0, visiting_order(problem)], likeliest)
@@ -262,17 +262,17 @@ def test_it_improves_on_its_start_on_chainmm(once):
     workload, cluster = dj.make_workload("chainmm"), dj.make_cluster("p100x4")
     program = dj.trace(workload.fn, *workload.args)
     graph = dj.partition(program, num_shards=4, cluster=cluster).graph
-    problem = make_problem(graph, dj.make_costs(graph, cluster))
+    problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Placeto(once=once, width=8, rounds=2)
     ends = jax.jit(learner.propose, static_argnames=("count", "links"))
 
     def mean_s(params):
         placements = ends(params, problem, jax.random.key(7), count=64, links="parallel")
-        return simulate_instance(problem.instance, placements).makespan_s.mean()
+        return simulate_padded(problem.padded, placements).makespan_s.mean()
 
     state = init_learner(jax.random.key(0), problem, learner)
     one_device = placeto.start_on(problem, jnp.zeros(1, jnp.int32))
-    start_s = simulate_instance(problem.instance, one_device).makespan_s[0]
+    start_s = simulate_padded(problem.padded, one_device).makespan_s[0]
     fresh_s = mean_s(state.params)
     for _ in range(80):
         state, _ = learner_update(state, problem, learner=learner, links="parallel")

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.graphs import instance
+from doppler_jax.graphs import padded
 from doppler_jax.policies import features, model, rollout
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.place import NUM_DEVICE_FEATURES, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
@@ -33,10 +33,10 @@ def padded_problem(graph, costs, tasks=64, edges=2048):
         return {16: edges, 2: 32}.get(smallest, tasks)  # of edges, and of reads of inputs
 
     with (
-        mock.patch.object(instance, "bucket_size", side_effect=size),
+        mock.patch.object(padded, "bucket_size", side_effect=size),
         mock.patch.object(features, "bucket_size", return_value=edges),
     ):
-        return make_problem(graph, costs)
+        return make_policy_inputs(graph, costs)
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def apply(parameters, problem):
 
 def replay_one(problem, actions):
     """The episode of given actions, with all features, whatever a policy reads."""
-    steps = problem.instance.padded_tasks
+    steps = problem.padded.padded_tasks
     score = jnp.zeros(steps + 1).at[actions.task].set(-jnp.arange(steps, dtype=jnp.float32))
     placement = jnp.zeros(steps, jnp.int32).at[actions.task].set(actions.device, mode="drop")
     place = earliest_tables(problem, NUM_DEVICE_FEATURES["general"])

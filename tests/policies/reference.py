@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.graphs.ties import strongest_ties
+from doppler_jax.graphs.relatives import nearest_relatives
 from doppler_jax.policies.list_schedule import SAME
 
 
@@ -26,7 +26,7 @@ def steps(graph, costs, tasks, devices):
     d = costs.num_devices
     edges = list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
     num_bytes = costs.tensor_bytes[graph.edge_tensor]
-    unit_s, ties = time_unit_s(graph, costs), strongest_ties(graph, costs)
+    unit_s, ties = time_unit_s(graph, costs), nearest_relatives(graph, costs)
     load_s, free_s, members = np.zeros(d), np.zeros(d), [[] for _ in range(d)]
     where, start_s, finish_s = {}, {}, {}
     for v, here in zip(tasks, devices, strict=True):

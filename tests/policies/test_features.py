@@ -6,7 +6,7 @@ import pytest
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, task_edges
 from doppler_jax.graphs.levels import b_level, b_path, t_level, t_path
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.types import Costs
 from tests.policies import reference
 from tests.policies.cases import SIZES, case
@@ -42,7 +42,7 @@ def test_static_features_equal_a_plain_recomputation(num_tasks):
 @pytest.mark.parametrize("num_tasks", SIZES)
 def test_edges_paths_and_orders(num_tasks):
     graph, costs, problem = case(num_tasks)
-    nobody = problem.instance.padded_tasks
+    nobody = problem.padded.padded_tasks
     ends = np.stack([problem.edge_sender, problem.edge_receiver])
     np.testing.assert_array_equal(ends[:, : graph.num_edges], task_edges(graph))
     assert (ends[:, graph.num_edges :] == nobody).all()
@@ -66,7 +66,7 @@ def test_b_levels_that_differ_by_rounding_have_one_rank():
     # 0.1 + 0.2 is not 0.3 in floating point; the tasks are 0 -> 1, 2 and 3.
     graph, costs = from_edge_delays([0.1, 0.2, 0.3, 0.4], [(0, 1, 0.0)])
     assert b_level(graph, costs)[0] != b_level(graph, costs)[2]
-    assert make_problem(graph, costs).b_rank[:4].tolist() == [1, 0, 1, 2]
+    assert make_policy_inputs(graph, costs).b_rank[:4].tolist() == [1, 0, 1, 2]
 
 
 def test_a_graph_without_any_cost_has_finite_features():
@@ -81,13 +81,13 @@ def test_a_graph_without_any_cost_has_finite_features():
         seconds_per_byte=np.zeros((2, 2)),
         capacity_bytes=np.full(2, np.inf),
     )
-    problem = make_problem(graph, costs)
+    problem = make_policy_inputs(graph, costs)
     assert (np.asarray(problem.task_features) == 0).all()
     assert problem.unit_s == 1.0
 
 
 def test_one_device_moves_nothing():
     graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 5.0)], num_devices=1)
-    problem = make_problem(graph, dataclasses.replace(costs, compute_s=costs.compute_s))
+    problem = make_policy_inputs(graph, dataclasses.replace(costs, compute_s=costs.compute_s))
     assert (np.asarray(problem.edge_features) == 0).all()
     np.testing.assert_allclose(problem.unit_s, 1.5)

@@ -4,7 +4,7 @@ import pytest
 
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.policies import rollout
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.frontier import frontier_softmax
 from tests.policies import reference
 from tests.policies.cases import DEVICES, apply, case, keys, log_prob, params, sample, sampled
@@ -60,8 +60,8 @@ def test_episodes_of_many_chains_record_no_frontiers_and_have_their_log_probs():
     count = rollout.RECORDED + 20
     edges = [(u, count - 1 - u, 1.0) for u in range(15)]
     graph, costs = from_edge_delays(rng.lognormal(size=count), edges, num_devices=DEVICES)
-    problem = make_problem(graph, costs)
-    assert len(problem.instance.chain_head) > rollout.RECORDED
+    problem = make_policy_inputs(graph, costs)
+    assert len(problem.padded.chain_head) > rollout.RECORDED
     tables = apply(params(), problem)
     episodes = sample(keys(count=2), problem, tables)
     assert episodes.heads.size == 0

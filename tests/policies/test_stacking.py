@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes, stack_problems
-from doppler_jax.simulator.simulate import simulate, simulate_instance
+from doppler_jax.simulator.simulate import simulate, simulate_padded
 from tests.generators import random_problem
 from tests.policies.cases import (
     apply,
@@ -23,7 +23,7 @@ from tests.policies.cases import (
 @pytest.mark.parametrize("num_tasks", [0, 1, 8, 24])
 def test_padding_equals_that_of_the_buckets(num_tasks):
     graph, costs, padded = case(num_tasks)
-    exact = make_problem(graph, costs)
+    exact = make_policy_inputs(graph, costs)
     found = pad_problem(exact, problem_sizes(padded))
     for (path, wanted), array in zip(
         jax.tree_util.tree_leaves_with_path(padded), jax.tree.leaves(found), strict=True
@@ -46,7 +46,7 @@ def test_devices_that_pad_change_no_makespan(wide):
     able = np.isfinite(costs.compute_s[np.arange(24), placements]).all(1)
     placements = placements[able] if able.any() else np.asarray(sampled(24)[1].placement)
     placements = placements[:, :24].astype("i4")
-    found = simulate_instance(wide.instance, placements).makespan_s
+    found = simulate_padded(wide.padded, placements).makespan_s
     expected = simulate(graph, costs, placements).makespan_s
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -76,14 +76,14 @@ def test_problems_stack():
     problems = [case(8)[2], case(24)[2]]
     sizes = Sizes(*np.max([dataclasses.astuple(problem_sizes(p)) for p in problems], axis=0))
     stacked = stack_problems([pad_problem(p, sizes) for p in problems])
-    assert stacked.instance.num_tasks.tolist() == [8, 24]
+    assert stacked.padded.num_tasks.tolist() == [8, 24]
     second = jax.tree.map(lambda array: array[1], stacked)
     np.testing.assert_array_equal(second.task_features, problems[1].task_features)
 
 
 def test_what_does_not_fit_is_refused():
     graph, costs = random_problem(np.random.default_rng(0), 24, 3)
-    problem = make_problem(graph, costs)
+    problem = make_policy_inputs(graph, costs)
     sizes = dataclasses.replace(problem_sizes(problem), chains=1)
     with pytest.raises(ValueError, match=r"does not fit into Sizes\(tasks=24.*chains=1"):
         pad_problem(problem, sizes)

@@ -8,7 +8,7 @@ import pytest
 
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.policies import model
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.select import path_sum
 from doppler_jax.types import RESIDENT
 from tests.policies.cases import (
@@ -42,8 +42,8 @@ def assert_rows_close(tables, tasks, expected, expected_tasks):
 
 def test_tables_do_not_depend_on_padding():
     graph, costs, padded = case(24)
-    exact = make_problem(graph, costs)
-    assert exact.instance.padded_tasks == 24
+    exact = make_policy_inputs(graph, costs)
+    assert exact.padded.padded_tasks == 24
     tasks = np.arange(24)
     assert_rows_close(apply(params(), exact), tasks, apply(params(), padded), tasks)
 
@@ -140,7 +140,7 @@ def test_the_unit_of_time_does_not_matter(factor):
 @pytest.mark.parametrize("num_tasks", SIZES)
 def test_path_sums_equal_a_walk_along_the_path(num_tasks):
     problem = case(num_tasks)[2]
-    nobody = problem.instance.padded_tasks
+    nobody = problem.padded.padded_tasks
     values = np.random.default_rng(0).normal(size=(nobody + 1, 4)).astype("f4")
     following = np.asarray(problem.next_on_b_path)
     totals, hops = np.zeros((num_tasks, 4)), np.zeros(num_tasks)
@@ -163,4 +163,4 @@ def test_parameters_fit_any_size_and_number_of_devices():
         seconds_per_byte=np.zeros((1, 1)),
     )
     graph = dataclasses.replace(graph, input_home=np.full(graph.num_inputs, RESIDENT))
-    assert parameter_shapes(make_problem(graph, few)) == parameter_shapes(case(64)[2])
+    assert parameter_shapes(make_policy_inputs(graph, few)) == parameter_shapes(case(64)[2])

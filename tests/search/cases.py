@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs import padded as padded_module
 from doppler_jax.simulator.simulate import simulate
 from tests.generators import random_problem
 
@@ -14,10 +14,10 @@ SIZE = 16
 
 
 def one_size(patch):
-    """Makes every instance of at most 16 tasks the same size: one compilation for all."""
+    """Makes every padded of at most 16 tasks the same size: one compilation for all."""
     sizes = {16: 256}  # edges
     patch.setattr(
-        instance_module, "bucket_size", lambda size, smallest: sizes.get(smallest, SIZE)
+        padded_module, "bucket_size", lambda size, smallest: sizes.get(smallest, SIZE)
     )
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.graphs.instance import make_instance
+from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.search.moves import (
     GROUP,
     CriticalChain,
@@ -13,7 +13,7 @@ from doppler_jax.search.moves import (
     mutate,
     single_moves,
 )
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_problem
 from tests.search.cases import DEVICES, SIZE, one_size, pinned_problem
 
@@ -44,7 +44,7 @@ def test_moves_are_small_possible_and_reach_everything(num_tasks):
     graph, costs = pinned_problem(num_tasks, num_tasks)
     placement = placed_on_able(costs, rng)
     before = jnp.broadcast_to(placement[None], (LANES, SIZE))
-    after = np.asarray(MUTATE(jax.random.key(num_tasks), make_instance(graph, costs), before))
+    after = np.asarray(MUTATE(jax.random.key(num_tasks), pad_problem(graph, costs), before))
     assert after.dtype == np.int32
     changed = after != placement
     assert (changed.sum(1) <= GROUP).all()
@@ -59,7 +59,7 @@ def test_moves_are_small_possible_and_reach_everything(num_tasks):
 def test_one_device_changes_nothing():
     graph, costs = random_problem(np.random.default_rng(0), 12, 1)
     before = jnp.zeros((64, SIZE), jnp.int32)
-    after = MUTATE(jax.random.key(0), make_instance(graph, costs), before)
+    after = MUTATE(jax.random.key(0), pad_problem(graph, costs), before)
     np.testing.assert_array_equal(after, before)
 
 
@@ -67,7 +67,7 @@ def test_every_kind_of_move_is_made():
     graph, costs = random_problem(np.random.default_rng(5), 16, DEVICES)
     placement = np.arange(SIZE, dtype=np.int32) % DEVICES
     before = jnp.broadcast_to(placement[None], (LANES, SIZE))
-    after = np.asarray(MUTATE(jax.random.key(1), make_instance(graph, costs), before))
+    after = np.asarray(MUTATE(jax.random.key(1), pad_problem(graph, costs), before))
     changed = after != placement
     count = changed.sum(1)
     assert (count == 1).mean() > 0.4
@@ -83,13 +83,13 @@ def test_half_of_the_moves_are_on_the_chain():
     chain = CriticalChain(
         task=jnp.full((LANES, SIZE), 7, jnp.int32), length=jnp.ones(LANES, jnp.int32)
     )
-    after = MUTATE(jax.random.key(1), make_instance(graph, costs), before, chain)
+    after = MUTATE(jax.random.key(1), pad_problem(graph, costs), before, chain)
     moved = np.asarray(after)[(np.asarray(after) != 0).sum(1) == 1]
     assert 0.45 < (moved[:, 7] != 0).mean() < 0.65
 
 
-def times(instance, placements):
-    result = simulate_instance(instance, placements, schedule=True)
+def times(padded, placements):
+    result = simulate_padded(padded, placements, schedule=True)
     return result.start_s, result.finish_s
 
 
@@ -98,7 +98,7 @@ def test_single_moves_are_all_there_are():
     placement = placed_on_able(costs, np.random.default_rng(3))
     moves = np.arange(SIZE * (DEVICES - 1), dtype=np.int32)
     copies = np.broadcast_to(placement, (len(moves), SIZE))
-    found = np.asarray(SINGLES(make_instance(graph, costs), copies, moves))
+    found = np.asarray(SINGLES(pad_problem(graph, costs), copies, moves))
     expected = {placement.tobytes()}
     for v, d in np.argwhere(np.isfinite(costs.compute_s)):
         moved = placement.copy()
@@ -111,23 +111,23 @@ def test_single_moves_are_all_there_are():
 def test_each_task_of_the_chain_waited_for_the_next(seed):
     rng = np.random.default_rng(seed)
     graph, costs = random_problem(rng, int(rng.integers(1, 17)), DEVICES)
-    instance = make_instance(graph, costs)
+    padded = pad_problem(graph, costs)
     placements = np.zeros((8, SIZE), np.int32)
     placements[:, : graph.num_tasks] = rng.integers(0, DEVICES, (8, graph.num_tasks))
-    start_s, finish_s = times(instance, placements)
-    chain = CHAIN(instance, placements, start_s, finish_s)
+    start_s, finish_s = times(padded, placements)
+    chain = CHAIN(padded, placements, start_s, finish_s)
     makespan_s = np.asarray(finish_s)[:, : graph.num_tasks].max(1)
     for b, place in enumerate(placements):
         tasks = np.asarray(chain.task[b])[: chain.length[b]]
         assert (np.asarray(chain.task[b])[chain.length[b] :] == SIZE).all()
         assert finish_s[b, tasks[0]] == makespan_s[b]
         for v, u in itertools.pairwise(tasks):
-            row = np.flatnonzero(instance.pred_task[v] == u)
-            sent = instance.latency_s[place[u], place[v]] + (
-                instance.pred_bytes[v, row] * instance.seconds_per_byte[place[u], place[v]]
+            row = np.flatnonzero(padded.pred_task[v] == u)
+            sent = padded.latency_s[place[u], place[v]] + (
+                padded.pred_bytes[v, row] * padded.seconds_per_byte[place[u], place[v]]
             )
             waits = [*sent, *([0.0] if place[u] == place[v] else [])]
             assert np.isclose(start_s[b, v] - finish_s[b, u], waits, rtol=1e-4, atol=1e-5).any()
         first = tasks[-1]
-        arrived = instance.input_ready_s[first, place[first]]
+        arrived = padded.input_ready_s[first, place[first]]
         assert np.isclose(start_s[b, first], arrived)

@@ -4,11 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from doppler_jax.objective import Objective
 from doppler_jax.search.memory import can_overflow, excess, make_memory_table
-from doppler_jax.search.objective import Objective, judge, make_search_problem, score
+from doppler_jax.search.objective import judge, make_search_problem, score
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_problem
 from tests.search.cases import DEVICES, SIZE, one_size, pinned_problem
 
@@ -71,10 +72,10 @@ def test_memory_is_that_of_the_exact_account(seed):
     capacity = np.array([np.median(peaks[:, 0]), np.inf, peaks[:, 2].max() + 1.0])
     costs = dataclasses.replace(costs, capacity_bytes=capacity)
     problem = make_search_problem(graph, costs, Objective(), jax.random.key(0))
-    times = simulate_instance(problem.instance, padded, schedule=True)
-    table = pad_items(make_memory_table(graph, costs, problem.instance))
+    times = simulate_padded(problem.padded, padded, schedule=True)
+    table = pad_items(make_memory_table(graph, costs, problem.padded))
     over = EXCESS(
-        table, problem.instance, padded, times.start_s, times.finish_s, np.ones(8, bool)
+        table, problem.padded, padded, times.start_s, times.finish_s, np.ones(8, bool)
     )
     expected = np.maximum(peaks[:, 0] - capacity[0], 0.0) / max(capacity[0], 1.0)
     np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
@@ -89,10 +90,10 @@ def test_memory_is_the_same_whether_peaks_are_worked_out_or_not(share):
     peaks = np.array([peak_memory_bytes(graph, costs, s) for s in schedules])
     costs = dataclasses.replace(costs, capacity_bytes=share * peaks.max(0))
     problem = make_search_problem(graph, costs, Objective(), jax.random.key(0))
-    times = simulate_instance(problem.instance, padded, schedule=True)
-    table = pad_items(make_memory_table(graph, costs, problem.instance))
+    times = simulate_padded(problem.padded, padded, schedule=True)
+    table = pad_items(make_memory_table(graph, costs, problem.padded))
     over = EXCESS(
-        table, problem.instance, padded, times.start_s, times.finish_s, np.ones(8, bool)
+        table, problem.padded, padded, times.start_s, times.finish_s, np.ones(8, bool)
     )
     expected = np.maximum(peaks / costs.capacity_bytes - 1.0, 0.0).sum(1)
     np.testing.assert_allclose(over, expected, rtol=1e-4, atol=1e-5)
@@ -188,7 +189,7 @@ def test_links_are_the_oracles():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"links": "wireless"}, "unknown links 'wireless'; known: parallel, serial, engine"),
+        ({"links": "wireless"}, "unknown links 'wireless'; known: parallel, serial, duplex"),
         ({"num_noise": -1}, "num_noise is -1; expected 0 or more"),
         ({"noise_sigma": -0.1}, "noise_sigma is -0.1"),
         ({"noise_sigma": np.nan}, "noise_sigma is nan"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.baselines.simple import random_placements
+from doppler_jax.objective import Objective
 from doppler_jax.search import anytime
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import Exact, run_search
@@ -16,7 +17,7 @@ from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.objective import Objective, make_search_problem, score_padded
+from doppler_jax.search.objective import make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle

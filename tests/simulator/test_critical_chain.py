@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.critical_chain import chain_seconds, critical_chain
-from doppler_jax.simulator.links import LINKS
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import problems
 from tests.simulator.cases import small_problem
@@ -55,7 +55,7 @@ def test_a_chain_through_a_serial_link():
 def test_a_chain_through_another_link_of_the_same_engine():
     # Device 2 receives from 0, then from 1.
     graph, costs = small_problem([1, 2, 1, 1], [(0, 4, [2]), (1, 4, [3])], 3)
-    schedule = simulate_oracle(graph, costs, [0, 1, 2, 2], links="engine")
+    schedule = simulate_oracle(graph, costs, [0, 1, 2, 2], links="duplex")
     assert summary(critical_chain(graph, schedule)) == [
         ("task", 0, "nothing"),
         ("transfer", 0, "input"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import NUM_FINALISTS, best_placement, start_order
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -20,7 +20,7 @@ def topological_rank(graph):
 @pytest.fixture
 def one_bucket(monkeypatch):
     monkeypatch.setattr(
-        instance_module, "bucket_size", lambda size, smallest: 512 if smallest == 16 else 32
+        padded_module, "bucket_size", lambda size, smallest: 512 if smallest == 16 else 32
     )
 
 

@@ -36,7 +36,7 @@ def on_links(links, starts, tensor_starts, input_start=0.0):
     [
         ("parallel", [5, 7, 6], [1, 2, 1.75]),
         ("serial", [5, 9, 6], [1, 5, 1.75]),
-        ("engine", [5, 13, 9], [1, 9, 5]),
+        ("duplex", [5, 13, 9], [1, 9, 5]),
     ],
 )
 def test_accepts_what_the_links_demand(links, starts, tensor_starts):
@@ -51,9 +51,9 @@ def test_accepts_what_the_links_demand(links, starts, tensor_starts):
         ("serial", [5, 7, 6], [1, 2, 1.75], "tensor 1 .* should start at 5 s"),
         ("serial", [5, 10, 6], [1, 6, 1.75], "tensor 1 .* should start at 5 s"),
         ("serial", [10, 6, 7], [6, 2, 1.75], "tensor 0 .* should start at 1 s"),
-        ("engine", [5, 9, 6], [1, 5, 1.75], "device 1 receives two things at once"),
-        ("engine", [5, 13.5, 9.5], [1, 9.5, 5.5], "tensor 2 .* waits though it could at 5 s"),
-        ("engine", [5, 9, 13], [1, 5, 9], "tensor 1 .* goes before transfer of tensor 2"),
+        ("duplex", [5, 9, 6], [1, 5, 1.75], "device 1 receives two things at once"),
+        ("duplex", [5, 13.5, 9.5], [1, 9.5, 5.5], "tensor 2 .* waits though it could at 5 s"),
+        ("duplex", [5, 9, 13], [1, 5, 9], "tensor 1 .* goes before transfer of tensor 2"),
     ],
 )
 def test_refuses_what_the_links_forbid(links, starts, tensor_starts, message):

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler_jax.costs.build import from_edge_delays, reference_costs
-from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.instance import make_instance
+from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.simulator import simulate as simulate_module
 from doppler_jax.simulator.noise import Factors, draw_factors, random_ranks
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate, simulate_instance
+from doppler_jax.simulator.simulate import simulate, simulate_padded
 from tests.generators import problems, random_problem
 from tests.simulator.cases import with_idle_devices
 
@@ -26,7 +26,7 @@ SIZES = {2: 256, 4: 128, 8: 32, 16: 1024}
 
 @pytest.fixture
 def one_bucket(monkeypatch):
-    monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: SIZES[smallest])
+    monkeypatch.setattr(padded_module, "bucket_size", lambda size, smallest: SIZES[smallest])
     monkeypatch.setattr(simulate_module, "bucket_size", lambda size: 96)
 
 
@@ -50,7 +50,7 @@ def batched(options, num_devices):
 def test_equals_the_oracle(links, problem):
     graph, costs, placement, options = problem
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(instance_module, "bucket_size", lambda size, smallest: SIZES[smallest])
+        patch.setattr(padded_module, "bucket_size", lambda size, smallest: SIZES[smallest])
         patch.setattr(simulate_module, "bucket_size", lambda size: 96)
         more = with_idle_devices(costs, 4)
         result = simulate(graph, more, placement, links=links, **batched(options, 4))
@@ -103,16 +103,16 @@ def test_stars_chains_and_more_devices_than_tasks():
 
 
 def test_engine_links_are_simulated_as_such():
-    # Two outputs wait for one engine: test_engine_links.py has the rest.
+    # Two outputs wait for one engine: test_duplex_links.py has the rest.
     edges = [(0, 2, 4.0), (1, 3, 4.0)]
     graph, costs = from_edge_delays([1, 1, 1, 1], edges, num_devices=3)
     placement = [0, 1, 2, 2]
     found = {}
-    for links in ("serial", "engine"):
+    for links in ("serial", "duplex"):
         found[links] = simulate(graph, costs, placement, links=links).finish_s[0]
         schedule = simulate_oracle(graph, costs, placement, links=links)
         np.testing.assert_array_equal(found[links], schedule.finish_s)
-    assert found["engine"].max() > found["serial"].max()
+    assert found["duplex"].max() > found["serial"].max()
 
 
 @pytest.mark.parametrize("queue", ["fifo", "priority"])
@@ -123,9 +123,9 @@ def test_wide_graphs_take_queues_and_give_the_same(queue, monkeypatch):
     options = {"queue": queue, "priority": rng.random((3, 20))} if queue == "priority" else {}
     slots = simulate(graph, costs, placements, **options)
     monkeypatch.setattr(simulate_module, "WIDE", (0, 0))
-    simulate_instance.clear_cache()
+    simulate_padded.clear_cache()
     queues = simulate(graph, costs, placements, **options)
-    simulate_instance.clear_cache()
+    simulate_padded.clear_cache()
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), slots, queues)
 
 
@@ -214,12 +214,12 @@ def test_one_two_and_four_devices_give_the_same(noisy, schedule, monkeypatch):
 def test_a_batch_may_mix_graphs_of_a_bucket(one_bucket):
     rng = np.random.default_rng(4)
     problem_list = [random_problem(rng, n, 3) for n in (20, 25, 30)]
-    instances = [make_instance(graph, costs) for graph, costs in problem_list]
-    stacked = jax.tree.map(lambda *a: jnp.stack(a), *instances)
+    padded_list = [pad_problem(graph, costs) for graph, costs in problem_list]
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *padded_list)
     placements = rng.integers(0, 3, (3, 4, 32))
-    mixed = jax.jit(jax.vmap(simulate_instance))(stacked, placements).makespan_s
-    for i, instance in enumerate(instances):
-        alone = simulate_instance(instance, placements[i]).makespan_s
+    mixed = jax.jit(jax.vmap(simulate_padded))(stacked, placements).makespan_s
+    for i, padded in enumerate(padded_list):
+        alone = simulate_padded(padded, placements[i]).makespan_s
         np.testing.assert_array_equal(mixed[i], alone)
 
 
@@ -245,7 +245,7 @@ def test_float32_is_exact_on_large_graphs_with_dyadic_costs(num_tasks):
         seconds_per_byte=1.0 - np.eye(4),
     )
     placement = rng.integers(0, 4, (1, num_tasks))
-    found = simulate_instance(make_instance(graph, costs), placement, schedule=True)
+    found = simulate_padded(pad_problem(graph, costs), placement, schedule=True)
     schedule = simulate_oracle(graph, costs, placement[0])
     np.testing.assert_array_equal(found.finish_s[0, :num_tasks], schedule.finish_s)
 

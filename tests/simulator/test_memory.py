@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doppler_jax.simulator.links import LINKS
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.memory import check_capacity, peak_memory_bytes, residency
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.types import RESIDENT

@@ -7,7 +7,7 @@ import pytest
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.formats import load_stg
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
@@ -29,7 +29,7 @@ def test_nothing_is_simulated_below_the_published_optimum(
 ):
     # One bucket for the tasks of all graphs and one for their widths: a single compilation.
     monkeypatch.setattr(
-        instance_module,
+        padded_module,
         "bucket_size",
         lambda size, smallest: 512 if smallest == 16 else 28 if size <= 28 else 56,
     )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.simulator.links import LINKS
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
 from tests.generators import problems
@@ -51,14 +51,14 @@ def test_engines_let_pass_what_they_can_carry():
     # Tensor 1 waits for device 2 to receive; meanwhile device 1 sends tensor 2 elsewhere.
     tensors = [(0, 4, [2]), (1, 4, [3]), (1, 1, [4])]
     graph, costs = small_problem([1, 2, 1, 1, 1], tensors, 3)
-    schedule = simulate_oracle(graph, costs, [0, 1, 2, 2, 0], links="engine")
+    schedule = simulate_oracle(graph, costs, [0, 1, 2, 2, 0], links="duplex")
     assert carried(schedule) == {(0, 2): (1, 5), (2, 0): (2, 3), (1, 2): (5, 9)}
     assert schedule.start_s.tolist() == [0, 0, 5, 9, 3]
 
 
 def test_engines_send_and_receive_at_the_same_time():
     graph, costs = small_problem([1, 1, 1, 1], [(0, 4, [2]), (1, 4, [3])], 2)
-    schedule = simulate_oracle(graph, costs, [0, 1, 1, 0], links="engine")
+    schedule = simulate_oracle(graph, costs, [0, 1, 1, 0], links="duplex")
     assert carried(schedule) == {(0, 1): (1, 5), (1, 0): (1, 5)}
 
 
@@ -70,7 +70,7 @@ def test_engines_serve_by_request_then_id_then_destination():
         graph,
         costs,
         [0, 0, 1, 1, 2],
-        links="engine",
+        links="duplex",
         queue="priority",
         priority=[1, 0, 2, 3, 4],
     )
@@ -85,7 +85,7 @@ INPUTS = [(0, 2, [1]), (0, 3, [1]), (0, 1, [2])]
     [
         ("parallel", {(-1, 1): (0, 2), (-2, 1): (0, 3), (-3, 2): (0, 1), (0, 1): (0, 1)}),
         ("serial", {(-1, 1): (0, 2), (-2, 1): (2, 5), (-3, 2): (0, 1), (0, 1): (5, 6)}),
-        ("engine", {(-1, 1): (0, 2), (-2, 1): (2, 5), (-3, 2): (5, 6), (0, 1): (6, 7)}),
+        ("duplex", {(-1, 1): (0, 2), (-2, 1): (2, 5), (-3, 2): (5, 6), (0, 1): (6, 7)}),
     ],
 )
 def test_graph_inputs_go_before_tensors(links, expected):
@@ -131,11 +131,11 @@ def test_a_task_that_never_finishes_leaves_the_rest_alone():
     stuck = costs.compute_s.copy()
     stuck[0] = np.inf
     schedule = simulate_oracle(
-        graph, costs.replace(compute_s=stuck), [0, 1, 0, 1], links="engine"
+        graph, costs.replace(compute_s=stuck), [0, 1, 0, 1], links="duplex"
     )
     assert schedule.start_s.tolist() == [0, np.inf, np.inf, np.inf]
     schedule = simulate_oracle(
-        graph, costs.replace(compute_s=stuck), [0, 1, 1, 0], links="engine"
+        graph, costs.replace(compute_s=stuck), [0, 1, 1, 0], links="duplex"
     )
     assert schedule.finish_s.tolist() == [np.inf, np.inf, 1, np.inf]
     assert carried(schedule) == {(1, 0): (1, 2)}
@@ -144,7 +144,7 @@ def test_a_task_that_never_finishes_leaves_the_rest_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"links": "ring"}, "unknown links 'ring'; known: parallel, serial, engine"),
+        ({"links": "ring"}, "unknown links 'ring'; known: parallel, serial, duplex"),
         ({"queue": "lifo"}, "unknown queue 'lifo'; known: fifo, priority, random"),
         ({"queue": "random"}, "queue 'random' needs a priority"),
         ({"queue": "priority", "priority": [1.0]}, r"priority has shape \(1,\)"),

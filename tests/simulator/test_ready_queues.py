@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.graphs import instance as instance_module
-from doppler_jax.graphs.instance import make_instance
+from doppler_jax.graphs import padded as padded_module
+from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.simulator import queue_heaps, queue_trees
 from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
@@ -23,19 +23,19 @@ from tests.generators import random_problem, wide_problem
 def one_bucket(monkeypatch):
     """All problems get one shape, so that they share compilations."""
     sizes = {2: 16, 4: 128, 8: 64, 16: 4096}
-    monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: sizes[smallest])
+    monkeypatch.setattr(padded_module, "bucket_size", lambda size, smallest: sizes[smallest])
 
 
 @partial(jax.jit, static_argnames=("serial", "native"))
-def run(instance, placements, rank=None, factor=None, *, serial=False, native=True):
-    spare = ((0, 0), (0, instance.padded_tasks + 1 - placements.shape[1]))
+def run(padded, placements, rank=None, factor=None, *, serial=False, native=True):
+    spare = ((0, 0), (0, padded.padded_tasks + 1 - placements.shape[1]))
     placements = jnp.pad(jnp.asarray(placements, jnp.int32), spare)
     order = None if rank is None else queue_order(jnp.pad(rank, spare))
-    handling_s = handling_seconds(instance, placements)
+    handling_s = handling_seconds(padded, placements)
     kernel = partial(run_ready_queues, serial=serial, schedule=True)
     if not native:
-        return kernel((instance, factor), placements, order, handling_s, native=False)
-    return run_batch(kernel, (instance, factor), placements, order, handling_s)
+        return kernel((padded, factor), placements, order, handling_s, native=False)
+    return run_batch(kernel, (padded, factor), placements, order, handling_s)
 
 
 def assert_equals_oracle(problem, placements, dtype, rtol, *, serial, ranks, noise=None):
@@ -43,22 +43,22 @@ def assert_equals_oracle(problem, placements, dtype, rtol, *, serial, ranks, noi
     graph, costs = problem
     options = {"links": "serial" if serial else "parallel"}
     with jax.enable_x64(dtype == np.float64):
-        instance = make_instance(graph, costs, dtype)
+        padded = pad_problem(graph, costs, dtype)
         if jax.default_backend() == "cpu":  # others have no queues, see `run_ready_queues`
-            no_chains = {name: 0 * getattr(instance, name) for name in ("chain", "chain_head")}
-            instance = dataclasses.replace(instance, **no_chains)
+            no_chains = {name: 0 * getattr(padded, name) for name in ("chain", "chain_head")}
+            padded = dataclasses.replace(padded, **no_chains)
         factor = None
         if noise is not None:
             options |= {"compute_factor": noise[0], "transfer_factor": noise[1]}
-            spare = (0, instance.padded_tasks + 1 - graph.num_tasks)
+            spare = (0, padded.padded_tasks + 1 - graph.num_tasks)
             tasks = np.pad(noise[0], spare)[:, None].astype(dtype)
-            instance = dataclasses.replace(instance, compute_s=instance.compute_s * tasks)
+            padded = dataclasses.replace(padded, compute_s=padded.compute_s * tasks)
             most = 4096 - graph.num_tensors  # one shape
             factor = np.pad(noise[1], ((0, most), (0, 0))).astype(dtype)
-        padded = np.pad(placements, ((0, 0), (0, 64 - graph.num_tasks)))
+        rows = np.pad(placements, ((0, 0), (0, 64 - graph.num_tasks)))
         rank = None if ranks is None else np.pad(ranks, ((0, 0), (0, 64 - graph.num_tasks)))
         makespans, starts, finishes = map(
-            np.asarray, run(instance, padded, rank, factor, serial=serial)
+            np.asarray, run(padded, rows, rank, factor, serial=serial)
         )
     for b, placement in enumerate(placements):
         if ranks is not None:
@@ -169,8 +169,8 @@ def test_many_placements_of_a_wide_graph(monkeypatch):
     graph, costs = wide_problem(rng, 150, 3, 3)
     n, d = graph.num_tasks, costs.num_devices
     placements = rng.integers(0, d, (70, n))  # more than one chunk of lanes
-    instance = make_instance(graph, costs)
-    results = chex.assert_max_traces(run.__wrapped__, n=1)(instance, placements)
+    padded = pad_problem(graph, costs)
+    results = chex.assert_max_traces(run.__wrapped__, n=1)(padded, placements)
     for b in [0, 1, 33, 69]:
         oracle = simulate_oracle(graph, costs, placements[b])
         np.testing.assert_array_equal(results[1][b, :n], oracle.start_s)
@@ -180,9 +180,9 @@ def test_other_platforms_get_the_same_schedules():
     rng = np.random.default_rng(8)
     graph, costs = random_problem(rng, 64, 3, dyadic=True)
     placements, ranks = rng.integers(0, 3, (5, 64)), rng.integers(0, 9, (5, 64))
-    instance = make_instance(graph, costs)
-    makespans, starts, finishes = run(instance, placements, ranks)
-    elsewhere = run(instance, placements, ranks, native=False)
+    padded = pad_problem(graph, costs)
+    makespans, starts, finishes = run(padded, placements, ranks)
+    elsewhere = run(padded, placements, ranks, native=False)
     n = graph.num_tasks  # what is behind it is of no task
     found = elsewhere[0], elsewhere[1][:, :n], elsewhere[2][:, :n]
     chex.assert_trees_all_equal(found, (makespans, starts[:, :n], finishes[:, :n]))

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from doppler_jax.costs.build import reference_costs
-from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph
-from doppler_jax.graphs.instance import make_instance
-from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.graphs.padded import bucket_size, pad_problem
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate, simulate_instance
+from doppler_jax.simulator.simulate import simulate, simulate_padded
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import Costs
 from tests.generators import random_problem
@@ -40,7 +39,7 @@ def assert_equals_oracle(graph, costs, placements, *, rtol, priority=None):
 def one_bucket(monkeypatch, tasks, degree):
     """All problems get one shape and share a compilation; padding is tested beside."""
     sizes = {2: 512, 4: degree, 8: tasks, 16: 4096}
-    monkeypatch.setattr(instance_module, "bucket_size", lambda size, smallest: sizes[smallest])
+    monkeypatch.setattr(padded_module, "bucket_size", lambda size, smallest: sizes[smallest])
 
 
 SIZES = [*range(13), 16, 20, 24, 32, *range(40, 65, 2), 64, 64, 64, 64, 64]
@@ -66,7 +65,7 @@ def test_float32_core_equals_the_oracle(dyadic, monkeypatch):
         graph, costs = random_problem(rng, num_tasks, 3, dyadic=dyadic)
         placements = rng.integers(0, 3, (2, num_tasks))
         padded = np.pad(placements, ((0, 0), (0, 64 - num_tasks)))
-        result = simulate_instance(make_instance(graph, costs), padded, schedule=True)
+        result = simulate_padded(pad_problem(graph, costs), padded, schedule=True)
         for b, placement in enumerate(placements):
             schedule = simulate_oracle(graph, costs, placement)
             # With these costs no two events are so close that float32 swaps them.
@@ -131,7 +130,7 @@ def test_one_compilation_per_bucket():
     sizes = [22, 23, 24]  # and 21 to 23 edges
     assert {bucket_size(n) for n in range(21, 25)} == {24}
     rng = np.random.default_rng(0)
-    run = jax.jit(chex.assert_max_traces(simulate_instance.__wrapped__, n=1))
+    run = jax.jit(chex.assert_max_traces(simulate_padded.__wrapped__, n=1))
     for n in sizes:
         graph = make_graph(
             flops=np.ones(n),
@@ -148,7 +147,7 @@ def test_one_compilation_per_bucket():
             seconds_per_byte=1.0 - np.eye(2),
             capacity_bytes=np.full(2, np.inf),
         )
-        makespans = run(make_instance(graph, costs), np.zeros((4, 24), np.int32)).makespan_s
+        makespans = run(pad_problem(graph, costs), np.zeros((4, 24), np.int32)).makespan_s
         np.testing.assert_allclose(makespans, costs.compute_s[:, 0].sum(), rtol=1e-6)
 
 

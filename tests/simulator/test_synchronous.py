@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler_jax.graphs.build import make_graph, task_edges
-from doppler_jax.simulator.links import LINKS
+from doppler_jax.objective import LINKS
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.simulator.synchronous import hop_levels, simulate_synchronous
 from doppler_jax.simulator.validate import validate
@@ -27,7 +27,7 @@ def test_levels_run_between_barriers():
     assert makespan_s(schedule) == 6.5
 
 
-@pytest.mark.parametrize(("links", "there"), [("parallel", 8), ("serial", 11), ("engine", 11)])
+@pytest.mark.parametrize(("links", "there"), [("parallel", 8), ("serial", 11), ("duplex", 11)])
 def test_a_barrier_waits_for_the_links(links, there):
     # No input moves; the first level takes 4 s on device 0, its tensors take 2, 1 and 4 s.
     schedule = simulate_synchronous(*problem(), [0, 0, 0, 1, 1], links=links)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.training import imitation, sim_rl
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
@@ -41,7 +41,7 @@ def two_chains(lengths):
 @functools.cache
 def chains_case(lengths=(4, 3)):
     graph, costs = two_chains(lengths)
-    return graph, costs, make_problem(graph, costs)
+    return graph, costs, make_policy_inputs(graph, costs)
 
 
 def fresh_state(problem, config, num_elites, seed=0, num_chains=None):

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.training.paired import Paired
 from doppler_jax.training.system_rl import SystemConfig
@@ -38,7 +38,7 @@ def refuse(*args):
 def main(graph, folder, num_updates, mode):
     chosen = choose_graph(pathlib.Path(graph), dj.make_cluster("reference_x4"), "reference_x4")
     config = PolicyConfig(width=8, rounds=1)
-    problem = make_problem(chosen.graph, chosen.costs)
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
     measure.problem = chosen.graph, chosen.costs
     run_stage3(
         chosen,

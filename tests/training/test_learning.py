@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.policies.features import make_problem
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training import sim_rl
 from doppler_jax.training.devices import everywhere
@@ -74,7 +74,7 @@ def test_updates_stay_finite_on_padded_problems(num_tasks):
     )
     # Device 0, where the zeros of an archive that is not yet full would put tasks.
     compute_s = np.where(np.arange(DEVICES) == 0, np.inf, costs.compute_s)
-    problem = make_problem(graph, costs.replace(compute_s=compute_s))
+    problem = make_policy_inputs(graph, costs.replace(compute_s=compute_s))
     for update, config in ((imitation_update, IMITATION), (sim_update, SIM)):
         state = fresh_state(problem, config, SIM.num_elites)
         start = state.params

@@ -18,7 +18,7 @@ imitate_elites = jax.jit(reinforce.imitate_elites, static_argnames="weight")
 
 @functools.cache
 def batch():
-    """Problem, tables, episodes, and their log-probability and entropy `[B]` per step."""
+    """PolicyInputs, tables, episodes, and their log-probability and entropy `[B]` per step."""
     problem = case(8)[2]
     tables, episodes = sampled(8)
     log_p, entropy = log_prob(problem, tables, episodes)

@@ -14,7 +14,7 @@ from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.stacking import Sizes, problem_sizes
-from doppler_jax.simulator.simulate import simulate, simulate_instance
+from doppler_jax.simulator.simulate import simulate, simulate_padded
 from doppler_jax.training.best_known import make_pool, search
 from doppler_jax.training.pretrain import Weights, evaluate, init_learning, pretrain_update
 from doppler_jax.training.state import best_of
@@ -76,7 +76,7 @@ def test_problems_are_of_the_bucket_and_seeded(drawn):
     for one, same in zip(drawn, again, strict=True):
         assert 12 <= one.graph.num_tasks <= 24
         assert problem_sizes(one.problem).tasks == 24
-        assert one.problem.instance.num_devices == 3
+        assert one.problem.padded.num_devices == 3
         np.testing.assert_array_equal(one.costs.compute_s, same.costs.compute_s)
     assert [one.source for one in drawn] == ["layered", "fork_join"]
 
@@ -132,7 +132,7 @@ def test_a_fresh_policy_is_a_list_scheduler(drawn, learning):
         problem = one.problem
         episode = greedy_episode(learning.params, problem)
         seen = np.asarray(episode.features)
-        merit, able = 3.0 * seen[:, :, 13] - 8.0 * seen[:, :, 8], problem.instance.compute_s
+        merit, able = 3.0 * seen[:, :, 13] - 8.0 * seen[:, :, 8], problem.padded.compute_s
         for step in range(one.graph.num_tasks):
             task, device = int(episode.actions.task[step]), int(episode.actions.device[step])
             can = np.isfinite(able[task])
@@ -156,7 +156,7 @@ def mean_sampled_s(keys, params, problems):
         tables = model.apply(params, POLICY, problem)
         sample = jax.vmap(rollout.sample, in_axes=(0, None, None))
         drawn = sample(jax.random.split(key, 64), problem, tables)
-        return simulate_instance(problem.instance, drawn.placement).makespan_s.mean()
+        return simulate_padded(problem.padded, drawn.placement).makespan_s.mean()
 
     return jax.lax.map(one, (keys, problems))
 

@@ -208,7 +208,7 @@ def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches)
             jax.random.key(0), count=1, evaluations=64, links="parallel",
         )  # fmt: skip
         assert found
-        return np.asarray(searches.call_args.args[2].instance.handling_s)
+        return np.asarray(searches.call_args.args[2].padded.handling_s)
 
     alike = np.tile(POOR, (6, 1))
     np.testing.assert_array_equal(handling_s(alike), np.zeros(num_devices))

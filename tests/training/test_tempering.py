@@ -3,7 +3,7 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.simulator.simulate import simulate_instance
+from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training import tempering
 from doppler_jax.training.tempering import RUNGS, Chains
 from tests.generators import random_problem
@@ -27,7 +27,7 @@ def start(seed=0, makespan_s=np.inf):
 
 
 def seconds(problem, placement, links="parallel"):
-    result = simulate_instance(problem.instance, placement, links=links)
+    result = simulate_padded(problem.padded, placement, links=links)
     return np.asarray(result.makespan_s)
 
 
@@ -35,7 +35,7 @@ def test_chains_know_their_makespans_and_the_best_is_met():
     problem, empty, proposals = start()
     best_s = proposals.makespan_s.min()
     chains, best = temper(
-        jax.random.key(0), problem.instance, NUMBER, empty, proposals, best_s, rounds=12
+        jax.random.key(0), problem.padded, NUMBER, empty, proposals, best_s, rounds=12
     )
     np.testing.assert_allclose(chains.makespan_s, seconds(problem, chains.placement), rtol=1e-6)
     np.testing.assert_allclose(best.makespan_s, seconds(problem, best.placement), rtol=1e-6)
@@ -54,7 +54,7 @@ def test_chains_are_simulated_under_the_links_given():
     proposals = proposals.replace(makespan_s=serial_s)
     chains, best = temper(
         jax.random.key(0),
-        problem.instance,
+        problem.padded,
         NUMBER,
         empty,
         proposals,
@@ -72,13 +72,13 @@ def test_an_empty_chain_takes_any_proposal_and_a_settled_one_none_that_is_far_wo
     problem, empty, proposals = start()
     best_s = np.float32(1e-3)
     chains, best = temper(
-        jax.random.key(1), problem.instance, NUMBER, empty, proposals, best_s, rounds=0
+        jax.random.key(1), problem.padded, NUMBER, empty, proposals, best_s, rounds=0
     )
     np.testing.assert_array_equal(chains.placement, proposals.placement)
     np.testing.assert_array_equal(best.makespan_s, proposals.makespan_s)
     settled = empty.replace(makespan_s=np.full(CHAINS, best_s))
     chains, _ = temper(
-        jax.random.key(1), problem.instance, NUMBER, settled, proposals, best_s, rounds=0
+        jax.random.key(1), problem.padded, NUMBER, settled, proposals, best_s, rounds=0
     )
     np.testing.assert_array_equal(chains.placement, settled.placement)
 
@@ -115,7 +115,7 @@ def test_ladders_do_the_same_whatever_ladders_are_beside_them():
     def run(rows):
         chains, found = (jax.tree.map(lambda a: a[rows], c) for c in (empty, proposals))
         key = jax.random.key(2)
-        return temper(key, problem.instance, NUMBER[rows], chains, found, best_s, rounds=3)
+        return temper(key, problem.padded, NUMBER[rows], chains, found, best_s, rounds=3)
 
     together = run(slice(None))
     for half in (slice(RUNGS), slice(RUNGS, None)):

@@ -7,7 +7,7 @@ OCTAVES = 10
 """Frequencies, each twice the one before."""
 
 
-def waves(turns: chex.Array) -> chex.Array:
+def sinusoids(turns: chex.Array) -> chex.Array:
     """Returns sines and cosines `[K, 2 * OCTAVES]` of turns `[K]`, each octave twice as fast.
 
     Numbers below `2**OCTAVES`, divided by it, are told apart by the fastest ones if they are

@@ -5,8 +5,7 @@ import pytest
 
 from doppler_jax.graphs.build import make_graph, task_edges
 from doppler_jax.graphs.chains import chain_cover
-from doppler_jax.graphs.instance import input_ready_s, make_instance
-from doppler_jax.graphs.padding import bucket_size
+from doppler_jax.graphs.padded import bucket_size, input_ready_s, pad_problem
 from doppler_jax.types import RESIDENT, Costs
 from tests.generators import random_problem
 
@@ -20,14 +19,14 @@ def problem(num_tasks):
 @pytest.mark.parametrize("num_tasks", SIZES)
 def test_tables_list_the_edges_of_every_task(num_tasks):
     graph, costs = problem(num_tasks)
-    instance = make_instance(graph, costs)
-    nobody = instance.padded_tasks
+    padded = pad_problem(graph, costs)
+    nobody = padded.padded_tasks
     assert nobody == bucket_size(num_tasks, smallest=8)
     ends = np.stack(task_edges(graph), axis=1).tolist()
     sizes = costs.tensor_bytes[graph.edge_tensor].astype(np.float32).tolist()
     for own, tasks, num_bytes in [
-        (1, instance.pred_task, instance.pred_bytes),
-        (0, instance.succ_task, instance.succ_bytes),
+        (1, padded.pred_task, padded.pred_bytes),
+        (0, padded.succ_task, padded.succ_bytes),
     ]:
         count = [sum(edge[own] == v for edge in ends) for v in range(num_tasks)]
         assert tasks.shape == num_bytes.shape
@@ -45,37 +44,37 @@ def test_tables_list_the_edges_of_every_task(num_tasks):
 @pytest.mark.parametrize("num_tasks", SIZES)
 def test_costs_are_padded_with_zeros(num_tasks):
     graph, costs = problem(num_tasks)
-    instance = make_instance(graph, costs)
-    assert instance.num_tasks == num_tasks
+    padded = pad_problem(graph, costs)
+    assert padded.num_tasks == num_tasks
     for found, expected in [
-        (instance.compute_s, costs.compute_s),
-        (instance.input_ready_s, input_ready_s(graph, costs)),
+        (padded.compute_s, costs.compute_s),
+        (padded.input_ready_s, input_ready_s(graph, costs)),
     ]:
-        assert found.shape == (instance.padded_tasks + 1, 3)
+        assert found.shape == (padded.padded_tasks + 1, 3)
         np.testing.assert_array_equal(found[:num_tasks], expected.astype(np.float32))
         assert (found[num_tasks:] == 0).all()
-    np.testing.assert_array_equal(instance.latency_s, costs.latency_s.astype(np.float32))
+    np.testing.assert_array_equal(padded.latency_s, costs.latency_s.astype(np.float32))
     np.testing.assert_array_equal(
-        instance.seconds_per_byte, costs.seconds_per_byte.astype(np.float32)
+        padded.seconds_per_byte, costs.seconds_per_byte.astype(np.float32)
     )
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
 def test_chains_are_linked(num_tasks):
     graph, costs = problem(num_tasks)
-    instance = make_instance(graph, costs)
-    cover, nobody = chain_cover(graph), instance.padded_tasks
-    assert len(instance.chain_head) == bucket_size(len(cover), smallest=8)
+    padded = pad_problem(graph, costs)
+    cover, nobody = chain_cover(graph), padded.padded_tasks
+    assert len(padded.chain_head) == bucket_size(len(cover), smallest=8)
     walked = []
-    for head in instance.chain_head.tolist():
+    for head in padded.chain_head.tolist():
         chain = []
         while head != nobody:
             chain.append(head)
-            head = int(instance.chain_next[head])
+            head = int(padded.chain_next[head])
         walked.append(chain)
     assert walked[: len(cover)] == cover
     assert not any(walked[len(cover) :])
-    assert (instance.chain_next[num_tasks:] == nobody).all()
+    assert (padded.chain_next[num_tasks:] == nobody).all()
 
 
 def test_graph_inputs_travel_from_their_homes():
@@ -116,6 +115,6 @@ def test_graphs_of_a_bucket_have_one_shape():
             seconds_per_byte=np.zeros((2, 2)),
             capacity_bytes=np.full(2, np.inf),
         )
-        instance = make_instance(graph, costs)
-        shapes.append({name: np.shape(array) for name, array in vars(instance).items()})
+        padded = pad_problem(graph, costs)
+        shapes.append({name: np.shape(array) for name, array in vars(padded).items()})
     assert all(shape == shapes[0] for shape in shapes)

@@ -1,10 +1,10 @@
-"""What does not change during executions under `engine` links: who reads what, and where."""
+"""What does not change during executions under `duplex` links: who reads what, and where."""
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
+from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator.lanes import at, column, larger
 from doppler_jax.types import pytree
 
@@ -18,7 +18,7 @@ class EngineTables:
     runs. Items are numbered in the order of service: inputs, then tensors, by id.
     """
 
-    instance: Instance
+    padded: PaddedProblem
     placement: chex.Array  # [L * (N + 1)] int32
     rank: chex.Array | None  # [L * (N + 1)] queue key; None under `fifo`
     handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
@@ -34,12 +34,12 @@ class EngineTables:
     @property
     def num_homes(self) -> int:
         """How many reads are of graph inputs."""
-        return self.instance.home_reader.shape[0]
+        return self.padded.home_reader.shape[0]
 
     @property
     def device_bits(self) -> int:
         """How many bits of a code hold a device."""
-        return max(self.instance.num_devices - 1, 1).bit_length()
+        return max(self.padded.num_devices - 1, 1).bit_length()
 
     def hold(self, x: chex.Array) -> chex.Array:
         """Returns x. XLA repeats cheap operations in each of their readers, but no division."""
@@ -62,21 +62,21 @@ class EngineTables:
         self, read: chex.Array, source: chex.Array, destination: chex.Array
     ) -> chex.Array:
         """Returns the seconds `[L]` that moving what is read takes."""
-        instance = self.instance
-        link = source * instance.num_devices + destination
-        move_s = at(instance.latency_s.reshape(-1), link) + at(self.num_bytes, read) * at(
-            instance.seconds_per_byte.reshape(-1), link
+        padded = self.padded
+        link = source * padded.num_devices + destination
+        move_s = at(padded.latency_s.reshape(-1), link) + at(self.num_bytes, read) * at(
+            padded.seconds_per_byte.reshape(-1), link
         )
         if self.transfer_factor is None:
             return move_s
         edge = read - self.num_homes
-        tensor = at(instance.edge_tensor, larger(edge, 0))
-        factor = at(self.transfer_factor, tensor * instance.num_devices + destination)
+        tensor = at(padded.edge_tensor, larger(edge, 0))
+        factor = at(self.transfer_factor, tensor * padded.num_devices + destination)
         return jnp.where(edge >= 0, move_s * factor, move_s)
 
 
 def make_tables(
-    instance: Instance,
+    padded: PaddedProblem,
     placement: chex.Array,
     rank: chex.Array | None,
     handling_s: chex.Array | None,
@@ -84,17 +84,17 @@ def make_tables(
 ) -> EngineTables:
     """Returns the tables of placements `[L, N + 1]`, ranks, handling, and factors `[T, D]`."""
     lanes, rows = placement.shape
-    dtype = jnp.result_type(instance.compute_s)
+    dtype = jnp.result_type(padded.compute_s)
     if transfer_factor is not None:  # a row more, so that there is one where T is 0
         transfer_factor = jnp.pad(transfer_factor, ((0, 1), (0, 0))).reshape(-1)
-    reader = jnp.append(instance.home_reader, instance.edge_reader)
-    opens = jnp.append(instance.home_opens, instance.edge_opens)
-    opens |= reader == instance.padded_tasks  # padding: each an item by itself
+    reader = jnp.append(padded.home_reader, padded.edge_reader)
+    opens = jnp.append(padded.home_opens, padded.edge_opens)
+    opens |= reader == padded.padded_tasks  # padding: each an item by itself
     read = jnp.arange(len(reader), dtype=jnp.int32)
     first = jax.lax.cummax(jnp.where(opens, read, 0))
     following = jnp.append(jnp.where(opens, read, len(read))[1:], jnp.int32(len(read)))
     return EngineTables(
-        instance=instance,
+        padded=padded,
         placement=placement.reshape(-1),
         rank=None if rank is None else rank.reshape(-1).astype(dtype),
         handling_s=None if handling_s is None else handling_s.reshape(-1),
@@ -103,36 +103,36 @@ def make_tables(
         reader=reader,
         first=first,
         count=jax.lax.cummin(following, reverse=True) - first,
-        num_bytes=jnp.append(instance.home_bytes, instance.edge_bytes),
-        transfer=_transfers(instance, placement.T, reader, first),
+        num_bytes=jnp.append(padded.home_bytes, padded.edge_bytes),
+        transfer=_transfers(padded, placement.T, reader, first),
         # A constant would be divided by at compile time; this one XLA cannot see through.
-        one=jnp.where(instance.num_tasks >= 0, 1, 2).astype(dtype),
+        one=jnp.where(padded.num_tasks >= 0, 1, 2).astype(dtype),
     )
 
 
 def _transfers(
-    instance: Instance, placement: chex.Array, reader: chex.Array, first: chex.Array
+    padded: PaddedProblem, placement: chex.Array, reader: chex.Array, first: chex.Array
 ) -> chex.Array:
     """Returns the codes `[R, L]` of transfers, ordered by item, then destination."""
-    num_homes = len(instance.home_reader)
-    edge = jnp.arange(len(instance.edge_reader), dtype=jnp.int32)
-    begun = instance.first_edge[None] <= edge[:, None]  # edges are in the order of producers
+    num_homes = len(padded.home_reader)
+    edge = jnp.arange(len(padded.edge_reader), dtype=jnp.int32)
+    begun = padded.first_edge[None] <= edge[:, None]  # edges are in the order of producers
     producer = begun.sum(axis=1, dtype=jnp.int32) - 1
-    home = jnp.broadcast_to(instance.home_device[:, None], (num_homes, placement.shape[1]))
+    home = jnp.broadcast_to(padded.home_device[:, None], (num_homes, placement.shape[1]))
     source = jnp.concatenate([home, placement[producer]])
     destination = placement[reader]
-    item = jnp.append(first[:num_homes], num_homes + instance.edge_tensor)
-    bits = max(instance.num_devices - 1, 1).bit_length()
+    item = jnp.append(first[:num_homes], num_homes + padded.edge_tensor)
+    bits = max(padded.num_devices - 1, 1).bit_length()
     code = (((item[:, None] << bits) + destination) << bits) + source
-    served = (source != destination) & (reader < instance.padded_tasks)[:, None]
+    served = (source != destination) & (reader < padded.padded_tasks)[:, None]
     return jnp.where(served, code, -1)
 
 
 def count_inputs(tables: EngineTables) -> chex.Array:
     """Returns how many things `[N + 1, L]` each task waits for at time 0."""
-    instance, lanes = tables.instance, len(tables.base)
+    padded, lanes = tables.padded, len(tables.base)
     missing = jnp.broadcast_to(
-        instance.num_producers[:, None], (len(instance.num_producers), lanes)
+        padded.num_producers[:, None], (len(padded.num_producers), lanes)
     )
     if tables.num_homes == 0:
         return missing

@@ -4,7 +4,7 @@ import pytest
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import mean_transfer_s
-from doppler_jax.graphs.ties import DAMPING, HOPS, NUM_TIES, strongest_ties
+from doppler_jax.graphs.relatives import DAMPING, HOPS, NUM_RELATIVES, nearest_relatives
 from tests.generators import random_problem
 
 
@@ -26,8 +26,8 @@ def dense_ties(graph, costs):
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 8, 24])
 def test_ties_of_small_graphs_equal_a_dense_computation(num_tasks):
     graph, costs = random_problem(np.random.default_rng(num_tasks), num_tasks, 3)
-    task, weight = strongest_ties(graph, costs)
-    assert task.shape == weight.shape == (num_tasks, NUM_TIES)
+    task, weight = nearest_relatives(graph, costs)
+    assert task.shape == weight.shape == (num_tasks, NUM_RELATIVES)
     found = np.zeros((num_tasks, num_tasks + 1))
     np.add.at(found, (np.arange(num_tasks)[:, None], task), weight)
     expected = dense_ties(graph, costs) if num_tasks else np.zeros((0, 0))
@@ -39,15 +39,15 @@ def test_ties_of_small_graphs_equal_a_dense_computation(num_tasks):
 
 def test_only_the_strongest_are_kept():
     # A star: its centre is tied to every leaf, more to those it exchanges more with.
-    leaves = 2 * NUM_TIES
+    leaves = 2 * NUM_RELATIVES
     edges = [(0, v, float(v)) for v in range(1, leaves + 1)]
-    task, weight = strongest_ties(*from_edge_delays([1.0] * (leaves + 1), edges))
-    assert task[0].tolist() == list(range(leaves, leaves - NUM_TIES, -1))
+    task, weight = nearest_relatives(*from_edge_delays([1.0] * (leaves + 1), edges))
+    assert task[0].tolist() == list(range(leaves, leaves - NUM_RELATIVES, -1))
     assert (np.diff(weight[0]) <= 0).all()
     np.testing.assert_allclose(weight.sum(1), 1.0)
 
 
 def test_a_graph_that_moves_nothing_has_no_ties():
-    task, weight = strongest_ties(*from_edge_delays([1.0, 1.0], [(0, 1, 0.0)]))
+    task, weight = nearest_relatives(*from_edge_delays([1.0, 1.0], [(0, 1, 0.0)]))
     assert (task == -1).all()
     assert (weight == 0).all()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from doppler_jax.costs.build import reference_costs
-from doppler_jax.graphs import instance as instance_module
+from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.formats import load_graph
-from doppler_jax.graphs.instance import make_instance
-from doppler_jax.simulator.engine_links import run_engine_links
+from doppler_jax.graphs.padded import pad_problem
+from doppler_jax.simulator.duplex_links import run_duplex_links
 from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import run_batch
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -19,28 +19,28 @@ from tests.simulator.cases import small_problem, with_idle_devices
 
 
 @jax.jit
-def run(instance, placements, rank=None, factor=None):
+def run(padded, placements, rank=None, factor=None):
     """Makespans, starts and finishes as they leave the kernels."""
-    run_lanes = partial(run_engine_links, schedule=True)
-    handling_s = handling_seconds(instance, placements)
-    return run_batch(run_lanes, (instance, factor), placements, rank, handling_s)
+    run_lanes = partial(run_duplex_links, schedule=True)
+    handling_s = handling_seconds(padded, placements)
+    return run_batch(run_lanes, (padded, factor), placements, rank, handling_s)
 
 
 def simulate_engine(graph, costs, placements, rank=None, factor=None, simulate=run):
     """Makespans `[B]`, starts and finishes `[B, N]` in float64."""
     with jax.enable_x64(True):
-        instance = make_instance(graph, costs, np.float64)
-        padding = ((0, 0), (0, instance.padded_tasks + 1 - graph.num_tasks))
+        padded = pad_problem(graph, costs, np.float64)
+        padding = ((0, 0), (0, padded.padded_tasks + 1 - graph.num_tasks))
         placements = np.pad(np.asarray(placements, np.int32), padding)
         rank = None if rank is None else np.pad(np.asarray(rank, np.float64), padding)
-        result = jax.tree.map(np.asarray, simulate(instance, placements, rank, factor))
+        result = jax.tree.map(np.asarray, simulate(padded, placements, rank, factor))
     n = graph.num_tasks
     return result[0], result[1][:, :n], result[2][:, :n]
 
 
 def assert_equals_oracle(found, graph, costs, placements, rtol=0.0, **options):
     for b, placement in enumerate(placements):
-        schedule = simulate_oracle(graph, costs, placement, links="engine", **options)
+        schedule = simulate_oracle(graph, costs, placement, links="duplex", **options)
         wanted = makespan_s(schedule), schedule.start_s, schedule.finish_s
         for array, expected in zip(found, wanted, strict=True):
             np.testing.assert_allclose(array[b], expected, rtol=rtol)
@@ -65,7 +65,7 @@ def test_equals_the_oracle_event_by_event(problem):
     noisy, factor = one_shape(graph, costs, options)
     rank = None if "priority" not in options else [options["priority"]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(instance_module, "bucket_size", lambda size, smallest: sizes[smallest])
+        patch.setattr(padded_module, "bucket_size", lambda size, smallest: sizes[smallest])
         found = simulate_engine(graph, noisy, [placement], rank, factor)
     assert_equals_oracle(found, graph, costs, [placement], 1e-12, **options)
 
@@ -78,9 +78,9 @@ def test_batches_on_unequal_devices_and_links():
     assert_equals_oracle(found, graph, costs, placements)
 
     @jax.jit
-    def plain(instance, placements, rank, factor):
-        shared = instance, factor
-        return run_engine_links(shared, placements, rank, schedule=True, native=False)
+    def plain(padded, placements, rank, factor):
+        shared = padded, factor
+        return run_duplex_links(shared, placements, rank, schedule=True, native=False)
 
     chex.assert_trees_all_equal(
         simulate_engine(graph, costs, placements, simulate=plain), found
@@ -130,10 +130,10 @@ def test_one_trace_per_bucket_inside_another_jit():
 
     @jax.jit
     @chex.assert_max_traces(n=1)
-    def worst(instance, placements, factors):
-        run_lanes = partial(run_engine_links, schedule=False)
+    def worst(padded, placements, factors):
+        run_lanes = partial(run_duplex_links, schedule=False)
         draws = jax.lax.map(
-            lambda f: run_batch(run_lanes, (instance, f), placements, None)[0], factors
+            lambda f: run_batch(run_lanes, (padded, f), placements, None)[0], factors
         )
         return draws.max(axis=0)
 
@@ -144,7 +144,7 @@ def test_one_trace_per_bucket_inside_another_jit():
         factors = np.ones((3, 23, 2), np.float32)
         factors[1] = 2.0
         moves = (np.diff(placements[:, :num_tasks]) != 0).sum(axis=1)
-        found = worst(make_instance(graph, costs), placements, factors)
+        found = worst(pad_problem(graph, costs), placements, factors)
         np.testing.assert_array_equal(found, num_tasks + 2 * moves)
 
 

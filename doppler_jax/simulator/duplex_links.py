@@ -1,4 +1,4 @@
-"""Executions in lock step under `engine` links: one send and one receive engine per device.
+"""Executions in lock step under `duplex` links: one send and one receive engine per device.
 
 Which waiting transfer an engine takes next depends on all that was requested until then, so
 an arrival is not known when its producer starts, as it is under the links of
@@ -24,8 +24,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.graphs.instance import Instance
-from doppler_jax.simulator.engine_tables import EngineTables, count_inputs, make_tables
+from doppler_jax.graphs.padded import PaddedProblem
+from doppler_jax.simulator.duplex_tables import EngineTables, count_inputs, make_tables
 from doppler_jax.simulator.lanes import at, column, larger, largest, least, pick, write
 from doppler_jax.types import pytree
 
@@ -56,8 +56,8 @@ class _Started:
     count: chex.Array  # [L] int32
 
 
-def run_engine_links(
-    shared: tuple[Instance, chex.Array | None],
+def run_duplex_links(
+    shared: tuple[PaddedProblem, chex.Array | None],
     placement: chex.Array,
     rank: chex.Array | None,
     handling_s: chex.Array | None = None,
@@ -80,8 +80,8 @@ def run_engine_links(
       Makespans `[L]`; with `schedule` also starts and finishes `[L, N + 1]`, inf for
       tasks that never start.
     """
-    instance, transfer_factor = shared
-    tables = make_tables(instance, placement, rank, handling_s, transfer_factor)
+    padded, transfer_factor = shared
+    tables = make_tables(padded, placement, rank, handling_s, transfer_factor)
 
     def step(state: _State) -> _State:
         state, started = _start_next(tables, state, native)
@@ -98,9 +98,9 @@ def run_engine_links(
 def _begin(
     tables: EngineTables, placement: chex.Array, rank: chex.Array | None, schedule: bool
 ) -> _State:
-    instance, dtype = tables.instance, tables.one.dtype
+    padded, dtype = tables.padded, tables.one.dtype
     lanes, rows = placement.shape
-    head = instance.chain_head
+    head = padded.chain_head
     missing = count_inputs(tables)
     waits = (missing[head] == 0) & (head[:, None] < rows - 1)
     keys = jnp.zeros_like(placement) if rank is None else rank
@@ -112,9 +112,9 @@ def _begin(
         slot_code=tables.task_code(head[:, None], placement.T[head]),
         request_s=jnp.where(is_input & (tables.transfer >= 0), 0, jnp.inf).astype(dtype),
         engines_s=jnp.zeros(tables.transfer.shape, dtype),
-        free_s=jnp.zeros((instance.num_devices, lanes), dtype),
+        free_s=jnp.zeros((padded.num_devices, lanes), dtype),
         inputs=jnp.stack([arrival_s, missing.T.astype(dtype)], axis=-1).reshape(-1),
-        remaining=jnp.broadcast_to(instance.num_tasks, lanes).astype(jnp.int32),
+        remaining=jnp.broadcast_to(padded.num_tasks, lanes).astype(jnp.int32),
         makespan_s=jnp.zeros(lanes, dtype),
         times_s=jnp.full(lanes * rows * 2, jnp.inf, dtype) if schedule else None,
     )
@@ -129,7 +129,7 @@ def _start_next(tables: EngineTables, state: _State, native: bool) -> tuple[_Sta
     runs = ~carries & (task_s < jnp.inf)
 
     transfer = jnp.where(carries, transfer, -1)
-    code = jnp.where(runs, code, tables.task_code(tables.instance.padded_tasks, 0))
+    code = jnp.where(runs, code, tables.task_code(tables.padded.padded_tasks, 0))
     state, task = _start_task(tables, state, runs, task_s, code, native)
     state, tensor = _start_transfer(tables, state, transfer_s, transfer)
     started = jax.tree.map(lambda a, b: jnp.where(carries, a, b), tensor, task)
@@ -164,9 +164,9 @@ def _start_task(
     native: bool,
 ) -> tuple[_State, _Started]:
     """Starts tasks in the lanes `here` `[L]`; in others the code is of the last task."""
-    instance = tables.instance
+    padded = tables.padded
     task, device = tables.task_of(code)
-    seconds = at(instance.compute_s.reshape(-1), task * instance.num_devices + device)
+    seconds = at(padded.compute_s.reshape(-1), task * padded.num_devices + device)
     if tables.handling_s is not None:
         seconds += at(tables.handling_s, tables.base + task)
     finish_s = tables.hold(start_s + seconds)
@@ -176,7 +176,7 @@ def _start_task(
         larger(state.slot_start_s, finish_s[None]),
         state.slot_start_s,
     )
-    devices = column(instance.num_devices, there)
+    devices = column(padded.num_devices, there)
     times_s = state.times_s
     if times_s is not None:
         pair = jnp.stack([start_s, finish_s], axis=-1)
@@ -189,8 +189,8 @@ def _start_task(
         makespan_s=jnp.where(here, larger(state.makespan_s, finish_s), state.makespan_s),
         times_s=times_s,
     )
-    first = tables.num_homes + at(instance.first_edge, task)
-    count = at(instance.num_edges, task)
+    first = tables.num_homes + at(padded.first_edge, task)
+    count = at(padded.num_edges, task)
     return state, _Started(device=device, finish_s=finish_s, first=first, count=count)
 
 
@@ -246,7 +246,7 @@ def _tell_reader(
     inputs = write(state.inputs, pair, jnp.stack([ready_s, missing], axis=-1), native)
 
     size = len(state.slot_start_s)
-    chain = jnp.where(arrives & (missing == 0), at(tables.instance.chain, reader), size)[None]
+    chain = jnp.where(arrives & (missing == 0), at(tables.padded.chain, reader), size)[None]
     entered = column(size, chain) == chain
     start_s = hold(larger(ready_s, pick(state.free_s, there)))
     key = ready_s if tables.rank is None else hold(at(tables.rank, where))

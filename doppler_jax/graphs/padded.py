@@ -6,12 +6,21 @@ from numpy.typing import DTypeLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.chains import chain_cover
-from doppler_jax.graphs.padding import bucket_size
 from doppler_jax.types import RESIDENT, Costs, TaskGraph, pytree
 
 
+def bucket_size(size: int, smallest: int = 1) -> int:
+    """Returns the least of 1, 2, ..., 8, 10, 12, 14, 16, 20, ... not below both arguments.
+
+    Four steps to each doubling, so at most a quarter is padding.
+    """
+    size = max(size, smallest)
+    step = 1 << max((size - 1).bit_length() - 3, 0)
+    return -(-size // step) * step
+
+
 @pytree
-class Instance:
+class PaddedProblem:
     """One placement problem. Row N (after padding) is a task that never runs.
 
     Below N is the padded number of tasks, E of edges, F of reads of graph inputs that have a
@@ -69,8 +78,8 @@ class Instance:
         return self.compute_s.shape[1]
 
 
-def make_instance(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32) -> Instance:
-    """Returns the instance, every size rounded up to its bucket (see `bucket_size`).
+def pad_problem(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32) -> PaddedProblem:
+    """Returns the padded problem, every size rounded up to its bucket (see `bucket_size`).
 
     Times and sizes are of `dtype`.
     """
@@ -80,7 +89,7 @@ def make_instance(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32)
     edge_bytes = np.asarray(costs.tensor_bytes, dtype)[graph.edge_tensor]
     pred_task, pred_bytes = _table(receivers, senders, edge_bytes, size)
     succ_task, succ_bytes = _table(senders, receivers, edge_bytes, size)
-    return Instance(
+    return PaddedProblem(
         num_tasks=np.int32(n),
         compute_s=_pad_rows(np.asarray(costs.compute_s, dtype), size + 1),
         input_ready_s=_pad_rows(input_ready_s(graph, costs).astype(dtype), size + 1),
