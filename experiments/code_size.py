@@ -21,9 +21,11 @@ def count(source: str) -> tuple[int, int]:
             code.update(lines)
     for node in ast.walk(ast.parse(source)):
         # A string that stands alone documents what is before it.
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_text and isinstance(node.value.value, str):
-            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = isinstance(node.value.value, str)
+            code -= (
+                set(range(node.lineno, (node.end_lineno or node.lineno) + 1)) if text else set()
+            )
     return len(code), len(comments - code)
 
 
