@@ -13,6 +13,7 @@ from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
 from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
 from doppler_jax.graphs.networkx_io import from_networkx, to_networkx
+from doppler_jax.objective import Objective
 from doppler_jax.placing import Placed, list_methods, place
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.programs.evaluate import evaluate
@@ -23,6 +24,7 @@ from doppler_jax.programs.workloads import list_workloads, make_arrays, make_wor
 from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
+from doppler_jax.search.budget import Budget
 from doppler_jax.simulator.critical_chain import critical_chain
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.noise import (
@@ -49,11 +51,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RESIDENT",
+    "Budget",
     "Calibration",
     "Cluster",
     "Costs",
     "Explanation",
     "Factors",
+    "Objective",
     "Placed",
     "Policy",
     "Schedule",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Annotated
 
 import jax
 import tyro
@@ -29,14 +30,8 @@ class Place:
     """Seconds to search or train (if nothing bounds it, 5 to 10, and 60)."""
     max_evaluations: int | None = None
     """Executions that may be simulated."""
-    links: str = "parallel"
-    """How links carry transfers: parallel, serial or duplex."""
-    num_noise: int = 0
-    """Draws of noise under which placements are compared; 0 for none."""
-    noise_sigma: float = 0.1
-    """Log-standard-deviation of every duration under noise."""
-    quantile: float | None = None
-    """Of the draws, to be minimised; their mean if not given."""
+    objective: Annotated[dj.Objective, tyro.conf.arg(name="")] = dj.Objective()  # noqa: RUF009
+    """What is minimised."""
     cache: pathlib.Path | None = None
     """Folder of placements found before: one for the same request is not searched for again."""
     seed: int = 0
@@ -78,10 +73,7 @@ def place(command: Place) -> None:
         key=jax.random.key(command.seed),
         budget_s=command.budget_s,
         max_evaluations=command.max_evaluations,
-        links=command.links,
-        num_noise=command.num_noise,
-        noise_sigma=command.noise_sigma,
-        quantile=command.quantile,
+        objective=command.objective,
         cache=command.cache,
     )
     if command.output is not None:

@@ -20,9 +20,8 @@ def run(main: Callable[[Any], None], settings: Any, description: str) -> None:
     line on standard error, exit code 2. Ctrl-C exits with 130, after `main` has saved what
     it saves.
     """
-    parsed = tyro.cli(settings, description=description)
-    try:
-        main(parsed)
+    try:  # settings check themselves, so parsing may raise, too
+        main(tyro.cli(settings, description=description))
     except (ValueError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)

@@ -22,10 +22,14 @@ class Objective:
     the draws, or the quantile if one is given; all placements share the draws.
     """
 
-    links: str = "parallel"  # one of `LINKS`
-    num_noise: int = 0  # draws
-    noise_sigma: float = 0.1  # log-standard-deviation of every compute and transfer factor
-    quantile: float | None = None  # of the draws, 0 to 1; None: their mean
+    links: str = "parallel"
+    """How links carry transfers: `parallel`, `serial` or `duplex`."""
+    num_noise: int = 0
+    """Draws of noise under which placements are compared; 0 for none."""
+    noise_sigma: float = 0.1
+    """Log-standard-deviation of every compute and transfer duration under noise."""
+    quantile: float | None = None
+    """Of the draws, 0 to 1, to be minimised; their mean if not given."""
 
     def __post_init__(self) -> None:
         if self.links not in LINKS:

@@ -65,10 +65,7 @@ def place(
     key: chex.PRNGKey | None = None,
     budget_s: float | None = None,
     max_evaluations: int | None = None,
-    links: str = "parallel",
-    num_noise: int = 0,
-    noise_sigma: float = 0.1,
-    quantile: float | None = None,
+    objective: Objective = Objective(),  # noqa: B008, frozen
     cache: PathLike | None = None,
 ) -> Placed:
     """Places a task graph on devices so that it finishes soon.
@@ -95,10 +92,7 @@ def place(
       max_evaluations: executions that may be simulated, a placement under noise counting
         once per draw; never exceeded. `random`, and `doppler` with a policy, simulate
         1000 placements if no bound is given.
-      links: `parallel`, `serial` or `duplex`.
-      num_noise: draws of noise; with 0 the makespan itself is minimised.
-      noise_sigma: log-standard-deviation of every duration under noise.
-      quantile: of the draws, to be minimised in place of their mean.
+      objective: what is minimised: the links, and the noise and its statistic, if any.
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
@@ -107,12 +101,11 @@ def place(
       The best placement found, judged by the float64 oracle.
 
     Raises:
-      ValueError: the graph, its costs, the method, a bound or an option is none, or no
+      ValueError: the graph, its costs, the method, a bound or the objective is invalid, or no
         placement was found that fits into memory.
     """
     began = time.monotonic()
-    _check_request(method, policy, budget_s, max_evaluations)
-    objective = Objective(links, num_noise, noise_sigma, quantile)
+    _check_request(method, policy, budget_s, max_evaluations, objective)
     check_graph(graph)
     check_costs(graph, costs)
     key = jax.random.key(0) if key is None else key
@@ -203,7 +196,11 @@ def _keep(path: pathlib.Path, placed: Placed) -> None:
 
 
 def _check_request(
-    method: str, policy: Policy | None, budget_s: float | None, max_evaluations: int | None
+    method: str,
+    policy: Policy | None,
+    budget_s: float | None,
+    max_evaluations: int | None,
+    objective: Objective,
 ) -> None:
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
@@ -218,6 +215,8 @@ def _check_request(
     for name, bound in (("budget_s", budget_s), ("max_evaluations", max_evaluations)):
         if bound is not None and not bound > 0:
             raise ValueError(f"{name} is {bound}; expected more than 0")
+    if not isinstance(objective, Objective):
+        raise ValueError(f"objective is {objective!r}; expected a doppler_jax.Objective")
 
 
 def _best(

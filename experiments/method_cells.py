@@ -96,7 +96,7 @@ class MethodCells:
             key=jax.random.key(seed),
             budget_s=budget.seconds,
             max_evaluations=budget.evaluations,
-            links=self._links,
+            objective=dj.Objective(self._links),
         )
 
 

@@ -106,7 +106,9 @@ def listed_cell(
     """Returns what a list scheduler makes of a problem."""
 
     def make() -> dict[str, Any]:
-        placed = dj.place(*load_problem(reference, name), method=method, links=links)
+        placed = dj.place(
+            *load_problem(reference, name), method=method, objective=dj.Objective(links)
+        )
         return placed_record(placed)
 
     return cells.get(listed_name(name, links, method), {}, make)
@@ -128,7 +130,7 @@ def compare_cell(
         placed = dj.place(
             *problem,
             method=method,
-            links=cell.links,
+            objective=dj.Objective(cell.links),
             key=jax.random.key(seed),
             budget_s=cell.amount if is_timed else None,
             max_evaluations=None if is_timed else cell.amount,
@@ -158,7 +160,7 @@ def _warm_up(reference: pathlib.Path, name: str, links: str, method: str) -> flo
         dj.place(
             *load_problem(reference, name),
             method=method,
-            links=links,
+            objective=dj.Objective(links),
             budget_s=WARM_UP_S,
         )
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.host import measure_host
+from doppler_jax.objective import Objective
 from doppler_jax.placing import list_methods, place
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.programs.partition import partition
@@ -93,7 +94,7 @@ def place_and_compile(
         sharded.graph,
         costs,
         method=method,
-        links="serial",  # truest to real ones, as measured in docs/fidelity.md
+        objective=Objective("serial"),  # truest to real ones, as measured in docs/fidelity.md
         key=key,
         budget_s=max(budget_s - (time.monotonic() - began), _LEAST_PLACING_S),
     )

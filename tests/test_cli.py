@@ -107,6 +107,7 @@ def test_bad_graph_files_are_refused(refuse, name):
         (["."], [".: Is a directory"]),
         (["g.txt", "--cluster", "p1000"], ["unknown cluster 'p1000'; known: h200x8, host"]),
         (["g.txt", "--cluster", "absent.json"], ["absent.json: No such file"]),
+        (["g.txt", "--links", "wireless"], ["unknown links 'wireless'; known: parallel"]),
         (["g.txt", "--method", "magic"], ["unknown method 'magic'", "critical_path"]),
         (["g.txt", "--policy", "absent"], ["absent: no checkpoint here"]),
         (["g.txt", "--policy", "g.txt"], ["g.txt: no checkpoint here"]),

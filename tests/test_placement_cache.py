@@ -9,6 +9,7 @@ import pytest
 
 from doppler_jax import methods, placing
 from doppler_jax.costs.digests import problem_digest, tree_digest
+from doppler_jax.objective import Objective
 from doppler_jax.placing import place
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import Candidates
@@ -77,19 +78,18 @@ def changed(costs, name):
         {"key": jax.random.key(1)},
         {"budget_s": 2.0},
         {"max_evaluations": 2},
-        {"links": "serial"},
-        {"num_noise": 1},
-        {"num_noise": 1, "noise_sigma": 0.2},
-        {"num_noise": 1, "quantile": 0.5},
+        {"objective": Objective("serial")},
+        {"objective": Objective(num_noise=2)},
+        {"objective": Objective(num_noise=1, noise_sigma=0.2)},
+        {"objective": Objective(num_noise=1, quantile=0.5)},
     ],
 )
 def test_whatever_decides_the_result_makes_another_request(
     problem, searches, tmp_path, options
 ):
-    base = {"num_noise": 1} if len(options) == 2 else {}
-    place(*problem, **({"method": "random"} | base), cache=tmp_path)
-    place(*problem, **({"method": "random"} | options), cache=tmp_path)
-    assert len(searches) == 2
+    for others in ({}, {"objective": Objective(num_noise=1)}, options):
+        place(*problem, **({"method": "random"} | others), cache=tmp_path)
+    assert len(searches) == 3
 
 
 @pytest.mark.parametrize("name", ["compute_s", "tensor_bytes", "latency_s"])

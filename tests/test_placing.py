@@ -25,7 +25,7 @@ from doppler_jax.policies import apply, features, greedy
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.request import Candidates
-from doppler_jax.search import objective
+from doppler_jax.search import objective as search_objective
 from doppler_jax.search.objective import make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
@@ -437,18 +437,20 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
 
 
 @pytest.mark.parametrize(
-    "options", [{"links": "serial"}, {"num_noise": 3, "noise_sigma": 0.5, "quantile": 0.9}]
+    "objective", [Objective("serial"), Objective(num_noise=3, noise_sigma=0.5, quantile=0.9)]
 )
-def test_objectives_are_what_is_minimised_and_reported(options):
+def test_objectives_are_what_is_minimised_and_reported(objective):
     graph, costs = make("unequal")
-    listed = place(graph, costs, method="critical_path", **options)
-    placed = place(graph, costs, method="random", max_evaluations=100 * BOUND, **options)
+    listed = place(graph, costs, method="critical_path", objective=objective)
+    placed = place(
+        graph, costs, method="random", max_evaluations=100 * BOUND, objective=objective
+    )
     assert 95 * BOUND < placed.evaluations <= 100 * BOUND
     assert placed.objective_s < listed.objective_s
-    links = options.get("links", "parallel")
+    links = objective.links
     schedule = simulate_oracle(graph, costs, placed.placement, links=links)
     assert placed.makespan_s == makespan_s(schedule)
-    assert (placed.objective_s == placed.makespan_s) == ("num_noise" not in options)
+    assert (placed.objective_s == placed.makespan_s) == (not objective.num_noise)
     replayed = simulate_oracle(
         graph, costs, placed.placement, links=links, queue="priority", priority=placed.priority
     )
@@ -528,7 +530,7 @@ def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, 
     padded = np.pad([misleading, best], ((0, 0), (0, rough.padded.padded_tasks - 5)))
     believed_s = score_padded(Objective(), rough, padded, 2).value_s
     np.testing.assert_allclose(believed_s, [3.0, 3.4], rtol=1e-6)
-    placed = place(graph, costs, method=method, max_evaluations=256, links=links)
+    placed = place(graph, costs, method=method, max_evaluations=256, objective=Objective(links))
     np.testing.assert_array_equal(placed.placement, best)
     np.testing.assert_allclose(placed.makespan_s, least_s)
     assert placed.curve.makespan_s.min() == placed.makespan_s
@@ -541,7 +543,7 @@ def test_what_only_the_oracle_finds_too_large_does_not_spoil_the_curve(monkeypat
     costs = costs.replace(capacity_bytes=peak + 1.0)
     jax.clear_caches()  # what is patched may have been traced
     nothing = lambda table, padded, placements, *times: jnp.zeros(len(placements))  # noqa: E731
-    monkeypatch.setattr(objective, "excess", nothing)
+    monkeypatch.setattr(search_objective, "excess", nothing)
     placed = place(graph, costs, method="local_search", max_evaluations=256)
     jax.clear_caches()
     assert_is_sound(placed, graph, costs)
@@ -557,8 +559,11 @@ def test_what_only_the_oracle_finds_too_large_does_not_spoil_the_curve(monkeypat
         ({"budget_s": float("nan")}, "budget_s is nan"),
         ({"max_evaluations": 0}, "max_evaluations is 0; expected more than 0"),
         ({"max_evaluations": -3}, "max_evaluations is -3"),
-        ({"links": "wireless"}, "unknown links 'wireless'"),
-        ({"method": "exact", "num_noise": 2}, "'exact' knows links 'parallel' without noise"),
+        ({"objective": "serial"}, "objective is 'serial'; expected a doppler_jax.Objective"),
+        (
+            {"method": "exact", "objective": Objective(num_noise=2)},
+            "'exact' knows links 'parallel' without noise",
+        ),
     ],
 )
 def test_bad_requests_are_refused(policy, changes, message):
@@ -609,7 +614,7 @@ def test_training_simulates_the_links_that_are_asked_for(links, guide, monkeypat
         place(
             *from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2),
             method="doppler",
-            links=links,
+            objective=Objective(links),
             max_evaluations=100,
         )
     assert asked == [guide]

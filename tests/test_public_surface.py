@@ -41,7 +41,13 @@ SURFACE = [
     (
         dj.place,
         ["graph", "costs"],
-        {"method": "doppler+search", "policy": None, "key": None, "cache": None},
+        {
+            "method": "doppler+search",
+            "policy": None,
+            "key": None,
+            "objective": dj.Objective(),
+            "cache": None,
+        },
     ),
     (dj.list_methods, [], {}),
     (

@@ -66,7 +66,7 @@ def test_budgets_in_seconds_begin_after_a_first_run(tiny, tmp_path, monkeypatch)
     assert first["budget_s"] == search_cells.WARM_UP_S
     assert second["budget_s"] == third["budget_s"] == 30
     assert second["max_evaluations"] is third["max_evaluations"] is None
-    assert {options["links"] for options in asked} == {"serial"}
+    assert {options["objective"] for options in asked} == {dj.Objective("serial")}
     assert record["first_s"] >= 0
     search_cells._warm_up.cache_clear()
 
