@@ -19,6 +19,7 @@ from doppler_jax.baselines.m_etf import m_etf
 from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import random_placements, round_robin, single
+from doppler_jax.budget import Budget
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.learned import policy_candidates
@@ -30,7 +31,6 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import Exact, Search, run_search
-from doppler_jax.search.budget import Budget
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic

@@ -13,6 +13,7 @@ import chex
 import jax
 import numpy as np
 
+from doppler_jax.budget import Curve
 from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.files import (
     PathLike,
@@ -23,7 +24,6 @@ from doppler_jax.files import (
     write_json_atomic,
 )
 from doppler_jax.objective import Objective
-from doppler_jax.search.budget import Curve
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from doppler_jax import placement_cache
+from doppler_jax.budget import Budget, Curve, CurveRecorder
 from doppler_jax.costs.build import check_costs
 from doppler_jax.files import PathLike
 from doppler_jax.graphs.build import check_graph, topological_order
@@ -18,7 +19,6 @@ from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods import METHODS, default_policy, list_methods, policy_of
 from doppler_jax.objective import Objective
 from doppler_jax.request import Candidates, Request
-from doppler_jax.search.budget import Budget, Curve, CurveRecorder
 from doppler_jax.search.objective import (
     Judgement,
     SearchProblem,
@@ -125,7 +125,7 @@ def place(
         problem=problem,
         key=key,
         policy=policy,
-        budget=Budget(max_evaluations, budget_s, began),
+        budget=Budget(evaluations=max_evaluations, seconds=budget_s, began=began),
         curve=CurveRecorder(),
     )
     placed = None if path is None else _recall(path, method, request)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import chex
 import numpy as np
 
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.objective import Objective
-from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.objective import SearchProblem
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph

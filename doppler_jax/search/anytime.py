@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.objective import Objective
-from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.objective import Scores, SearchProblem, score, score_padded
 from doppler_jax.types import pytree
 
@@ -387,3 +387,12 @@ def keep_best(best: Best, placements: chex.Array, value_s: chex.Array) -> Best:
         placement=jnp.where(is_better[:, None], placements[member, first], best.placement),
         value_s=jnp.minimum(best.value_s, value_s[member, first]),
     )
+
+
+def fit_batch(members: int, proposals: int, evaluations: int) -> tuple[int, int]:
+    """Returns members, and proposals of each, so that a budget allows several steps."""
+    most = evaluations // 8
+    members = min(members, max(most // 8, 1))
+    while members * proposals > most and proposals > 2:
+        proposals //= 2
+    return members, proposals

@@ -12,8 +12,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.search.anytime import Best, keep_best
-from doppler_jax.search.budget import fit_batch
+from doppler_jax.search.anytime import Best, fit_batch, keep_best
 from doppler_jax.search.moves import mutate, single_moves
 from doppler_jax.search.objective import Scores, SearchProblem
 from doppler_jax.types import pytree

@@ -7,10 +7,10 @@ from itertools import takewhile
 import chex
 import numpy as np
 
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.refit import shows_handling
 from doppler_jax.objective import Objective
 from doppler_jax.search.anytime import run_search
-from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.objective import make_search_problem
 from doppler_jax.types import Costs, Schedule, TaskGraph

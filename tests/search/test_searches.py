@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from doppler_jax.baselines.simple import random_placements
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.objective import Objective
 from doppler_jax.search import anytime
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import Exact, run_search
-from doppler_jax.search.budget import Budget, CurveRecorder
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic
@@ -73,7 +73,7 @@ def run(name, graph, costs, *, evaluations=4000, seconds=None, seed=0, **options
         problem,
         options.pop("starts", starts),
         jax.random.key(seed),
-        Budget(evaluations, seconds, time.monotonic()),
+        Budget(evaluations=evaluations, seconds=seconds),
         options.pop("recorder"),
         **options,
     )

@@ -1,4 +1,4 @@
-"""What a search may spend, and the record of what it got for it."""
+"""What a search or a training may spend, and the record of what it got for it."""
 
 import dataclasses
 import math
@@ -9,26 +9,51 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Bounds of a search; the first that is met ends it."""
+    """Bounds of a search or a training; the first that is met ends it, None bounds nothing."""
 
     evaluations: int | None = None  # executions to simulate, never exceeded
-    seconds: float | None = None  # compilation counts; checked after every block
-    began: float = 0.0  # `time.monotonic()` from which seconds count
+    episodes: int | None = None  # of training in the simulator, never exceeded
+    seconds: float | None = None  # compilation counts; checked after every block or update
+    target_s: float | None = None  # makespan that is good enough
+    # `time.monotonic()` from which seconds count: by default, of the making of the budget.
+    began: float = dataclasses.field(default_factory=lambda: time.monotonic(), compare=False)
 
     @property
     def is_bounded(self) -> bool:
-        return self.evaluations is not None or self.seconds is not None
+        """Whether it ends for sure: a target may never be met."""
+        return {self.evaluations, self.episodes, self.seconds} != {None}
 
     def seconds_spent(self) -> float:
         """Returns the seconds since the beginning."""
         return time.monotonic() - self.began
 
+    def after(self, seconds: float) -> "Budget":
+        """Returns the budget as if it had begun so many seconds before now."""
+        return dataclasses.replace(self, began=time.monotonic() - seconds)
+
     def progress(self, evaluations: int) -> float:
-        """Returns the share that is spent, 0 to 1."""
+        """Returns the share of evaluations and seconds that is spent, 0 to 1."""
         share = 0.0 if self.evaluations is None else evaluations / self.evaluations
         if self.seconds is not None:
             share = max(share, self.seconds_spent() / self.seconds)
         return min(share, 1.0)
+
+    def reached(
+        self, evaluations: int = 0, episodes: int = 0, makespan_s: float = math.inf
+    ) -> bool:
+        """Returns whether a bound forbids the next step.
+
+        Args:
+          evaluations: executions that will have been simulated once it is done.
+          episodes: likewise.
+          makespan_s: of the best placement so far.
+        """
+        return (
+            (self.evaluations is not None and evaluations > self.evaluations)
+            or (self.episodes is not None and episodes > self.episodes)
+            or (self.seconds is not None and self.seconds_spent() >= self.seconds)
+            or (self.target_s is not None and makespan_s <= self.target_s)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +87,3 @@ class CurveRecorder:
         self.correct(evaluations, seconds, makespan_s)
         columns = zip(*self.rows, strict=True)
         return Curve(*(np.array(column) for column in columns))
-
-
-def fit_batch(members: int, proposals: int, evaluations: int) -> tuple[int, int]:
-    """Returns members, and proposals of each, so that a budget allows several steps."""
-    most = evaluations // 8
-    members = min(members, max(most // 8, 1))
-    while members * proposals > most and proposals > 2:
-        proposals //= 2
-    return members, proposals
