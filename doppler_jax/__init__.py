@@ -24,7 +24,7 @@ from doppler_jax.programs.workloads import list_workloads, make_arrays, make_wor
 from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
-from doppler_jax.search.budget import Budget
+from doppler_jax.budget import Budget
 from doppler_jax.simulator.critical_chain import critical_chain
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.noise import (
