@@ -1,5 +1,6 @@
 """Learned placement of JAX programs on devices: trace, partition, cost, place, simulate."""
 
+from doppler_jax.budget import Budget
 from doppler_jax.costs.build import (
     check_costs,
     from_edge_delays,
@@ -24,7 +25,6 @@ from doppler_jax.programs.workloads import list_workloads, make_arrays, make_wor
 from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
-from doppler_jax.budget import Budget
 from doppler_jax.simulator.critical_chain import critical_chain
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.noise import (
