@@ -1,4 +1,9 @@
-"""Learned placement of JAX programs on devices: trace, partition, cost, place, simulate."""
+"""Learned placement of JAX programs on devices: trace, partition, cost, place, simulate, run.
+
+The engine, which runs placed programs, is imported when one of its names is first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from doppler_jax.budget import Budget
 from doppler_jax.costs.build import (
@@ -47,6 +52,41 @@ from doppler_jax.types import (
     TaskGraph,
 )
 
+if TYPE_CHECKING:
+    from doppler_jax.engine import (
+        Executables,
+        OnlineFunction,
+        PlacedFunction,
+        RayDevices,
+        TaskError,
+        cache_compilations,
+        compile,
+        make_measure,
+        make_paired_measure,
+        measure_calibration,
+        measure_s,
+        place_and_compile,
+        ray_devices,
+    )
+
+_ENGINE = frozenset(
+    {
+        "Executables",
+        "OnlineFunction",
+        "PlacedFunction",
+        "RayDevices",
+        "TaskError",
+        "cache_compilations",
+        "compile",
+        "make_measure",
+        "make_paired_measure",
+        "measure_calibration",
+        "measure_s",
+        "place_and_compile",
+        "ray_devices",
+    }
+)
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -55,19 +95,26 @@ __all__ = [
     "Calibration",
     "Cluster",
     "Costs",
+    "Executables",
     "Explanation",
     "Factors",
     "Objective",
+    "OnlineFunction",
     "Placed",
+    "PlacedFunction",
     "Policy",
+    "RayDevices",
     "Schedule",
     "ScheduleExplanation",
     "ShardedProgram",
     "SimulationResult",
+    "TaskError",
     "TaskGraph",
     "b_level",
     "b_path",
+    "cache_compilations",
     "check_costs",
+    "compile",
     "critical_chain",
     "draw_factors",
     "evaluate",
@@ -88,14 +135,20 @@ __all__ = [
     "make_cluster",
     "make_costs",
     "make_graph",
+    "make_measure",
+    "make_paired_measure",
     "make_workload",
     "makespan_s",
     "makespan_statistics",
+    "measure_calibration",
+    "measure_s",
     "partition",
     "peak_memory_bytes",
     "place",
+    "place_and_compile",
     "plot_gantt",
     "random_ranks",
+    "ray_devices",
     "reference_costs",
     "save_calibration",
     "save_cluster",
@@ -111,3 +164,15 @@ __all__ = [
     "validate",
     "write_chrome_trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ENGINE:
+        from doppler_jax import engine
+
+        return getattr(engine, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

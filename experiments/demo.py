@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-import kernels
 from doppler_jax import cli
+from doppler_jax.engine.calibration import measure_calibration
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_seconds, print_table
@@ -35,7 +35,6 @@ from experiments.problems import (
 )
 from experiments.provenance import provenance
 from experiments.stages import Trained, run_stage1, run_stage2, run_stage3
-from kernels.calibration import measure_calibration
 
 NUM_DEVICES = 2
 """That the CPU is made into, where there is no accelerator."""
@@ -175,10 +174,10 @@ def train_and_compare_measured(
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = kernels.make_measure(
+    measure = dj.make_measure(
         chosen.sharded, args, here.devices, backend=here.backend, repeats=3
     )
-    pair = kernels.make_paired_measure(chosen.sharded, args, here.devices, backend=here.backend)
+    pair = dj.make_paired_measure(chosen.sharded, args, here.devices, backend=here.backend)
     start = finished(
         dj.place(
             chosen.graph,
@@ -275,7 +274,7 @@ def run_learned(settings: DemoSettings, here: Here, measured: Trained) -> float:
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    step = kernels.compile(
+    step = dj.compile(
         chosen.sharded, measured.placement, devices=here.devices, backend=here.backend
     )
     found, expected = step(*args), jax.jit(chosen.workload.fn)(*args)

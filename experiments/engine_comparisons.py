@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax.engine.calibration import measure_calibration
 from experiments.engine_programs import Program, load_workload
 from experiments.machine import (
     BackendName,
@@ -19,7 +20,6 @@ from experiments.machine import (
     seconds_of,
 )
 from experiments.pinned import SHARDINGS, Pinned
-from kernels.calibration import measure_calibration
 
 MATMUL = 1024
 """Rows of the squares whose product the pinned processes compute."""

@@ -7,15 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine.blocks import Residents
+from doppler_jax.engine.ops import ExecutableKey
+from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.profile import Profile
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.types import Schedule
 from experiments.engine_programs import Program, independent_tasks, load_workload, relay
 from experiments.machine import BackendName, Machine, in_turns, makespan_s, seconds_of
-from kernels.blocks import Residents
-from kernels.ops import ExecutableKey
-from kernels.plan import make_plan
-from kernels.profile import Profile
 
 MODES: dict[BackendName, tuple[str, ...]] = {
     "local": ("stream", "work_conserving", "bulk_synchronous"),
@@ -167,7 +167,7 @@ def _bare_gaps(machine: Machine, program: Program, rounds: int) -> list[float]:
     sharded, args = program
     devices = machine.devices("local")[:1]
     plan = make_plan(sharded, np.zeros(sharded.graph.num_tasks, np.int64), None)
-    executables = kernels.Executables()
+    executables = dj.Executables()
     keys = [ExecutableKey(kernel, devices[0]) for kernel in sharded.kernels]
     executables.prepare(keys)
     tasks = [
@@ -203,6 +203,6 @@ def _period_s(trace: Schedule) -> float:
     return float(np.median(np.diff(trace.start_s[order])[same]))
 
 
-def _trace(step: kernels.PlacedFunction) -> Schedule:
+def _trace(step: dj.PlacedFunction) -> Schedule:
     assert step.trace is not None
     return step.trace

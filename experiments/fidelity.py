@@ -1,6 +1,6 @@
 """How true the simulator is to the engine: `python -m experiments.fidelity`.
 
-For each workload: `kernels.measure_calibration` calibrates this machine, placements of every
+For each workload: `dj.measure_calibration` calibrates this machine, placements of every
 quality are chosen at even quantiles of simulated makespan and measured in turns, several
 rounds, as is each kernel by itself, since the machine's speed drifts. They are simulated with
 the costs of those rounds under each kind of link. The folder
@@ -17,6 +17,8 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
+from doppler_jax.engine.calibration import measure_calibration, measure_kernels_again
+from doppler_jax.engine.placed import get_backend
 from doppler_jax.files import write_json_atomic
 from doppler_jax.programs.workloads import Workload
 from doppler_jax.reports.scatter import Panel, plot_scatter
@@ -36,8 +38,6 @@ from experiments.fidelity_cells import (
 from experiments.machine import BackendName, Machine
 from experiments.problems import use_host_devices
 from experiments.provenance import provenance
-from kernels.calibration import measure_calibration, measure_kernels_again
-from kernels.compile import get_backend
 
 KERNEL_REPEATS = 3
 """Executions of each kernel by itself in a round, of which the median counts."""

@@ -13,9 +13,9 @@ import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.costs.measured import Calibration
 from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.engine.backend import Backend, Options
+from doppler_jax.engine.placed import PlacedFunction, load
 from experiments.cells import Cells
-from kernels.backend import Backend, Options
-from kernels.compile import PlacedFunction, load
 
 LIST_SCHEDULERS = ("critical_path", "heft", "cpop", "peft", "etf")
 LINKS = ("parallel", "serial", "duplex")

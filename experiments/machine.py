@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-import kernels
+import doppler_jax as dj
 from doppler_jax.types import ShardedProgram
 from experiments.problems import local_devices
 
@@ -24,7 +24,7 @@ class Machine(contextlib.ExitStack):
     def __init__(self, num_devices: int) -> None:
         super().__init__()
         self.num_devices = num_devices
-        self._executables = kernels.Executables()
+        self._executables = dj.Executables()
 
     def devices(self, backend: BackendName) -> Sequence[Any]:
         """Returns the devices to place on.
@@ -41,7 +41,7 @@ class Machine(contextlib.ExitStack):
 
     @cached_property
     def _ray_devices(self) -> Sequence[Any]:
-        return self.enter_context(kernels.ray_devices(self.num_devices))
+        return self.enter_context(dj.ray_devices(self.num_devices))
 
     def compile(
         self,
@@ -52,9 +52,9 @@ class Machine(contextlib.ExitStack):
         priority: ArrayLike | None = None,
         *,
         fuse_segments: bool = False,
-    ) -> kernels.PlacedFunction:
+    ) -> dj.PlacedFunction:
         """Returns the placed function; kernels compiled before are not compiled again."""
-        return kernels.compile(
+        return dj.compile(
             sharded,
             placement,
             devices=self.devices(backend),
@@ -77,7 +77,7 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def makespan_s(step: kernels.PlacedFunction, args: Sequence[Any]) -> float:
+def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:
     """Runs a placed function and returns the makespan of its trace, in seconds."""
     step(*args)
     assert step.trace is not None

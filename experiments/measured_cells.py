@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-import kernels
+from doppler_jax.engine.placed import get_backend
 from doppler_jax.training.paired import Measure
 from doppler_jax.training.system_rl import SystemConfig
 from experiments import stage3_study
@@ -18,7 +18,6 @@ from experiments.fidelity_cells import measure_rounds
 from experiments.method_cells import NUM_SHARDS, Budget, MethodCells
 from experiments.problems import Chosen
 from experiments.stage3_study import StudySettings
-from kernels.compile import get_backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ def make_bench(
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = kernels.make_paired_measure(chosen.sharded, args, devices, backend=backend)
+    measure = dj.make_paired_measure(chosen.sharded, args, devices, backend=backend)
     return Bench(workload, chosen, backend, devices, args, measure, folder / workload, study)
 
 

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-import kernels
 from doppler_jax import cli
+from doppler_jax.engine.calibration import measure_calibration
+from doppler_jax.engine.placed import check_mode
 from doppler_jax.learned import policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.tables import format_seconds
@@ -31,8 +32,6 @@ from experiments.problems import (
     workload_label,
 )
 from experiments.stages import Trained, find_policy, run_stage3
-from kernels.calibration import measure_calibration
-from kernels.compile import check_mode
 
 NUM_SAMPLES = 64
 """Of stage 2's policy, the best of which is the first incumbent."""
@@ -97,7 +96,7 @@ def make_measure(
     """Returns what measures placements of a workload, on arrays of its shapes."""
     assert chosen.workload is not None
     assert chosen.sharded is not None
-    return kernels.make_paired_measure(
+    return dj.make_paired_measure(
         chosen.sharded,
         dj.make_arrays(chosen.workload, jax.random.key(settings.seed)),
         devices,

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-import kernels
 from doppler_jax import cli
+from doppler_jax.engine.calibration import measure_calibration
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import make_policy_inputs
@@ -35,7 +35,6 @@ from experiments.machine import Machine
 from experiments.problems import Chosen, choose_workload, saved_host, use_host_devices
 from experiments.provenance import provenance
 from experiments.stages import run_stage3
-from kernels.calibration import measure_calibration
 
 FACTORS = {"calibrated": 1.0, "ten times": 10.0, "a tenth": 0.1}
 """What stage 2 believed of transfers, over what they cost."""
@@ -132,7 +131,7 @@ def study(
     chosen = calibrated(settings, name, backend, devices, folder)
     assert chosen.workload is not None
     assert chosen.sharded is not None
-    measure = kernels.make_paired_measure(
+    measure = dj.make_paired_measure(
         chosen.sharded,
         dj.make_arrays(chosen.workload, jax.random.key(settings.seed)),
         devices,

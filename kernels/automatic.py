@@ -18,10 +18,10 @@ from doppler_jax.programs.trace import Resident, trace
 
 from .backend import Options
 from .calibration import measure_calibration
-from .compile import PlacedFunction, check_mode, get_backend, load
 from .measure import pair_placements
 from .online import OnlineFunction
 from .ops import Executables
+from .placed import PlacedFunction, check_mode, get_backend, load
 
 _LEAST_PLACING_S = 1.0
 """Seconds that placing gets, however long calibration took."""
@@ -55,7 +55,7 @@ def place_and_compile(
       *args: arguments to trace, measure and later call it with; arrays, not shapes.
       devices: where to run, also unequal ones (`jax.devices("cpu") + jax.devices("gpu")`);
         by default all that JAX has.
-      backend: of `kernels.compile`.
+      backend: of `dj.compile`.
       mode: likewise.
       budget_s: seconds for all of this; calibration takes what it needs of them, placing
         the rest, but at least a second.

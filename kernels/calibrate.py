@@ -1,6 +1,6 @@
 """The command that measures this machine.
 
-`python -m kernels.calibrate --workload ffnn --preset small --num-devices 2 --out host.json`
+`python -m doppler_jax.engine.calibrate --workload ffnn --num-devices 2 --out host.json`
 
 A calibration that was stopped goes on from its file; one of another program adds to it.
 """

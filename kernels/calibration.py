@@ -30,7 +30,7 @@ from .calibration_programs import (
     random_arguments,
     transfer_program,
 )
-from .compile import get_backend, load
+from .placed import get_backend, load
 
 WARM_UPS = 3  # beyond compilation: allocators and caches settle
 PATIENCE = 4  # times the repeats asked for, at most, where they differ much
@@ -64,8 +64,8 @@ def measure_calibration(
 
     Args:
       sharded: the program.
-      devices: where it is to run, as `kernels.compile` takes them.
-      backend: of `kernels.compile`.
+      devices: where it is to run, as `dj.compile` takes them.
+      backend: of `dj.compile`.
       repeats: warm executions of each measurement, of which the median counts; up to
         `PATIENCE` times as many on a machine that does other things.
       path: file to go on from, if it exists; written after every few measurements. What

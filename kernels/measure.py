@@ -16,9 +16,9 @@ from doppler_jax.types import Schedule, ShardedProgram
 
 from .backend import Backend, Options
 from .checks import check_options
-from .compile import PlacedFunction, check_mode, get_backend, load
 from .errors import TaskError
 from .ops import Executables
+from .placed import PlacedFunction, check_mode, get_backend, load
 
 Measure = Callable[[ArrayLike, ArrayLike | None], float]
 """Seconds of a placement `[N]`, run in the order of a priority `[N]` or the default one."""
@@ -96,9 +96,9 @@ def make_paired_measure(
     Args:
       sharded: the program.
       args: arguments to run it on.
-      devices: where, as `kernels.compile` takes them.
+      devices: where, as `dj.compile` takes them.
       mode: how tasks are dispatched; traces are kept of `work_conserving` only.
-      backend: of `kernels.compile`.
+      backend: of `dj.compile`.
       max_slowdown: the guard's limit.
       warmup: runs of a placement that are not timed, when it comes up.
       executables: compiled kernels to share; local only.

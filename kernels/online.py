@@ -15,8 +15,8 @@ from doppler_jax.training.proposals import propose
 from doppler_jax.types import Costs, Schedule, ShardedProgram
 
 from .backend import Backend, Options
-from .compile import PlacedFunction, load
 from .errors import TaskError
+from .placed import PlacedFunction, load
 
 _PAIRS = 9
 """Calls of a candidate that decide, and as many of the incumbent."""

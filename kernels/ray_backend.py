@@ -31,7 +31,7 @@ _LEAD_PER_TASK_S = 2e-6  # and is made ready there
 
 
 class RayBackend:
-    """Device processes that `kernels.ray_devices` started.
+    """Device processes that `dj.ray_devices` started.
 
     Raises:
       ValueError: there is none, one occurs twice, or they are of several sessions.
@@ -44,7 +44,7 @@ class RayBackend:
         for i, device in enumerate(devices):
             if not isinstance(device, RayDevice):
                 raise ValueError(
-                    f"devices[{i}] is {device!r}; backend 'ray' expects kernels.ray_devices"
+                    f"devices[{i}] is {device!r}; backend 'ray' expects dj.ray_devices"
                 )
         self._devices = check_devices(devices)
         if len({device.session for device in devices}) > 1:

@@ -17,7 +17,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RayDevice:
-    """One device process; `kernels.ray_devices` makes them."""
+    """One device process; `dj.ray_devices` makes them."""
 
     name: str  # for people: where it runs
     kind: str  # what JAX calls such a device, and the machine: as fast as others of its kind
@@ -32,7 +32,7 @@ class RayDevice:
 
 
 class RayDevices(Sequence[RayDevice]):
-    """Device processes in order, to be given to `kernels.compile(..., backend="ray")`.
+    """Device processes in order, to be given to `dj.compile(..., backend="ray")`.
 
     Close them when done, or use them as a context manager.
     """

@@ -1,12 +1,14 @@
 """What an installation contains, and that it lives beside Hugging Face's `kernels`."""
 
 import ast
-import csv
 import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import zipfile
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,44 +16,45 @@ from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = PYPROJECT["tool"]["setuptools"]["package-dir"]
-DATA = {"doppler_jax.base": FOLDERS["doppler_jax.base"]}
-MAPPING = {name: folder for name, folder in FOLDERS.items() if name not in DATA}
+DATA = PYPROJECT["tool"]["setuptools"]["package-dir"]
+
+
+def list_sources():
+    """Returns our Python files relative to the root, the engine's by its link."""
+    folders = os.walk(ROOT / "doppler_jax", followlinks=True)
+    files = (pathlib.Path(folder, name) for folder, _, names in folders for name in names)
+    return sorted(path.relative_to(ROOT) for path in files if path.suffix == ".py")
+
+
+def test_the_engine_is_a_link_into_the_checkout():
+    assert os.readlink(ROOT / "doppler_jax" / "engine") == "../kernels"
+    assert pathlib.Path("doppler_jax/engine/__init__.py") in list_sources()
 
 
 def test_every_package_folder_is_listed():
-    expected = {
-        ".".join((name, *path.parent.relative_to(ROOT / folder).parts))
-        for name, folder in MAPPING.items()
-        for path in (ROOT / folder).rglob("*.py")
-    }
+    expected = {".".join(path.parent.parts) for path in list_sources()}
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == expected | DATA.keys()
 
 
-@pytest.mark.parametrize("folder", MAPPING.values())
-def test_every_package_folder_is_a_regular_package(folder):
+def test_every_package_folder_is_a_regular_package():
     # A folder without __init__.py would be a namespace, which loses to any regular package.
-    for path in (ROOT / folder).rglob("*.py"):
-        assert (path.parent / "__init__.py").exists(), path
+    for path in list_sources():
+        assert (ROOT / path.parent / "__init__.py").exists(), path
 
 
-def test_packages_declare_their_types():
-    assert [
-        folder for folder in MAPPING.values() if not (ROOT / folder / "py.typed").exists()
-    ] == []
+def test_the_package_declares_its_types():
+    assert (ROOT / "doppler_jax" / "py.typed").exists()
 
 
-@pytest.mark.parametrize("folder", MAPPING.values())
-def test_installed_code_does_not_import_the_name_kernels(folder):
-    # Installed, that name belongs to Hugging Face; the engine imports itself relatively.
-    for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+def test_installed_code_does_not_import_the_name_kernels():
+    # That name belongs to Hugging Face; the engine imports itself relatively.
+    for path in list_sources():
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             for name in names:
-                where = f"{path.relative_to(ROOT)}:{node.lineno}"
-                assert name.split(".")[0] not in {"kernels", "doppler_kernels"}, where
+                assert name.split(".")[0] != "kernels", f"{path}:{node.lineno}"
 
 
 def test_constraints_pin_every_dependency():
@@ -67,91 +70,126 @@ def test_constraints_pin_every_dependency():
         assert need.specifier.contains(version, prereleases=True), f"{text} against {version}"
 
 
-def run_python(*args, cwd, path=""):
+def run_python(*args, cwd, path="", python=sys.executable, fails=False):
     """Returns what the command prints; `path` becomes PYTHONPATH."""
     env = {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run(
-        [sys.executable, *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True
+    command = [python, *map(str, args)]
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    assert bool(done.returncode) == fails, done.stdout + done.stderr
+    return (done.stderr if fails else done.stdout).strip()
+
+
+def test_the_root_gives_way_to_another_package_of_that_name(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("from .hub import get_kernel")
+    (tmp_path / "kernels" / "hub.py").write_text("def get_kernel(): return 'theirs'")
+    show = "import kernels; print(kernels.get_kernel(), kernels.__path__)"
+    printed = run_python("-c", show, cwd=ROOT, path=tmp_path).split()
+    assert printed[:2] == ["theirs", f"['{tmp_path / 'kernels'}']"]
+
+
+def test_without_another_the_root_says_what_the_engine_is_called():
+    error = run_python("-c", "import kernels", cwd=ROOT, fails=True)
+    assert error.endswith("the engine is imported as doppler_jax.engine")
+    show = (
+        "try: import kernels\nexcept ImportError: import sys; print('kernels' in sys.modules)"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
-
-
-def download_hugging_face_kernels(folder):
-    command = "-m", "pip", "download", "--no-deps", "--dest", folder, "kernels"
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
-    return next(folder.glob("kernels-*"))
+    assert run_python("-c", show, cwd=ROOT) == "False"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A folder into which our wheel and Hugging Face's `kernels` are installed."""
-    wheels = tmp_path_factory.mktemp("wheels")
-    theirs = download_hugging_face_kernels(wheels)
-    source = tmp_path_factory.mktemp("source")  # building leaves files beside the sources
-    for name in ("pyproject.toml", "README.md", "LICENSE", "checkpoints", *MAPPING.values()):
+def source(tmp_path_factory):
+    """What is built from, elsewhere: building leaves files beside the sources."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "checkpoints", "kernels"):
         (source / name).symlink_to(ROOT / name)
-    pip = "-m", "pip"
-    build = "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels
-    run_python(*pip, *build, source, cwd=wheels)
-    site = tmp_path_factory.mktemp("site")
-    install = "install", "--no-deps", "--no-compile", "--target", site
-    run_python(*pip, *install, next(wheels.glob("doppler_jax-*.whl")), theirs, cwd=wheels)
-    return site
+    (source / "doppler_jax").symlink_to(ROOT / "doppler_jax")
+    return source
 
 
-def read_record(site, distribution):
-    (record,) = site.glob(f"{distribution}-*.dist-info/RECORD")
-    with record.open(newline="") as file:
-        return {row[0] for row in csv.reader(file)}
+def build(kind, source, folder):
+    """Returns the file that the build back end makes."""
+    make = f"import setuptools.build_meta as b; print(b.build_{kind}({str(folder)!r}))"
+    return folder / run_python("-c", make, cwd=source).splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    return build("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+def make_environment(folder, *what):
+    """Returns the Python of a new environment with our dependencies and what is given."""
+    run_python("-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    site = run_python(
+        "-c", "import sysconfig; print(sysconfig.get_path('purelib'))",
+        cwd=folder, python=python,
+    )  # fmt: skip
+    # Links of editable installations in there are not followed from here.
+    (pathlib.Path(site) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = "-m", "pip", "--python", python, "install", "--ignore-installed", "--no-deps"
+    run_python(*pip, "--no-build-isolation", "--no-index", *what, cwd=folder)
+    return python
+
+
+RUN = """
+import jax
+import numpy as np
+import doppler_jax as dj
+import doppler_jax.engine as engine
+
+sharded = dj.partition(dj.trace(lambda x: x @ x, np.ones((4, 4), np.float32)), 2)
+step = dj.compile(sharded, [0] * sharded.graph.num_tasks, devices=jax.devices())
+print(step(np.ones((4, 4), np.float32))[0, 0], engine.__file__, dj.__file__)
+"""
 
 
 @pytest.mark.slow
-def test_wheel_and_hugging_face_share_no_file(site):
-    ours, theirs = read_record(site, "doppler_jax"), read_record(site, "kernels")
-    assert "kernels/__init__.py" in theirs
-    assert not ours & theirs
-    for name, folder in MAPPING.items():
-        files = (*(ROOT / folder).rglob("*.py"), ROOT / folder / "py.typed")
-        expected = {f"{name}/{path.relative_to(ROOT / folder).as_posix()}" for path in files}
-        found = {file for file in ours if file.startswith(f"{name}/")}
-        assert expected == {file for file in found if not file.startswith("doppler_jax/base/")}
-
-
-@pytest.mark.slow
-def test_the_base_policy_is_installed(site, tmp_path):
-    (folder,) = DATA.values()
-    files = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*")}
-    installed = site / "doppler_jax" / "base"
-    assert files == {path.relative_to(installed) for path in installed.rglob("*")}
+@pytest.mark.parametrize("editable", [True, False])
+def test_an_installation_runs_a_program_from_any_folder(source, wheel, editable, tmp_path):
+    what = ("--editable", source) if editable else (wheel,)
+    python = make_environment(tmp_path / "venv", *what)
+    script = tmp_path / "elsewhere" / "script.py"
+    script.parent.mkdir()
+    script.write_text(RUN)
+    result, *files = run_python(script, cwd=script.parent, python=python).split()
+    assert result == "4.0"
+    where = ROOT if editable else tmp_path / "venv"
+    for file, folder in zip(files, ("doppler_jax/engine", "doppler_jax"), strict=True):
+        assert file.startswith(str(where))
+        assert file.endswith(f"{folder}/__init__.py")
     show = "from doppler_jax.base_policy import load_base_policy as f; print(f().method)"
-    assert run_python("-c", show, cwd=tmp_path, path=site) == "doppler"
+    assert run_python("-c", show, cwd=tmp_path, python=python) == "doppler"
 
 
 @pytest.mark.slow
-def test_installed_engine_is_doppler_kernels(site, tmp_path):
-    show = (
-        "import doppler_jax, doppler_kernels; from importlib.util import find_spec; "
-        "print(doppler_jax.__file__, doppler_kernels.__file__, find_spec('kernels').origin)"
-    )
-    printed = run_python("-c", show, cwd=tmp_path, path=site).split()
-    packages = "doppler_jax", "doppler_kernels", "kernels"
-    assert printed == [str(site / package / "__init__.py") for package in packages]
+def test_wheel_and_source_distribution_have_every_file(source, wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as file:
+        inside = {name for name in file.namelist() if ".dist-info/" not in name}
+    (base,) = DATA.values()
+    weights = [path for path in (ROOT / base).rglob("*") if path.is_file()]
+    assert inside == {
+        *map(str, list_sources()),
+        "doppler_jax/py.typed",
+        *(f"doppler_jax/base/{path.relative_to(ROOT / base)}" for path in weights),
+    }
+    packed = build("sdist", source, tmp_path)
+    with tarfile.open(packed) as file:
+        assert not [member.name for member in file if member.islnk() or member.issym()]
+        file.extractall(tmp_path, filter="data")
+    again = build("wheel", packed.with_name(packed.name.removesuffix(".tar.gz")), tmp_path)
+    with zipfile.ZipFile(again) as file:
+        assert inside == {name for name in file.namelist() if ".dist-info/" not in name}
 
 
 @pytest.mark.slow
-def test_checkout_comes_before_hugging_face(site, tmp_path):
-    ours = str(ROOT / "kernels" / "__init__.py")
-    show = "from importlib.util import find_spec; print(find_spec('kernels').origin)"
-    assert run_python("-c", show, cwd=ROOT, path=site) == ours
-    test = tmp_path / "test_origin.py"
-    test.write_text(
-        f"import kernels\n\ndef test_origin():\n    assert kernels.__file__ == {ours!r}\n"
-    )
-    # By way of the script, which unlike `python -m pytest` does not put the folder on the path.
-    pytest_script = pathlib.Path(sys.executable).with_name("pytest")
-    options = "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT
-    printed = run_python(pytest_script, *options, test, cwd=tmp_path, path=site)
-    assert "1 passed" in printed
+def test_wheel_and_hugging_face_share_no_file(wheel, tmp_path):
+    command = "-m", "pip", "download", "--no-deps", "--dest", tmp_path, "kernels"
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
+    (theirs,) = tmp_path.glob("kernels-*.whl")
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(theirs) as other:
+        assert "kernels/__init__.py" in other.namelist()
+        assert not set(ours.namelist()) & set(other.namelist())

@@ -16,7 +16,7 @@ from doppler_jax.types import Cluster, Costs, ShardedProgram, TaskGraph
 def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration) -> Costs:
     """Returns the costs of a task graph on a cluster, or of a program as calibrated.
 
-    On a cluster: roofline tasks, linear transfers. `kernels.measure_calibration` has measured
+    On a cluster: roofline tasks, linear transfers. `dj.measure_calibration` has measured
     seconds of each kernel, so a calibration needs the program, which knows its kernels.
 
     Raises:

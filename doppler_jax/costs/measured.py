@@ -1,6 +1,6 @@
 """Costs as measured: a calibration of devices, and the costs that it gives.
 
-`kernels.measure_calibration` makes one through the engine; `make_costs` takes it in place of a
+`dj.measure_calibration` makes one through the engine; `make_costs` takes it in place of a
 cluster.
 """
 

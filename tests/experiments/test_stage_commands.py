@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-import kernels
 from experiments import problems, provenance, stage1, stage2, stage3, stages
 from experiments.config import Stage1Settings, Stage2Settings, Stage3Settings, check_settings
 from experiments.problems import choose_workload, local_devices, saved_host, use_host_devices
@@ -256,7 +255,7 @@ def test_bad_placements_are_refused_wherever_one_comes_in(last, simulated, compi
     with pytest.raises(ValueError, match=simulated):
         dj.simulate(sharded.graph, costs, bad)
     with pytest.raises(ValueError, match=compiled):
-        kernels.compile(sharded, bad, devices=jax.devices()[:2])
+        dj.compile(sharded, bad, devices=jax.devices()[:2])
 
 
 def test_host_is_measured_once_per_folder(tmp_path, monkeypatch):

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine.local import MODES
+from doppler_jax.engine.ray_processes import end_ray
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.types import (
     InputBlock,
@@ -22,8 +24,6 @@ from doppler_jax.types import (
     ShardedProgram,
     TensorRef,
 )
-from kernels.local import MODES
-from kernels.ray_processes import end_ray
 
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
 FAILING = {"now": False, "sleep_s": 0.0, "wait": None}  # what "boom" does when it runs
@@ -55,7 +55,7 @@ KERNELS = {
 @pytest.fixture(scope="session")
 def executables():
     """Compiled once for all tests that place the kernels above."""
-    return kernels.Executables()
+    return dj.Executables()
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def ray_pair():
         warnings.simplefilter("ignore")  # Ray forks before it execs, which JAX warns of
         ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
-        with kernels.ray_devices(2) as devices:
+        with dj.ray_devices(2) as devices:
             yield devices
     finally:
         end_ray()
@@ -176,9 +176,7 @@ all_modes = pytest.mark.parametrize("mode", sorted(MODES))
 
 def compile_on(sharded, placement, executables, num_devices=2, **options):
     devices = jax.devices()[:num_devices]
-    return kernels.compile(
-        sharded, placement, devices=devices, executables=executables, **options
-    )
+    return dj.compile(sharded, placement, devices=devices, executables=executables, **options)
 
 
 def num_threads():

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-import kernels
+from doppler_jax.engine import automatic
 from doppler_jax.training.paired import Paired
-from kernels import automatic
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,7 @@ ARGS = (
 
 
 def compiled(**options):
-    return kernels.place_and_compile(
+    return dj.place_and_compile(
         fn, *ARGS, **{"devices": jax.devices()[:2], "method": "critical_path", **options}
     )
 
@@ -128,4 +127,4 @@ def test_a_shape_is_no_argument(monkeypatch):
         automatic, "measure_calibration", lambda *a, **k: pytest.fail("measured")
     )
     with pytest.raises(ValueError, match=r"args\[1\] is ShapeDtypeStruct.* expected an array"):
-        kernels.place_and_compile(fn, ARGS[0], shape, devices=jax.devices()[:2])
+        dj.place_and_compile(fn, ARGS[0], shape, devices=jax.devices()[:2])

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import make_cluster
+from doppler_jax.engine.donation import MIN_BYTES
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.types import RESIDENT, Kernel
-from kernels.donation import MIN_BYTES
 from tests.kernels.conftest import KERNELS, all_modes, build, compile_on
 from tests.kernels.test_inputs import at_home
 
@@ -111,7 +111,7 @@ def big_bytes():
 def test_results_take_the_memory_of_what_nobody_reads_any_more(mode):
     tasks = [("big", []), ("scale", ["t0"]), ("add", ["t1", "t1"]), ("add", ["t2", "t3"])]
     sharded = build([*tasks[:3], ("big", []), ("add", ["t2", "t3"])], ["t4"])
-    shared = kernels.Executables()
+    shared = dj.Executables()
     step = compile_on(sharded, [0] * 5, shared, 1, mode=mode)
     pointers, alive = {}, {}
     job = step._loaded._job
@@ -153,7 +153,7 @@ def test_keeps_what_others_read():
         ],
         ["t1", "t2", "t5", "t6", "t7"],
     )
-    shared = kernels.Executables()
+    shared = dj.Executables()
     compile_on(sharded, [0, 0, 0, 0, 0, 0, 0, 0], shared)
     donated = [key.donated for key in shared._compiled if key.kernel.name == "scale"]
     assert sorted(donated) == [(), (0,)]
@@ -164,7 +164,7 @@ def test_keeps_what_others_read():
 
 
 def test_stream_donates_nothing():
-    shared = kernels.Executables()
+    shared = dj.Executables()
     compile_on(build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 0], shared, mode="stream")
     assert {key.donated for key in shared._compiled} == {()}
 

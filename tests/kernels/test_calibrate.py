@@ -14,19 +14,19 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration_files import load_calibration
-from doppler_jax.types import Costs
-from kernels import calibration
-from kernels.calibration import (
+from doppler_jax.engine import calibration
+from doppler_jax.engine.calibration import (
     _pooled_medians,
     measure_calibration,
     measure_kernels_again,
 )
-from kernels.calibration_programs import (
+from doppler_jax.engine.calibration_programs import (
     NUM_SENT,
     handling_program,
     kernel_program,
     transfer_program,
 )
+from doppler_jax.types import Costs
 
 from .conftest import KERNELS, build
 
@@ -233,7 +233,7 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
 
 def run_command(*options):
     return subprocess.run(
-        [sys.executable, "-m", "kernels.calibrate", *map(str, options)],
+        [sys.executable, "-m", "doppler_jax.engine.calibrate", *map(str, options)],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,

@@ -2,9 +2,9 @@ import jax
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine import ops
 from doppler_jax.simulator.validate import validate
-from kernels import ops
 from tests.kernels.conftest import random_program, run_plainly
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
@@ -27,7 +27,7 @@ def test_compiles_each_kernel_once_per_device(count_compiles):
     sharded = random_program(0, 8)
     placement = np.arange(8) % 2
     devices = jax.devices()[:2]
-    step = kernels.compile(sharded, placement, devices=devices)
+    step = dj.compile(sharded, placement, devices=devices)
     wanted = {(k, devices[d]) for k, d in zip(sharded.kernels, placement, strict=True)}
     assert len(wanted) < 8
     assert len(count_compiles) == len(wanted) == len(set(count_compiles))
@@ -38,9 +38,9 @@ def test_compiles_each_kernel_once_per_device(count_compiles):
 
 def test_shares_executables(count_compiles):
     sharded = random_program(0, 8)
-    shared = kernels.Executables()
+    shared = dj.Executables()
     for mode in ("stream", "work_conserving"):
-        kernels.compile(
+        dj.compile(
             sharded, np.zeros(8, int), devices=jax.devices(), mode=mode, executables=shared
         )
     assert len(count_compiles) == len(set(sharded.kernels)) == len(shared)
@@ -72,14 +72,14 @@ def test_refuses_bad_arguments_before_work(count_compiles, changes, message):
     ids = changes.pop("devices", [0, 1])
     arguments = {"placement": [0, 1, 0], "devices": [jax.devices()[i] for i in ids], **changes}
     with pytest.raises(ValueError, match=message):
-        kernels.compile(random_program(0, 3), **arguments)
+        dj.compile(random_program(0, 3), **arguments)
     assert count_compiles == []
 
 
 def test_fuses_segments(executables):
     sharded = random_program(4, 30)
     placement = np.arange(30) % 2
-    step = kernels.compile(
+    step = dj.compile(
         sharded, placement, devices=jax.devices()[:2], fuse_segments=True, priority=range(30)
     )
     np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
@@ -89,7 +89,7 @@ def test_fuses_segments(executables):
 
 def test_tells_what_the_latest_call_went_on(executables):
     sharded = random_program(0, 8)
-    step = kernels.compile(
+    step = dj.compile(
         sharded, np.arange(8) % 2, devices=jax.devices()[:2], executables=executables
     )
     for tell in (step.profile, lambda: step.lower_bound_s):

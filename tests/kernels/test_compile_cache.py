@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-import kernels
+import doppler_jax as dj
 from doppler_jax.programs.evaluate import evaluate
 from tests.kernels.conftest import random_program
 
@@ -37,8 +37,8 @@ def events():
 
 
 def test_small_kernels_are_found_again(events, tmp_path):
-    kernels.cache_compilations(tmp_path / "unused")
-    kernels.cache_compilations(tmp_path / "deep" / "folder")
+    dj.cache_compilations(tmp_path / "unused")
+    dj.cache_compilations(tmp_path / "deep" / "folder")
     sharded = random_program(1, 12)
     for wanted, other in (("cache_misses", "cache_hits"), ("cache_hits", "cache_misses")):
         # New functions, or else JAX knows them within this process.
@@ -48,7 +48,7 @@ def test_small_kernels_are_found_again(events, tmp_path):
         }
         program = dataclasses.replace(sharded, kernels=tuple(map(fresh.get, sharded.kernels)))
         events.clear()
-        step = kernels.compile(
+        step = dj.compile(
             program, np.arange(12) % 2, devices=jax.devices()[:2], fuse_segments=True
         )
         assert events[wanted] > 1
@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     before = jax.config.jax_compilation_cache_dir
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot keep compilations in .*/file"):
-        kernels.cache_compilations(tmp_path / "file")
+        dj.cache_compilations(tmp_path / "file")
     assert jax.config.jax_compilation_cache_dir == before
 
 
@@ -72,14 +72,13 @@ import jax
 import numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 import doppler_jax as dj
-import kernels
 from doppler_jax.programs.workloads import make_arrays, make_workload
 
-kernels.cache_compilations(sys.argv[1])
+dj.cache_compilations(sys.argv[1])
 workload = make_workload("llama_layer")
 sharded = dj.partition(dj.trace(workload.fn, *workload.args), 4)
 placement = np.arange(sharded.graph.num_tasks) % 2
-step = kernels.compile(sharded, placement, devices=jax.devices())
+step = dj.compile(sharded, placement, devices=jax.devices())
 logits = step(*make_arrays(workload, jax.random.key(0)))
 total = sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(logits))
 print(json.dumps([step.compile_s, total]))

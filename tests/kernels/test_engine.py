@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine import ops
+from doppler_jax.engine.local import MODES
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.validate import validate
-from kernels import ops
-from kernels.local import MODES
 from tests.kernels.conftest import (
     all_modes,
     build,
@@ -37,7 +37,7 @@ def workload(request):
     workload = make_workload(request.param, **SIZES[request.param])
     args = make_arrays(workload, jax.random.key(0))
     sharded = partition(trace(workload.fn, *workload.args), 4)
-    return sharded, args, jax.jit(workload.fn)(*args), kernels.Executables()
+    return sharded, args, jax.jit(workload.fn)(*args), dj.Executables()
 
 
 @all_modes

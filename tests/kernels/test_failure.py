@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine import ops
+from doppler_jax.engine.buffers import Buffers
 from doppler_jax.types import Kernel
-from kernels import ops
-from kernels.buffers import Buffers
 from tests.kernels.conftest import (
     BLOCK,
     FAILING,
@@ -50,9 +50,7 @@ def test_a_failing_kernel_ends_the_call_and_the_next_works(executables, mode, mo
     for fails in (True, False, True, False):
         monkeypatch.setitem(FAILING, "now", fails)
         if fails:
-            with pytest.raises(
-                kernels.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"
-            ):
+            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"):
                 step(X)
         else:
             out = step(X)["out"]
@@ -64,7 +62,7 @@ def test_a_failing_kernel_ends_the_call_and_the_next_works(executables, mode, mo
 def test_the_error_names_task_and_device(executables, mode, monkeypatch):
     monkeypatch.setitem(FAILING, "now", True)
     step = compile_on(FAILING_PROGRAM, [0, 0, 3, 0, 0, 1], executables, 4, mode=mode)
-    with pytest.raises(kernels.TaskError) as caught:
+    with pytest.raises(dj.TaskError) as caught:
         step(X)
     assert (caught.value.task, caught.value.device) == (2, 3)
     assert isinstance(caught.value, RuntimeError)
@@ -100,7 +98,7 @@ def test_names_the_first_to_fail_and_not_its_victims(executables, mode, monkeypa
     calls.append(step._loaded._job.executables[3])
     step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))
     monkeypatch.setattr(ops, "transfer", lambda *_: Poisoned(0.0))
-    with pytest.raises(kernels.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
+    with pytest.raises(dj.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
         step(X)
 
 
@@ -115,9 +113,7 @@ def test_a_failing_transfer_ends_the_call_and_the_next_works(executables, mode, 
 
     with monkeypatch.context() as patch:
         patch.setattr(ops, "transfer", lose)
-        with pytest.raises(
-            kernels.TaskError, match=r"tensor \d+, made by .*link down"
-        ) as caught:
+        with pytest.raises(dj.TaskError, match=r"tensor \d+, made by .*link down") as caught:
             step(X)
     x = int(re.search(r"tensor (\d+)", str(caught.value))[1])
     assert sharded.graph.tensor_producer[x] == caught.value.task
@@ -150,7 +146,7 @@ def test_check_nan_names_the_first_task_that_makes_one(executables, mode, monkey
     monkeypatch.setitem(KERNELS, "root", root)
     sharded = build([("root", ["i0"]), ("mean", ["t0", "i0"]), ("root", ["i1"])], ["t1", "t2"])
     step = compile_on(sharded, [1, 0, 0], executables, mode=mode, check_nan=True)
-    with pytest.raises(kernels.TaskError, match=r"^task 0 \(root0\) .*device 1.* NaN") as e:
+    with pytest.raises(dj.TaskError, match=r"^task 0 \(root0\) .*device 1.* NaN") as e:
         step(X)  # its first block is negative
     assert (e.value.task, e.value.device) == (0, 1)
     assert np.isfinite(step(np.abs(X))["out"]).all()
@@ -169,7 +165,7 @@ def test_a_device_out_of_memory_names_the_task(mode, monkeypatch):
     step = compile_on(sharded, [0, 1, 1], None, mode=mode)
     threads = num_threads()
     for _ in range(2):
-        with pytest.raises(kernels.TaskError, match=r"^task 1 \(huge1\) .*RESOURCE_EXHAUSTED"):
+        with pytest.raises(dj.TaskError, match=r"^task 1 \(huge1\) .*RESOURCE_EXHAUSTED"):
             step(X)
         assert num_threads() == threads
 
@@ -182,7 +178,7 @@ def test_a_kernel_that_does_not_compile_names_the_task(mode, monkeypatch):
     monkeypatch.setitem(KERNELS, "refuse", Kernel("refuse", refuse, (BLOCK,), (BLOCK,)))
     sharded = build([("make", []), ("refuse", ["t0"])], ["t1"])
     with pytest.raises(
-        kernels.TaskError, match=r"^task 1 \(refuse1\): .*compile.*no such operation"
+        dj.TaskError, match=r"^task 1 \(refuse1\): .*compile.*no such operation"
     ) as caught:
         compile_on(sharded, [0, 1], None, mode=mode)
     assert (caught.value.task, caught.value.device) == (1, 1)
@@ -198,8 +194,8 @@ def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
     monkeypatch.setattr(
         ops, "_lower", lambda *key: Refused() if key[0] is make else lower(*key)
     )
-    shared = kernels.Executables()
-    with pytest.raises(kernels.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
+    shared = dj.Executables()
+    with pytest.raises(dj.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
         compile_on(build([("mean", ["i0", "i1"]), ("make", [])], ["t0", "t1"]), [0, 1], shared)
     assert len(shared) == 1  # what compiled before is kept
 
@@ -212,7 +208,7 @@ def test_a_timeout_names_what_ran_and_the_next_call_works(executables, mode, mon
     threads = num_threads()
     monkeypatch.setitem(FAILING, "sleep_s", 0.8)
     with pytest.raises(
-        kernels.TaskError, match=r"^task 1 \(boom1\) .*device 1 .*TimeoutError.* 0.3 s"
+        dj.TaskError, match=r"^task 1 \(boom1\) .*device 1 .*TimeoutError.* 0.3 s"
     ):
         step(X)
     assert num_threads() == threads  # it ended within the grace
@@ -222,15 +218,15 @@ def test_a_timeout_names_what_ran_and_the_next_call_works(executables, mode, mon
 
 @all_modes
 def test_a_timeout_does_not_wait_for_a_stuck_task(executables, mode, monkeypatch):
-    monkeypatch.setattr("kernels.workers.GRACE_S", 0.05)
-    monkeypatch.setattr("kernels.stream.GRACE_S", 0.05)
+    monkeypatch.setattr("doppler_jax.engine.workers.GRACE_S", 0.05)
+    monkeypatch.setattr("doppler_jax.engine.stream.GRACE_S", 0.05)
     go_on = threading.Event()
     sharded = build([("boom", ["i0"]), ("mean", ["t0", "i0"])], ["t1"])
     step = compile_on(sharded, [0, 1], executables, mode=mode, timeout_s=0.1)
     monkeypatch.setitem(FAILING, "wait", go_on)
     threads = num_threads()
     try:
-        with pytest.raises(kernels.TaskError, match=r"^task 0 \(boom0\) .*TimeoutError"):
+        with pytest.raises(dj.TaskError, match=r"^task 0 \(boom0\) .*TimeoutError"):
             step(X)
     finally:
         go_on.set()
@@ -248,7 +244,7 @@ def test_a_worker_that_dies_ends_the_call(executables, mode, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Buffers, "drop_reads", lambda *_: 1 / 0)
         with pytest.raises(
-            kernels.TaskError, match=r"worker 'compute \d' died on device \d .*ZeroDivision"
+            dj.TaskError, match=r"worker 'compute \d' died on device \d .*ZeroDivision"
         ) as caught:
             step(X)
     assert caught.value.task == -1

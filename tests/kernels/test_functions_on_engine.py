@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
 from doppler_jax.programs import partition, trace
 from tests.programs.functions import CASES, assert_same, fresh
 
@@ -25,10 +25,10 @@ def test_placed_function_equals_the_function(name, num_devices):
     sharded = partition(case.trace(fn, args), num_devices)
     rng = np.random.default_rng(num_devices)
     devices = jax.devices()[:num_devices]
-    executables = kernels.Executables()
+    executables = dj.Executables()
     for mode in ("work_conserving", "stream"):
         placement = rng.integers(num_devices, size=sharded.graph.num_tasks)
-        step = kernels.compile(
+        step = dj.compile(
             sharded, placement, devices=devices, mode=mode, executables=executables
         )
         assert_same(step(*fresh(args)), expected, case.tolerance)
@@ -43,7 +43,7 @@ def test_print_runs_once_on_one_device(capfd):
     x = np.ones((8, 4), np.float32)
     sharded = partition(trace(prints, x), 4)
     placement = np.arange(sharded.graph.num_tasks) % 4
-    step = kernels.compile(sharded, placement, devices=jax.devices()[:4])
+    step = dj.compile(sharded, placement, devices=jax.devices()[:4])
     assert "total" not in capfd.readouterr().out
     found = step(x)
     jax.effects_barrier()

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from doppler_jax.engine import blocks, ops
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import RESIDENT
-from kernels import blocks, ops
 from tests.kernels.conftest import all_modes, build, compile_on, random_program, run_plainly
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)

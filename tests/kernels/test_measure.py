@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-import kernels
-from kernels import blocks
-from kernels import measure as measure_module
-from kernels.backend import Options
-from kernels.plan import make_plan
-from kernels.trace import Record, infer_times
+from doppler_jax.engine import blocks
+from doppler_jax.engine import measure as measure_module
+from doppler_jax.engine.backend import Options
+from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.trace import Record, infer_times
 from tests.kernels.conftest import build, random_program
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
@@ -18,7 +17,7 @@ X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
 def test_measure_s_is_the_median_makespan_after_warmup(executables, monkeypatch):
     sharded = random_program(0, 8)
-    step = kernels.compile(
+    step = dj.compile(
         sharded, np.zeros(8, int), devices=jax.devices()[:1], executables=executables
     )
     makespans = []
@@ -30,7 +29,7 @@ def test_measure_s_is_the_median_makespan_after_warmup(executables, monkeypatch)
         return execution
 
     monkeypatch.setattr(type(step._loaded), "run", record)
-    seconds = kernels.measure_s(step, X, repeats=3, warmup=2)
+    seconds = dj.measure_s(step, X, repeats=3, warmup=2)
     assert len(makespans) == 5
     assert seconds == np.median(makespans[2:])
 
@@ -41,11 +40,9 @@ def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
     cuts = []
     cut = blocks.slice_block
     monkeypatch.setattr(blocks, "slice_block", lambda *a: cuts.append(a) or cut(*a))
-    compiled = kernels.Executables()
+    compiled = dj.Executables()
     devices = jax.devices()[:2]
-    measure = kernels.make_measure(
-        sharded, (X,), devices, mode, repeats=2, executables=compiled
-    )
+    measure = dj.make_measure(sharded, (X,), devices, mode, repeats=2, executables=compiled)
     assert len(compiled) == len(cuts) == 0
     assert measure(np.zeros(8, int), None) > 0
     measure(np.ones(8, int), np.arange(8))
@@ -61,7 +58,7 @@ def test_longer_work_measures_longer(executables):
     three = build([("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(2)]], ["t2"])
     placed = []
     for program in (one, three):
-        measure = kernels.make_measure(
+        measure = dj.make_measure(
             program, (X,), jax.devices()[:1], repeats=3, executables=executables
         )
         placed.append((measure, np.zeros(program.graph.num_tasks, int)))
@@ -89,11 +86,11 @@ def test_longer_work_measures_longer(executables):
 def test_make_measure_refuses(options, message):
     arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
     with pytest.raises(ValueError, match=message):
-        kernels.make_measure(random_program(0, 2), **arguments)
+        dj.make_measure(random_program(0, 2), **arguments)
 
 
 def test_measure_refuses_a_bad_placement():
-    measure = kernels.make_measure(random_program(0, 2), (X,), jax.devices()[:1])
+    measure = dj.make_measure(random_program(0, 2), (X,), jax.devices()[:1])
     with pytest.raises(ValueError, match=r"placement\[1\] is 1"):
         measure([0, 1], None)
 
@@ -169,7 +166,7 @@ def test_a_slow_candidate_is_run_once():
 
 
 def test_a_candidate_that_seems_endless_is_cut_short():
-    error = kernels.TaskError("call", 0, 0, TimeoutError("too long"))
+    error = dj.TaskError("call", 0, 0, TimeoutError("too long"))
     bench = Bench(old=[1, 1], new=[error])
     paired = pairing(bench)(NEW, OLD, 9)
     ((_, first_limit), (_, limit_s)) = bench.loads
@@ -181,23 +178,23 @@ def test_a_candidate_that_seems_endless_is_cut_short():
 
 
 def test_other_errors_of_a_candidate_pass():
-    error = kernels.TaskError("task", 0, 0, MemoryError("out of it"))
-    with pytest.raises(kernels.TaskError, match="out of it"):
+    error = dj.TaskError("task", 0, 0, MemoryError("out of it"))
+    with pytest.raises(dj.TaskError, match="out of it"):
         pairing(Bench(old=[1, 1], new=[error]))(NEW, OLD, 9)
 
 
 def test_a_call_out_of_time_is_recognised():
     """What `_Pairing` looks for is what the engine raises."""
     program = build([("spin", ["i0"]), ("spin", ["t0"])], ["t1"])
-    step = kernels.compile(program, np.zeros(2, int), devices=jax.devices()[:1], timeout_s=1e-4)
-    with pytest.raises(kernels.TaskError) as caught:
+    step = dj.compile(program, np.zeros(2, int), devices=jax.devices()[:1], timeout_s=1e-4)
+    with pytest.raises(dj.TaskError) as caught:
         step(X)
     assert isinstance(caught.value.__cause__, TimeoutError)
 
 
 def test_placements_are_measured_in_pairs_on_devices(executables):
     sharded = random_program(3, 8)
-    measure = kernels.make_paired_measure(
+    measure = dj.make_paired_measure(
         sharded, (X,), jax.devices()[:2], max_slowdown=1e3, executables=executables
     )
     split = np.arange(8) % 2
@@ -221,7 +218,7 @@ def test_placements_are_measured_in_pairs_on_devices(executables):
 def test_make_paired_measure_refuses(options, message):
     arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
     with pytest.raises(ValueError, match=message):
-        kernels.make_paired_measure(random_program(0, 2), **arguments)
+        dj.make_paired_measure(random_program(0, 2), **arguments)
 
 
 def test_inferred_times_are_what_watching_proves():

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-import kernels
+from doppler_jax.engine import online
+from doppler_jax.engine.placed import get_backend
 from doppler_jax.types import Costs
-from kernels import online
-from kernels.compile import get_backend
 from tests.kernels.conftest import build
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
@@ -38,7 +37,7 @@ class Step:
 
     def __call__(self, x):
         if self.fails(self.placement):
-            raise kernels.TaskError("task 0", 0, 0, MemoryError("out of it"))
+            raise dj.TaskError("task 0", 0, 0, MemoryError("out of it"))
         return tuple(self.placement.tolist())
 
 
@@ -53,7 +52,7 @@ def learner(monkeypatch):
         )
         monkeypatch.setattr(online, "_EVALUATIONS", 256)
         backend = get_backend("local", jax.devices()[:2])
-        made.append(kernels.OnlineFunction(SHARDED, believed, backend, start, max_slowdown))
+        made.append(dj.OnlineFunction(SHARDED, believed, backend, start, max_slowdown))
         return made[-1]
 
     yield make
@@ -118,14 +117,14 @@ def test_a_call_that_fails_on_a_candidate_is_run_on_the_incumbent(learner):
 
 def test_a_call_that_fails_on_the_incumbent_raises(learner):
     function = learner(make_costs(0.1), make_costs(0.1), TOGETHER, lambda placement: True)
-    with pytest.raises(kernels.TaskError, match="out of it"):
+    with pytest.raises(dj.TaskError, match="out of it"):
         function(X)
 
 
 def test_an_online_function_runs_on_devices():
     backend = get_backend("local", jax.devices()[:2])
-    function = kernels.OnlineFunction(SHARDED, make_costs(0.1), backend, APART)
-    step = kernels.compile(SHARDED, TOGETHER, devices=jax.devices()[:2])
+    function = dj.OnlineFunction(SHARDED, make_costs(0.1), backend, APART)
+    step = dj.compile(SHARDED, TOGETHER, devices=jax.devices()[:2])
     for _ in range(3):
         jax.tree.map(np.testing.assert_array_equal, function(X), step(X))
     np.testing.assert_array_equal(function.step.trace.placement, APART)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kernels.plan import Transfer, make_plan
+from doppler_jax.engine.plan import Transfer, make_plan
 from tests.kernels.conftest import build, random_program
 
 

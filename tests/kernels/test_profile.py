@@ -2,11 +2,11 @@ import jax
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine.profile import dispatch_gaps_s, measured_lower_bound_s, profile
+from doppler_jax.engine.trace import make_handling
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.synchronous import simulate_synchronous
-from kernels.profile import dispatch_gaps_s, measured_lower_bound_s, profile
-from kernels.trace import make_handling
 from tests.kernels.conftest import build
 from tests.simulator.cases import change, small_problem
 
@@ -141,7 +141,7 @@ def test_refuses_what_does_not_fit():
 @pytest.mark.parametrize("mode", ["work_conserving", "stream", "bulk_synchronous"])
 def test_of_a_real_call(mode, executables):
     tasks = [("spin", ["i0"]), ("spin", ["i1"]), ("mean", ["t0", "t1"]), ("spin", ["t2"])]
-    step = kernels.compile(
+    step = dj.compile(
         build(tasks, ["t3"]),
         [0, 1, 1, 0],
         devices=jax.devices("cpu")[:2],

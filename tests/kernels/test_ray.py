@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-import kernels
+from doppler_jax.engine import ray_backend
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.memory import peak_memory_bytes
-from kernels import ray_backend
 from tests.kernels.conftest import build, random_program, run_plainly
 
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
@@ -28,7 +27,7 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 
 
 def compile_on(sharded, placement, devices, **options):
-    return kernels.compile(sharded, placement, devices=devices, backend="ray", **options)
+    return dj.compile(sharded, placement, devices=devices, backend="ray", **options)
 
 
 def check(sharded, step, x=X):
@@ -227,9 +226,9 @@ def test_refuses_what_it_cannot_do(ray_pair, monkeypatch):
     with pytest.raises(ValueError, match="out_device"):
         compile_on(sharded, [0], ray_pair, out_device=0)
     with pytest.raises(ValueError, match="num_devices is 0"):
-        kernels.ray_devices(0)
+        dj.ray_devices(0)
     with pytest.raises(ValueError, match=r"num_devices is 100, but Ray has \d CPUs"):
-        kernels.ray_devices(100)
+        dj.ray_devices(100)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="extra 'cluster'"):
-        kernels.ray_devices(2)
+        dj.ray_devices(2)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from kernels import ray_clocks
-from kernels.plan import make_plan
-from kernels.ray_shipping import DeviceResult
+from doppler_jax.engine import ray_clocks
+from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.ray_shipping import DeviceResult
 from tests.kernels.conftest import build
 
 SHARDED = build([("make", []), ("mean", ["t0", "t0"]), ("mean", ["t1", "t1"])], ["t2"])

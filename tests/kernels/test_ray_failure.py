@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine.ray_backend import MODES
+from doppler_jax.engine.ray_processes import RayDevice
 from doppler_jax.types import Kernel
-from kernels.ray_backend import MODES
-from kernels.ray_processes import RayDevice
 from tests.kernels.conftest import (
     BLOCK,
     KERNELS,
@@ -38,9 +38,7 @@ def test_a_failing_task_ends_the_call_and_the_next_works(ray_pair):
     step = compile_on(sharded, [0, 1, 0], ray_pair)
     sound = random_program(0, 8)
     for _ in range(2):
-        with pytest.raises(
-            kernels.TaskError, match=r"task 1 \(huge1\).* device 1 .*memory"
-        ) as e:
+        with pytest.raises(dj.TaskError, match=r"task 1 \(huge1\).* device 1 .*memory") as e:
             step(X)
         assert (e.value.task, e.value.device) == (1, 1)
         check(sound, compile_on(sound, np.arange(8) % 2, ray_pair))
@@ -52,7 +50,7 @@ def test_checks_for_nan_on_request(ray_pair, mode):
     step = compile_on(sharded, [1, 0], ray_pair, mode=mode)
     assert np.isnan(step(-1 - X)["out"]).all()
     step = compile_on(sharded, [1, 0], ray_pair, mode=mode, check_nan=True)
-    with pytest.raises(kernels.TaskError, match=r"task 0 \(log0\) .*device 1.*NaN"):
+    with pytest.raises(dj.TaskError, match=r"task 0 \(log0\) .*device 1.*NaN"):
         step(-1 - X)
     check(sharded, step, 1 + X)
 
@@ -69,7 +67,7 @@ def test_a_timeout_names_the_task_and_the_next_call_works(ray_pair, mode):
     sharded = build([("spin", ["i0"])] * 300, ["t299"])  # near a second or more on each device
     placement = np.arange(300) % 2
     step = compile_on(sharded, placement, ray_pair, mode=mode, timeout_s=0.3)
-    with pytest.raises(kernels.TaskError, match=r"task \d+ \(spin\d+\).*0\.3 s") as caught:
+    with pytest.raises(dj.TaskError, match=r"task \d+ \(spin\d+\).*0\.3 s") as caught:
         step(X)
     assert caught.value.device == placement[caught.value.task]
     sound = random_program(0, 8)
@@ -146,17 +144,17 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
 
 def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
     sharded = build(spin_chain(200), ["t199"])  # most of it is left however late the kill
-    with kernels.ray_devices(2) as devices:
+    with dj.ray_devices(2) as devices:
         step = compile_on(sharded, np.arange(200) % 2, devices)
         whole_s = _seconds(step)
         victim = ray.get(devices[1].call("process_id"))
         timer = threading.Timer(whole_s / 4, os.kill, (victim, signal.SIGKILL))
         timer.start()
-        with pytest.raises(kernels.TaskError, match=r"^device 1 \(.*was lost") as caught:
+        with pytest.raises(dj.TaskError, match=r"^device 1 \(.*was lost") as caught:
             step(X)
         timer.join()
         assert (caught.value.task, caught.value.device) == (-1, 1)
-        with pytest.raises(kernels.TaskError, match=r"^device 1 \(.*was lost"):
+        with pytest.raises(dj.TaskError, match=r"^device 1 \(.*was lost"):
             step(X)
         assert devices.alive() == (0,)
         check(sharded, compile_on(sharded, np.zeros(200, int), devices.without_lost()))
@@ -168,7 +166,7 @@ def test_a_kernel_that_does_not_compile_is_named(ray_pair, monkeypatch):
     make = next(iter(exports.of(build([("make", [])], ["t0"]))[1].values()))
     serialised = {"digest of make": make, "digest of mean": b"no kernel"}
     monkeypatch.setattr(exports, "of", lambda sharded: (tuple(serialised), serialised))
-    with pytest.raises(kernels.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
+    with pytest.raises(dj.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
         compile_on(sharded, [0, 1], ray_pair)
     assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == {
         "digest of make",

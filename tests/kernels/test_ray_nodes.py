@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-import kernels
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from tests.kernels.conftest import build, run_plainly
 
@@ -37,10 +36,10 @@ def main():
     cluster = Cluster(initialize_head=True, head_node_args=node)
     second = cluster.add_node(**node)
     cluster.wait_for_nodes()
-    with kernels.ray_devices(2, address=cluster.address) as devices:
+    with dj.ray_devices(2, address=cluster.address) as devices:
         run_a_workload(devices)
         left = lose_a_node(devices, lambda: cluster.remove_node(second, allow_graceful=False))
-        step = kernels.compile(SPINS, np.zeros(200, int), devices=left, backend="ray")
+        step = dj.compile(SPINS, np.zeros(200, int), devices=left, backend="ray")
         expected = run_plainly(SPINS, X)["out"]
         np.testing.assert_allclose(step(X)["out"], expected, rtol=1e-4)
     cluster.shutdown()
@@ -53,18 +52,18 @@ def run_a_workload(devices):
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), 2)
     placement = np.arange(sharded.graph.num_tasks) % 2
     for mode in ("work_conserving", "bulk_synchronous"):
-        step = kernels.compile(sharded, placement, devices=devices, backend="ray", mode=mode)
+        step = dj.compile(sharded, placement, devices=devices, backend="ray", mode=mode)
         np.testing.assert_allclose(step(*args), jax.jit(workload.fn)(*args), atol=1e-4)
         dj.validate(sharded.graph, step.trace, tolerance=0)
 
 
 def lose_a_node(devices, kill):
     """Kills a node in the middle of a call; returns the devices that are left."""
-    step = kernels.compile(SPINS, np.arange(200) % 2, devices=devices, backend="ray")
+    step = dj.compile(SPINS, np.arange(200) % 2, devices=devices, backend="ray")
     step(X)
     timer = threading.Timer(step.trace.finish_s.max() / 16, kill)
     timer.start()
-    with pytest.raises(kernels.TaskError, match=r"^device \d \(.*was lost"):
+    with pytest.raises(dj.TaskError, match=r"^device \d \(.*was lost"):
         step(X)
     timer.join()
     left = devices.without_lost()

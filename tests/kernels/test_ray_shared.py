@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from kernels import ray_shared
-from kernels.ray_mesh import Mesh
-from kernels.ray_packets import Packet
-from kernels.ray_shared import NO_OFFER, Ring
-from kernels.ray_streams import Inlet, Outlet
+from doppler_jax.engine import ray_shared
+from doppler_jax.engine.ray_mesh import Mesh
+from doppler_jax.engine.ray_packets import Packet
+from doppler_jax.engine.ray_shared import NO_OFFER, Ring
+from doppler_jax.engine.ray_streams import Inlet, Outlet
 
 SIZES = (0, 100, 70_000, 1 << 20, ray_shared._CAPACITY, ray_shared._CAPACITY + 12_345)
 

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-import kernels
+import doppler_jax as dj
 from doppler_jax.simulator.validate import validate
 from tests.kernels.conftest import (
     FAILING,
@@ -25,7 +25,7 @@ blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_cons
 @pytest.fixture(autouse=True)
 def run_ahead_on_cpu(monkeypatch):
     for module in ("job", "workers"):
-        monkeypatch.setattr(f"kernels.{module}.run_ahead", lambda device: 1)
+        monkeypatch.setattr(f"doppler_jax.engine.{module}.run_ahead", lambda device: 1)
 
 
 @blocking_modes
@@ -64,7 +64,7 @@ def test_a_device_has_one_task_waiting_and_no_more(executables, monkeypatch):
         return (Late(None, now, seen),)
 
     object.__setattr__(job, "executables", (later,) * 5 + (job.executables[0],))
-    monkeypatch.setattr("kernels.buffers.Buffers.operands", lambda self, v: [])
+    monkeypatch.setattr("doppler_jax.engine.buffers.Buffers.operands", lambda self, v: [])
     step(X)
     assert max(seen) == 2
     assert seen[:4] == [2] * 4  # the device never waited for the host
@@ -79,7 +79,7 @@ def test_the_first_to_fail_is_named_and_the_next_call_works(executables, mode, m
     for fails in (True, False, True):
         monkeypatch.setitem(FAILING, "now", fails)
         if fails:
-            with pytest.raises(kernels.TaskError, match=r"^task 2 \(boom2\) .* device 1"):
+            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1"):
                 step(X)
         else:
             expected = run_plainly(FAILING_PROGRAM, X)["out"]

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels
+import doppler_jax as dj
+from doppler_jax.engine import segments
+from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.segments import fuse_segments
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.programs.evaluate import evaluate
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.validate import validate
-from kernels import segments
-from kernels.plan import make_plan
-from kernels.segments import fuse_segments
 from tests.kernels.conftest import build, random_program
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
@@ -180,7 +180,7 @@ def test_segments_run(executables, mode):
     for seed in range(6):
         sharded = random_program(seed, 30)
         placement = np.arange(30) % 7 // 4
-        step = kernels.compile(
+        step = dj.compile(
             sharded,
             placement,
             devices=jax.devices()[:2],
@@ -203,7 +203,7 @@ def test_a_print_in_a_segment_runs_once(capfd):
 
     x = np.ones((4, 4), np.float32)
     sharded = partition(trace(fn, x), 1)
-    step = kernels.compile(
+    step = dj.compile(
         sharded,
         np.zeros(sharded.graph.num_tasks, int),
         devices=jax.devices()[:1],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from kernels import ops
+from doppler_jax.engine import ops
 
 
 @pytest.fixture

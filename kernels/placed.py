@@ -47,7 +47,7 @@ def compile(
     Args:
       sharded: the program, N tasks.
       placement: `[N]` int, position in `devices` of each task.
-      devices: where to run: JAX devices for "local", `kernels.ray_devices(...)` for "ray".
+      devices: where to run: JAX devices for "local", `dj.ray_devices(...)` for "ray".
       mode: "work_conserving" (a device takes its next ready task), "bulk_synchronous"
         (level by level, with barriers before and after each level's transfers) or, local
         only, "stream" (the host enqueues everything in one order and waits at the end).
