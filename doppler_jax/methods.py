@@ -240,11 +240,15 @@ def _exact(request: Request) -> Candidates:
     graph, costs = request.graph, request.costs
     if request.problem.memory is None:  # limits that nothing reaches are none
         costs = dataclasses.replace(costs, capacity_bytes=np.full(costs.num_devices, np.inf))
+    # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
+    # what a list scheduler finds.
+    listed = listed_starts(graph, costs, RIVAL_STARTS, request.problem.memory is not None)
     result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
     order = topological_order(graph)
     rank = np.empty(graph.num_tasks, np.int64)
     rank[order[np.argsort(result.start_s[order], kind="stable")]] = np.arange(len(rank))
-    return Candidates(result.placement[None], 1, priority=rank, lower_bound_s=result.bound_s)
+    placements = np.concatenate([result.placement[None], listed])
+    return Candidates(placements, 1, priority=rank, lower_bound_s=result.bound_s)
 
 
 METHODS: dict[str, Method] = {

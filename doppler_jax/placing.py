@@ -27,6 +27,7 @@ from doppler_jax.search.objective import (
     score_padded,
 )
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
+from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
@@ -78,7 +79,7 @@ def place(
     Args:
       graph: the task graph.
       costs: its costs, seconds; queues are `fifo`. Where memory is limited only placements
-        that fit are returned.
+        that fit are returned; what no placement can fit is refused before the search.
       method: one of `list_methods()`. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
         a search from samples and list schedules, and is never worse than the latter. Without
@@ -101,13 +102,14 @@ def place(
       The best placement found, judged by the float64 oracle.
 
     Raises:
-      ValueError: the graph, its costs, the method, a bound or the objective is invalid, or no
-        placement was found that fits into memory.
+      ValueError: the graph, its costs, the method, a bound or the objective is invalid, no
+        placement can fit into memory (`check_capacity`), or none that fits was found.
     """
     began = time.monotonic()
     _check_request(method, policy, budget_s, max_evaluations, objective)
     check_graph(graph)
     check_costs(graph, costs)
+    check_capacity(graph, costs)
     key = jax.random.key(0) if key is None else key
     policy = default_policy(method) if policy is None else policy
     path = None

@@ -41,6 +41,7 @@ class TaskGraph:
     input_home: chex.Array  # [I] int, device it lies on at time 0, or RESIDENT
     input_edge_input: chex.Array  # [F] int, graph input that is read
     input_edge_reader: chex.Array  # [F] int, task that reads it
+    has_bytes: bool = True  # False: sizes are communication numbers, so no memory is limited
 
     @property
     def num_tasks(self) -> int:

@@ -200,6 +200,12 @@ def test_place_writes_what_it_found(command, capsys):
     assert (written["graph"], written["cluster"]) == ("g.txt", "p100x4")
 
 
+def test_a_published_graph_is_placed_on_a_preset_cluster(command, capsys, reference_graphs):
+    path = reference_graphs / "ffnn_192nodes.txt"
+    assert command("place", path, "--cluster", "p100x4", "--method", "heft") == 0
+    assert "ffnn_192nodes.txt: 180 tasks on p100x4" in capsys.readouterr().out
+
+
 def test_place_with_a_policy_and_a_cluster_file(command, capsys):
     save_tiny_checkpoint(pathlib.Path("run"))
     pathlib.Path("c.json").write_text(cluster_json())

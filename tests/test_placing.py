@@ -32,8 +32,10 @@ from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
 from doppler_jax.training.checkpoint import Policy
+from doppler_jax.types import RESIDENT
 from tests.generators import random_problem
 from tests.search.cases import one_size
+from tests.simulator.cases import small_problem
 
 DEVICES = 3
 BOUND = 24
@@ -470,9 +472,11 @@ def test_doppler_makes_what_it_finds_fit(policy, monkeypatch):
 
 
 def test_where_nothing_fits_nothing_is_returned():
-    graph, costs = make("unequal")
-    costs = tight(graph, costs, 0.01)
-    with pytest.raises(ValueError, match="found no placement that fits: device"):
+    # Three weights of 6 bytes on two devices of 10: any one fits, two do not.
+    weights = [(RESIDENT, 6, [v]) for v in range(3)]
+    graph, costs = small_problem([1, 1, 1], [], 2, weights)
+    costs = costs.replace(capacity_bytes=np.full(2, 10.0))
+    with pytest.raises(ValueError, match=r"found no placement that fits: device \d needs 12"):
         place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
 
 
@@ -590,6 +594,14 @@ def test_bad_problems_are_refused(method):
             place(graph, costs.replace(compute_s=compute_s), method=method)
     with pytest.raises(ValueError, match=r"compute_s has shape \(4, 3\); expected \(2, 3\)"):
         place(chain, costs, method=method)
+
+
+@pytest.mark.parametrize("method", list_methods())
+def test_what_no_placement_fits_is_refused_before_searching(method):
+    graph, costs = make("unequal")
+    small = costs.replace(capacity_bytes=np.full(DEVICES, 1e-3))
+    with pytest.raises(ValueError, match=r"task \d+ needs .* largest device that can run it"):
+        place(graph, small, method=method)
 
 
 def test_methods_are_sorted_names_and_doppler_with_search_is_the_default():

@@ -12,11 +12,15 @@ import math
 
 import numpy as np
 
+from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.etf import etf
 from doppler_jax.baselines.exact_durations import durations_s, in_ticks, own, replay, tick_of
 from doppler_jax.baselines.exact_memory import fits, is_limited, make_memory
 from doppler_jax.baselines.exact_model import Found, Search, solve
+from doppler_jax.baselines.heft import heft
 from doppler_jax.baselines.interchangeable import device_classes, first_use_order
+from doppler_jax.baselines.peft import peft
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
@@ -24,6 +28,9 @@ from doppler_jax.simulator.finalists import start_order
 from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import Costs, TaskGraph
+
+STARTS = (critical_path, heft, cpop, peft, etf)
+"""List schedulers, the best of whose schedules the solver begins at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +58,11 @@ def exact(
     For graphs of up to about 30 tasks; larger ones return what the budget allows. The
     solver counts whole ticks. Where all durations are multiples of one that is not too
     small (of a second, say), that is the tick, and a proven makespan equals its bound.
-    Otherwise the tick is at most 2^-25 of the makespan of critical path's placement (where
-    memory is limited: of the sum of all durations at their longest), and durations are
-    rounded down: the solver's bound stays a bound, the schedule found is replayed with the
-    true durations, and a proven makespan is above the bound by at most 2 N ticks (a task
-    and a transfer for each step of the longest chain).
+    Otherwise the tick is at most 2^-25 of the shortest makespan of the list schedules
+    `STARTS` (where memory is limited: of the sum of all durations at their longest), and
+    durations are rounded down: the solver's bound stays a bound, the schedule found is
+    replayed with the true durations, and a proven makespan is above the bound by at
+    most 2 N ticks (a task and a transfer for each step of the longest chain).
 
     Where memory may not suffice, the bound is that of placements whose resident inputs fit,
     and the schedule is one for which all tensors and copies fit at once, so that it respects
@@ -75,12 +82,12 @@ def exact(
       seed: of the solver.
 
     Returns:
-      The best schedule found; with memory enough at worst, but for rounding, that of
-      critical path's placement under `fifo`.
+      The best schedule found; with memory enough at worst, but for rounding, the best of
+      `STARTS` under `fifo`.
 
     Raises:
-      ValueError: the graph or its costs are none, the links are not `parallel`, devices spend
-        time on transfers (`handling_s`), a number is out of range, or no schedule that
+      ValueError: the graph or its costs are invalid, the links are not `parallel`, devices
+        spend time on transfers (`handling_s`), a number is out of range, or no schedule that
         fits into memory was found.
       ImportError: OR-Tools is not installed.
     """
@@ -117,14 +124,15 @@ def exact(
 def _search(
     graph: TaskGraph, costs: Costs, search: Search, budget_s: float
 ) -> tuple[Found, float]:
-    """Returns what the solver finds from critical path's schedule on, and the tick in seconds.
+    """Returns what the solver finds from the best list schedule on, and the tick in seconds.
 
     Memory is not looked at.
     """
     durations = durations_s(graph, costs)
     topological = topological_order(graph)
     classes = device_classes(graph, costs)
-    first = simulate_oracle(graph, costs, critical_path(graph, costs))
+    starts = [simulate_oracle(graph, costs, rule(graph, costs)) for rule in STARTS]
+    first = min(starts, key=makespan_s)
     rank = np.empty_like(topological)
     rank[topological] = np.arange(len(rank))
     order = np.argsort(start_order(first, rank))

@@ -16,7 +16,8 @@ from doppler_jax.types import Cluster, Costs, ShardedProgram, TaskGraph
 def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration) -> Costs:
     """Returns the costs of a task graph on a cluster, or of a program as calibrated.
 
-    On a cluster: roofline tasks, linear transfers. `dj.measure_calibration` has measured
+    On a cluster: roofline tasks, linear transfers; memory is limited if the graph `has_bytes`.
+    `dj.measure_calibration` has measured
     seconds of each kernel, so a calibration needs the program, which knows its kernels.
 
     Raises:
@@ -44,7 +45,7 @@ def _roofline_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
         input_bytes=graph.input_bytes.copy(),
         latency_s=latency_s,
         seconds_per_byte=seconds_per_byte,
-        capacity_bytes=np.array(cluster.memory_bytes, dtype=np.float64),
+        capacity_bytes=np.where(graph.has_bytes, cluster.memory_bytes, np.inf),
     )
 
 

@@ -31,7 +31,9 @@ def problem_digest(graph: TaskGraph, costs: Costs) -> str:
     digest = hashlib.sha256()
     for part in (graph, costs):
         for field in dataclasses.fields(part):
-            if (values := getattr(part, field.name)) is not None:
+            values = getattr(part, field.name)
+            # What `has_bytes` decides is in the costs' capacities.
+            if values is not None and field.name != "has_bytes":
                 _add_array(digest, field.name, values)
     return digest.hexdigest()[:32]
 

@@ -19,6 +19,7 @@ def make_graph(
     input_home: ArrayLike | None = None,
     input_edge_input: ArrayLike = (),
     input_edge_reader: ArrayLike = (),
+    has_bytes: bool = True,
 ) -> TaskGraph:
     """Returns the validated task graph; the fields are described on `TaskGraph`.
 
@@ -44,6 +45,7 @@ def make_graph(
         ),
         input_edge_input=input_edges[:, 0],
         input_edge_reader=input_edges[:, 1],
+        has_bytes=has_bytes,
     )
     check_graph(graph)
     return graph

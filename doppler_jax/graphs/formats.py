@@ -32,8 +32,9 @@ def load_graph(path: PathLike) -> TaskGraph:
     """Returns the task graph in a file: JSON if it starts with a brace, else DOPPLER text.
 
     In DOPPLER text a task has one tensor; its compute number is stored as flops and its
-    communication number as that tensor's bytes, to go with `reference_costs`. Graph
-    inputs are left out, since the file says neither their size nor who reads them.
+    communication number as that tensor's bytes, to go with `reference_costs`. Such a graph
+    `has_bytes` False: no cluster's memory limits it. Graph inputs are left out, since the
+    file says neither their size nor who reads them.
 
     Raises:
       ValueError: the file cannot be read, or holds no valid task graph of at least one
@@ -56,6 +57,8 @@ def save_graph(path: PathLike, graph: TaskGraph) -> None:
     """
     check_graph(graph)
     fields = {name: getattr(graph, name).tolist() for name in _FLOAT_FIELDS + _INT_FIELDS}
+    if not graph.has_bytes:
+        fields["has_bytes"] = False
     write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
 
 
@@ -106,11 +109,14 @@ def _check_stg_row(path: PathLike, number: int, row: list[int], v: int, count: i
 
 def _parse_json(path: PathLike, text: str) -> TaskGraph:
     data = parse_json_object(path, text)
+    has_bytes = data.pop("has_bytes", True)
     check_header(path, data, FORMAT, {*_FLOAT_FIELDS, *_INT_FIELDS})
+    if not isinstance(has_bytes, bool):
+        raise ValueError(f"{path}: has_bytes is {has_bytes!r}; expected true or false")
     floats = {name: read_numbers(path, data, name) for name in _FLOAT_FIELDS}
     ints = {name: read_numbers(path, data, name, integers=True) for name in _INT_FIELDS}
     try:
-        return make_graph(**floats, **ints)
+        return make_graph(**floats, **ints, has_bytes=has_bytes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -154,6 +160,7 @@ def _parse_text(path: PathLike, text: str) -> TaskGraph:
             tensor_bytes=[communication for _, communication in costs],
             edge_tensor=senders,
             edge_reader=receivers,
+            has_bytes=False,
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

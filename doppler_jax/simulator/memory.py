@@ -109,7 +109,8 @@ def check_capacity(graph: TaskGraph, costs: Costs) -> None:
 
     That is so when a task fits on no device that can run it (with its graph inputs,
     operands and outputs), when the graph inputs at home on a device exceed it, or when
-    the resident inputs together exceed all devices. Whether a placement that passes these
+    what stays somewhere to the end, the resident inputs and the results, exceeds all devices
+    together. Whether a placement that passes these
     tests exists is a packing problem, and left open.
     """
     capacity = np.asarray(costs.capacity_bytes, np.float64)
@@ -131,11 +132,13 @@ def check_capacity(graph: TaskGraph, costs: Costs) -> None:
                 f"graph inputs of {total:.6g} bytes lie on device {d}, which has "
                 f"{capacity[d]:.6g}"
             )
-    total = input_bytes[read[home == RESIDENT]].sum()
-    if total > capacity.sum():
+    is_result = np.bincount(graph.edge_tensor, minlength=graph.num_tensors) == 0
+    results = np.asarray(costs.tensor_bytes, np.float64)[is_result].sum()
+    resident = input_bytes[read[home == RESIDENT]].sum()
+    if resident + results > capacity.sum():
         raise ValueError(
-            f"resident graph inputs are {total:.6g} bytes, all devices together have "
-            f"{capacity.sum():.6g}"
+            f"resident graph inputs are {resident:.6g} bytes and results {results:.6g}; all "
+            f"devices together have {capacity.sum():.6g}"
         )
 
 

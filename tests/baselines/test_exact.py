@@ -100,6 +100,30 @@ def test_optimum_is_at_most_the_best_placement_under_fifo(seed):
     assert result.makespan_s - result.bound_s <= 2 * 6 * start_s / (MAX_TICKS / 2)
 
 
+def test_nothing_is_returned_while_something_shorter_is_known():
+    # The shortest schedule idles on purpose; first come, first served, its placement takes
+    # 218 ms, and HEFT's takes the 204 that are proven to be the least.
+    graph = dj.make_graph(
+        flops=[2e9, 6e9, 20e9, 24e9, 16e9, 30e9, 28e9, 22e9, 10e9, 40e9, 36e9, 8e9],
+        tensor_producer=range(12),
+        tensor_bytes=[2e8, 1.8e8, 1.2e8, 1.2e8, 9e7, 6e7, 6e7, 5e7, 1.5e8, 8e7, 8e7, 1e6],
+        edge_tensor=[0, 1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10],
+        edge_reader=[1, 2, 3, 4, 10, 5, 7, 6, 7, 8, 8, 8, 9, 10, 11, 11],
+    )
+    rates = np.array([[np.inf, 1e10, 2e9], [1e10, np.inf, 5e9], [2e9, 5e9, np.inf]])
+    costs = dj.Costs(
+        compute_s=graph.flops[:, None] / [1e12, 5e11, 2.5e11],
+        tensor_bytes=graph.tensor_bytes,
+        input_bytes=graph.input_bytes,
+        latency_s=1e-5 * (1 - np.eye(3)),
+        seconds_per_byte=1 / rates,
+        capacity_bytes=np.full(3, np.inf),
+    )
+    placed = dj.place(graph, costs, method="exact", budget_s=BUDGET_S)
+    assert placed.makespan_s <= dj.place(graph, costs, method="heft").makespan_s
+    np.testing.assert_allclose([placed.makespan_s, placed.lower_bound_s], 0.204, rtol=1e-5)
+
+
 def test_unequal_shares_that_greedy_rules_miss():
     graph, costs = dj.from_edge_delays([3, 3, 2, 2, 2], [], num_devices=2)
     result = exact(graph, costs, budget_s=BUDGET_S)

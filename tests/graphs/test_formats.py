@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import from_edge_delays
+from doppler_jax.costs.build import from_edge_delays, make_costs
+from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.graphs.build import make_graph, task_edges
 from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
 from doppler_jax.graphs.levels import lower_bound_s
@@ -29,6 +30,21 @@ def small_json(**changes):
         "input_bytes": [], "input_home": [], "input_edge_input": [], "input_edge_reader": [],
     }  # fmt: skip
     return json.dumps({k: v for k, v in (graph | changes).items() if v is not None})
+
+
+def test_text_has_no_bytes_and_so_no_memory_to_limit(reference_graphs, tmp_path):
+    graph = load_graph(reference_graphs / "ffnn_192nodes.txt")
+    save_graph(tmp_path / "g.json", graph)
+    again = load_graph(tmp_path / "g.json")
+    assert not graph.has_bytes
+    assert not again.has_bytes
+    for known in (graph, again):
+        assert np.isinf(make_costs(known, make_cluster("p100x4")).capacity_bytes).all()
+    sized = make_costs(graph.replace(has_bytes=True), make_cluster("p100x4"))
+    assert sized.capacity_bytes.tolist() == [16e9] * 4
+    (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text().replace("false", "0"))
+    with pytest.raises(ValueError, match="has_bytes is 0; expected true or false"):
+        load_graph(tmp_path / "g.json")
 
 
 @pytest.mark.parametrize(

@@ -158,3 +158,15 @@ def test_inputs_that_fit_nowhere_are_refused():
         check_capacity(graph, costs.replace(capacity_bytes=np.array([13.0, 9.0])))
     with pytest.raises(ValueError, match=r"resident graph inputs are 16 .* together have 15.5"):
         check_capacity(graph, costs.replace(capacity_bytes=np.array([0.0, 15.5])))
+
+
+def test_results_that_fit_nowhere_together_are_refused():
+    # Both tasks' results stay, 6 and 7 bytes, beside 2 bytes that both may read at one place.
+    graph, costs = small_problem(
+        [1, 1, 1], [(0, 6, []), (1, 7, []), (2, 5, [1])], 2, [(RESIDENT, 2, [0, 1])]
+    )
+    check_capacity(graph, costs.replace(capacity_bytes=np.array([1.0, 14.0])))
+    with pytest.raises(
+        ValueError, match=r"are 2 bytes and results 13; all .* together have 14"
+    ):
+        check_capacity(graph, costs.replace(capacity_bytes=np.array([0.0, 14.0])))
