@@ -13,15 +13,17 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"--seed is {seed}; expected 0 to {2**32 - 1}")
 
 
-def run(main: Callable[[Any], None], settings: Any, description: str) -> None:
+def run(main: Callable[[Any], None], settings: Any, description: str, **options: Any) -> None:
     """Parses the command line into `settings`, a dataclass or a union of them, for `main`.
+
+    Options are those of `tyro.cli`; `default=` is an instance whose values are the defaults.
 
     A `ValueError` is a user's error, and so is a file that cannot be read or written: one
     line on standard error, exit code 2. Ctrl-C exits with 130, after `main` has saved what
     it saves.
     """
     try:  # settings check themselves, so parsing may raise, too
-        main(tyro.cli(settings, description=description))
+        main(tyro.cli(settings, description=description, **options))
     except (ValueError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)

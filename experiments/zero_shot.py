@@ -5,7 +5,7 @@ Three parts, written to runs/zero_shot/zero_shot.json and zero_shot.md:
 - `quality`: held-out families and the published graphs; the policy alone, its samples, a
   search from them and its rivals at equal seconds and evaluations, as ratios to the best
   makespan known: the least of all runs, those at `--reference-evaluations` included, and of
-  docs/best_placements.json;
+  experiments/best_placements.json;
 - `clusters`: greedy placements in one order and in two, and the best of samples, against HEFT
   on generated clusters of 8 unequal devices in two islands; clusters.png shows all ratios;
 - `times`: how long the two greedy placements take on one core, compiled.
@@ -31,11 +31,11 @@ from doppler_jax.base_policy import FOLDERS
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
 from experiments import zero_shot_cells, zero_shot_tables
+from experiments.catalogue import BEST_KNOWN_S, BEST_PLACEMENTS
 from experiments.cells import Cells
 from experiments.config import check_settings
 from experiments.problems import use_host_devices
 from experiments.provenance import provenance
-from experiments.search import BEST_KNOWN_S
 from experiments.zero_shot_cells import Run, Study
 
 Part = Literal["quality", "clusters", "times"]
@@ -59,7 +59,6 @@ RUNS = (
 REFERENCES = ("doppler+search", "evolution", "annealing", "local_search")
 """The best of these at `--reference-evaluations` counts as known."""
 
-BEST_PLACEMENTS = pathlib.Path(__file__).resolve().parents[1] / "docs" / "best_placements.json"
 
 TIMED_GRAPH = "full_transformer_layer_261nodes"
 """Of 229 tasks."""

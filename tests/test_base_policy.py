@@ -8,7 +8,7 @@ from doppler_jax.base_policy import FOLDERS, load_base_policy
 from doppler_jax.learned import policy_candidates
 from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION, make_policy_inputs
 from doppler_jax.training.checkpoint import read_policy
-from experiments.search import BEST_KNOWN_S
+from experiments.catalogue import BEST_KNOWN_S
 from tests.commands import save_tiny_checkpoint, set_feature_version
 
 

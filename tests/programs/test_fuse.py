@@ -7,9 +7,9 @@ from jax import lax
 
 from doppler_jax.programs import evaluate, partition, trace
 from doppler_jax.programs.fuse import fuse
+from doppler_jax.programs.kernels import KernelCache
 from doppler_jax.programs.partition import shard
 from doppler_jax.programs.planner import PartitionPlan
-from doppler_jax.programs.task_kernels import KernelCache
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(1, 2, 64, dtype=np.float32).reshape(8, 8)

@@ -10,18 +10,16 @@ import pytest
 
 from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
 from doppler_jax.programs import list_workloads, make_workload, partition, trace
-from doppler_jax.programs.cut_costs import (
-    Limits,
-    edge_cost,
-    find_links,
-    group_cost,
-    list_choices,
-    make_network,
-    make_rates,
-    make_units,
-)
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.planner import default_cluster, simulated_s
+from doppler_jax.programs.planner_costs import (
+    Limits,
+    edge_cost,
+    group_cost,
+    list_choices,
+    make_rates,
+)
+from doppler_jax.programs.planner_network import find_links, make_network, make_units
 
 # Two devices, round numbers: a launch or a latency is 1 s, rates are 1 per second.
 SLOW = uniform_cluster(

@@ -12,10 +12,10 @@ from jax import lax
 from doppler_jax.programs import evaluate, trace
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.grids import max_counts
+from doppler_jax.programs.kernels import KernelCache
 from doppler_jax.programs.partition import shard
 from doppler_jax.programs.planner import PartitionPlan
 from doppler_jax.programs.rules import ELEMENTWISE, RULES, get_labelling
-from doppler_jax.programs.task_kernels import KernelCache
 
 NUM_PLANS = 1  # random cuts per case, beside the finest one
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from doppler_jax.costs.clusters import reference_cluster
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.explain import summarize
+from doppler_jax.programs.summary import summarize
 
 
 def test_totals_of_a_fork():

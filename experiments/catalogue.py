@@ -1,0 +1,293 @@
+"""A placement problem by its name.
+
+- `chain_mm_112nodes`: a published graph with its reference costs, on 4 devices, or `@D`;
+- `stg50/rand0000@4`: of the Standard Task Graph set, on 4 equal devices;
+- `dnn/bert24_inference`: a profiled network on accelerators with little memory;
+- `chainmm:p100x4:uniform`: workload, cluster and cut; `chainmm/small` at another preset's
+  sizes; `uniform8` for 8 blocks a tensor;
+- `llama_8` and the others in `SIZED`: workloads at sizes of their own;
+- `cholesky-3`: the third graph of a family that the base policy never saw, on a random cluster;
+- `islands-3`: of several families, on 8 unequal devices in two islands;
+- `layers-1000@4`: 1,000 tasks in layers of 16, on 4 devices; `layers64-1000` in layers of 64;
+- `tiny-3`: a random graph of at most 10 tasks;
+- `my/graph.json:p100x4`: a file in any format that `dj.load_graph` reads, on a cluster.
+
+A cluster is a preset's name or a JSON file.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import pathlib
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+import doppler_jax as dj
+from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
+from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
+from doppler_jax.files import parse_json_object, read_text
+from doppler_jax.graphs.families import HELD_OUT, make_family
+from doppler_jax.programs.workloads import Workload
+from experiments.yardsticks.layered import WIDTH, layered_problem
+
+BEST_KNOWN_S = {
+    "chain_mm_112nodes": 1200.08,
+    "ffnn_192nodes": 56.6963,
+    "transformer_block_215nodes": 166.743,
+    "full_transformer_layer_261nodes": 122.670,
+}
+"""Best makespans known at first, on 4 devices, reference costs, `parallel` and `fifo`."""
+
+BEST_PLACEMENTS = pathlib.Path(__file__).with_name("best_placements.json")
+"""Shorter ones found since, with how they were found."""
+
+WORKLOADS = ("chainmm", "ffnn", "llama_block", "llama_layer")
+"""Those of the paper."""
+
+PAPER = tuple(f"{name}:p100x4:uniform" for name in WORKLOADS)
+"""They as the paper has them: on 4 P100, every tensor cut alike."""
+
+SIZED = {
+    "random_layered_1k": ("random_layered", {"num_tasks": 57}, "p100x4"),
+    "llama_8": ("llama", {"num_layers": 8}, "p100x4"),
+    "random_layered_4k": ("random_layered", {"num_tasks": 88}, "v100x8"),
+    "llama_32": ("llama", {"num_layers": 32}, "v100x8"),
+}
+"""Workload, its sizes beside those of `paper`, and cluster; cut uniformly, a block a device."""
+
+HELD_OUT_TASKS = (48, 96, 180, 240)
+"""Tasks of the held-out graphs, about."""
+
+HELD_OUT_CLUSTERS = {
+    "4 equal": ClusterKind(4),
+    "4 unequal": ClusterKind(4, is_unequal=True),
+    "8 equal in 2 islands": ClusterKind(8, num_islands=2),
+    "8 unequal in 2 islands": ClusterKind(8, is_unequal=True, num_islands=2),
+}
+"""Clusters that they are placed on, in turn."""
+
+ISLAND_FAMILIES = (
+    "cholesky", "fork_join", "layered", "lu", "series_parallel", "tensor_program",
+)  # fmt: skip
+"""Families of `islands-N`, in turn."""
+
+CCR = (0.1, 10.0)
+"""Communication over computation of the random problems."""
+
+TICKS_PER_S = 1024
+"""Durations of `tiny-N` are multiples of 1 / TICKS_PER_S s: no rounding anywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A graph with its costs, and what is known of them."""
+
+    name: str
+    graph: dj.TaskGraph
+    costs: dj.Costs
+    cluster: dj.Cluster | None = None
+    workload: Workload | None = None
+    sharded: dj.ShardedProgram | None = None
+    best_known_s: float | None = None  # proven optimal where equal to the bound
+    bound_s: float | None = None  # published: no schedule is shorter
+
+
+def load_problem(name: str, shared: pathlib.Path = pathlib.Path("../shared")) -> Problem:
+    """Returns a problem by its name, see the module.
+
+    Args:
+      name: of the problem.
+      shared: folder with `reference_graphs` and `neutral_graphs`.
+
+    Raises:
+      ValueError: there is no such problem, or a file that it needs is missing or invalid.
+    """
+    return _load(name, shared)
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, shared: pathlib.Path) -> Problem:
+    stem, _, devices = name.partition("@")
+    published = shared / "reference_graphs" / f"{stem}.txt"
+    if published.exists():
+        graph = dj.load_graph(published)
+        count = int(devices) if devices else 4
+        known_s = best_known_s(stem) if count == 4 else None
+        costs = dj.reference_costs(graph, num_devices=count)
+        return Problem(name, graph, costs, best_known_s=known_s)
+    if stem.startswith("stg50/"):
+        return _stg(name, shared / "neutral_graphs" / "stg50", stem[6:], int(devices or 4))
+    if name.startswith("dnn/"):
+        folder = shared / "neutral_graphs" / "dnn_partitioning" / "LayerGraphs"
+        return Problem(name, *load_dnn_partitioning(folder / f"{name[4:]}.json"))
+    if name in SIZED:
+        kind, sizes, cluster = SIZED[name]
+        return _cut(name, dj.make_workload(kind, "paper", **sizes), cluster, "uniform", None)
+    if found := re.fullmatch(r"layers(\d*)-(\d+)", stem):
+        width = int(found[1] or WIDTH)
+        return Problem(name, *layered_problem(int(found[2]), int(devices or 4), width))
+    if found := re.fullmatch(rf"({'|'.join((*HELD_OUT, 'islands', 'tiny'))})-(\d+)", name):
+        makers = {"islands": _island_problem, "tiny": tiny_problem}
+        number = int(found[2])
+        if found[1] in makers:
+            return Problem(name, *makers[found[1]](number))
+        return Problem(name, *_held_out(found[1], number))
+    return _named_cut(name)
+
+
+def file_digest(name: str) -> str | None:
+    """Returns what the files of this name hold in few characters, None for other problems."""
+    files = [path for part in name.split(":") if (path := pathlib.Path(part)).is_file()]
+    content = b"".join(path.read_bytes() for path in files)
+    return hashlib.sha256(content).hexdigest()[:16] if files else None
+
+
+def best_known_s(name: str) -> float | None:
+    """Returns the least makespan known of a published graph on 4 devices, in seconds."""
+    kept = parse_json_object(BEST_PLACEMENTS, read_text(BEST_PLACEMENTS))
+    found = [BEST_KNOWN_S.get(name), kept.get(name, {}).get("makespan_s")]
+    return min((s for s in found if s is not None), default=None)
+
+
+def load_cluster(name: str) -> dj.Cluster:
+    """Returns the cluster of a preset's name or of a JSON file."""
+    return dj.load_cluster(name) if name.endswith(".json") else dj.make_cluster(name)
+
+
+def load_optima(path: pathlib.Path) -> Mapping[str, tuple[float, float]]:
+    """Returns bound and best known makespan by a graph's name, of a `Case50_P_OPT.csv`.
+
+    Its columns are file, devices, and the optimum; or, where that is not known, a lower
+    bound and the best known makespan.
+
+    Raises:
+      ValueError: the file cannot be read, or a line is no such row.
+    """
+    optima = {}
+    for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
+        try:
+            name, _, bound, *rest = row
+            (best,) = rest or (bound,)
+            known = float(bound), float(best)
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: line {number}: expected file, devices, optimum or bound and best "
+                f"known, found {row}"
+            ) from error
+        optima[name.rsplit("/", 1)[-1].removesuffix(".stg")] = known
+    return optima
+
+
+def _stg(name: str, folder: pathlib.Path, stem: str, num_devices: int) -> Problem:
+    optima = load_optima(folder / f"Case50_{num_devices}_OPT.csv")
+    if stem not in optima:
+        raise ValueError(f"{name}: no makespan is published for {num_devices} devices")
+    problem = dj.from_edge_delays(*dj.load_stg(folder / f"{stem}.stg"), num_devices=num_devices)
+    bound_s, best_s = optima[stem]
+    return Problem(name, *problem, best_known_s=best_s, bound_s=bound_s)
+
+
+def _named_cut(name: str) -> Problem:
+    """Returns the problem of WORKLOAD[/PRESET]:CLUSTER[:CUT] or FILE:CLUSTER."""
+    what, _, rest = name.partition(":")
+    cluster, _, cut = rest.partition(":")
+    if not cluster:
+        raise ValueError(f"unknown problem {name!r}; experiments/catalogue.py lists the kinds")
+    if pathlib.Path(what).is_file():
+        graph, on = dj.load_graph(what), load_cluster(cluster)
+        return Problem(name, graph, dj.make_costs(graph, on), on)
+    kind, _, preset = what.partition("/")
+    found = re.fullmatch(r"(planner|uniform)(\d*)", cut or "planner")
+    if found is None:
+        raise ValueError(f"{name}: unknown cut {cut!r}; known: planner, uniform, uniform8")
+    workload = dj.make_workload(kind, preset or "paper")
+    return _cut(name, workload, cluster, found[1], int(found[2]) if found[2] else None)
+
+
+def _cut(
+    name: str, workload: Workload, cluster: str, strategy: str, num_shards: int | None
+) -> Problem:
+    on = load_cluster(cluster)
+    sharded = cut(workload, on, strategy, num_shards)
+    costs = dj.make_costs(sharded.graph, on)
+    return Problem(name, sharded.graph, costs, on, workload, sharded)
+
+
+def cut(
+    workload: Workload, cluster: dj.Cluster, strategy: str, num_shards: int | None = None
+) -> dj.ShardedProgram:
+    """Returns a workload cut into blocks, by default the next power of two of the devices."""
+    count = num_shards or 1 << (cluster.num_devices - 1).bit_length()
+    program = dj.trace(workload.fn, *workload.args)
+    return dj.partition(program, count, strategy=strategy, cluster=cluster)
+
+
+def held_out_cluster(number: int) -> str:
+    """Returns what the held-out graph of a number is placed on."""
+    return tuple(HELD_OUT_CLUSTERS)[number // len(HELD_OUT_TASKS) % len(HELD_OUT_CLUSTERS)]
+
+
+def _held_out(family: str, number: int) -> tuple[dj.TaskGraph, dj.Costs]:
+    rng = np.random.default_rng([HELD_OUT.index(family), number])
+    graph = make_family(family, rng, HELD_OUT_TASKS[number % len(HELD_OUT_TASKS)])
+    return _random_costs(graph, rng, HELD_OUT_CLUSTERS[held_out_cluster(number)])
+
+
+def _island_problem(number: int) -> tuple[dj.TaskGraph, dj.Costs]:
+    rng = np.random.default_rng([77, number])
+    num_tasks = int(np.exp(rng.uniform(*np.log((30, 300)))))
+    graph = make_family(island_family(number), rng, num_tasks)
+    return _random_costs(graph, rng, ClusterKind(8, is_unequal=True, num_islands=2))
+
+
+def island_family(number: int) -> str:
+    """Returns the family of the graph `islands-NUMBER`."""
+    return ISLAND_FAMILIES[number % len(ISLAND_FAMILIES)]
+
+
+def _random_costs(
+    graph: dj.TaskGraph, rng: np.random.Generator, kind: ClusterKind
+) -> tuple[dj.TaskGraph, dj.Costs]:
+    ccr = float(np.exp(rng.uniform(*np.log(CCR))))
+    return graph, costs_of_ccr(graph, random_cluster(rng, kind), ccr)
+
+
+def tiny_problem(seed: int) -> tuple[dj.TaskGraph, dj.Costs]:
+    """Returns a random graph of 5 to 10 tasks with costs on 2 or 3 devices.
+
+    Every other pair of graphs has equal devices and links; transfers take a tenth of a
+    task, about as long as one, or ten times as long.
+    """
+    rng = np.random.default_rng(seed)
+    num_tasks, num_devices = int(rng.integers(5, 11)), 2 + seed % 2
+    senders, readers = np.nonzero(np.triu(rng.random((num_tasks, num_tasks)) < 0.3, 1))
+    graph = dj.make_graph(
+        flops=np.ones(num_tasks),
+        tensor_producer=np.arange(num_tasks),
+        tensor_bytes=_times(rng, num_tasks) * rng.choice([0.125, 1.0, 8.0]),
+        edge_tensor=senders,
+        edge_reader=readers,
+    )
+    is_equal = seed // 2 % 2 == 0
+    compute_s = _times(rng, (num_tasks, 1 if is_equal else num_devices))
+    rate = np.ones((num_devices, num_devices))
+    if not is_equal:
+        rate = rng.choice([0.5, 1.0, 2.0], rate.shape)
+    np.fill_diagonal(rate, 0.0)
+    costs = dj.Costs(
+        compute_s=np.broadcast_to(compute_s, (num_tasks, num_devices)).copy(),
+        tensor_bytes=graph.tensor_bytes.copy(),
+        input_bytes=graph.input_bytes.copy(),
+        latency_s=np.zeros_like(rate),
+        seconds_per_byte=rate,
+        capacity_bytes=np.full(num_devices, np.inf),
+    )
+    dj.check_costs(graph, costs)
+    return graph, costs
+
+
+def _times(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
+    return np.ceil(rng.lognormal(0.0, 0.75, shape) * TICKS_PER_S) / TICKS_PER_S
