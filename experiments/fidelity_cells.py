@@ -15,6 +15,7 @@ from doppler_jax.costs.measured import Calibration
 from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.engine.backend import Backend, Options
 from doppler_jax.engine.placed import PlacedFunction, load
+from doppler_jax.objective import Objective
 from experiments.cells import Cells
 
 LIST_SCHEDULERS = ("critical_path", "heft", "cpop", "peft", "etf")
@@ -78,7 +79,9 @@ def simulate_all(
 ) -> dict[str, np.ndarray]:
     """Returns the simulated makespans `[B]` of placements `[B, N]` by kind of link."""
     return {
-        links: dj.simulate(graph, costs, placements, links=links, schedule=False).makespan_s
+        links: dj.simulate(
+            graph, costs, placements, objective=Objective(links), schedule=False
+        ).makespan_s
         for links in LINKS
     }
 

@@ -17,9 +17,10 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.heft import heft
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
+from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.policies.stacking import Sizes, stack_problems
+from doppler_jax.policies.stacking import stack_problems
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.training.best_known import Pool, make_pool, search
 from doppler_jax.training.checkpoint import Policy

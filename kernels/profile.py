@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
 from doppler_jax.reports.tables import format_seconds, format_table
-from doppler_jax.simulator.transfer_rules import (
+from doppler_jax.simulator.validate_transfers import (
     check_transfers,
     edge_arrivals,
     input_arrivals,

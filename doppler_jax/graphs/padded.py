@@ -1,5 +1,7 @@
 """A task graph with its costs, padded and indexed for jitted code."""
 
+import dataclasses
+
 import chex
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,6 +19,24 @@ def bucket_size(size: int, smallest: int = 1) -> int:
     size = max(size, smallest)
     step = 1 << max((size - 1).bit_length() - 3, 0)
     return -(-size // step) * step
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of a padded problem's arrays; see `PaddedProblem` for the letters."""
+
+    tasks: int  # N
+    edges: int  # E
+    producers: int  # P
+    readers: int  # S
+    chains: int  # W
+    devices: int  # D
+    home_reads: int = 0  # F
+
+    def holds(self, other: "Sizes") -> bool:
+        """Returns whether a problem of the other sizes can be padded to these."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return all(own >= theirs for own, theirs in pairs)
 
 
 @pytree
@@ -78,11 +98,25 @@ class PaddedProblem:
         return self.compute_s.shape[1]
 
 
-def pad_problem(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32) -> PaddedProblem:
+def pad_problem(
+    graph: TaskGraph,
+    costs: Costs,
+    dtype: DTypeLike = np.float32,
+    sizes: Sizes | None = None,
+) -> PaddedProblem:
     """Returns the padded problem, every size rounded up to its bucket (see `bucket_size`).
 
-    Times and sizes are of `dtype`.
+    Args:
+      graph: the task graph.
+      costs: its costs.
+      dtype: of times and sizes in bytes.
+      sizes: what to pad to instead, so that several problems share a compilation.
+
+    Raises:
+      ValueError: the problem does not fit into `sizes`.
     """
+    if sizes is not None:
+        return pad_further(pad_problem(graph, costs, dtype), sizes)
     n = graph.num_tasks
     size = bucket_size(n, smallest=8)
     senders, receivers = task_edges(graph)
@@ -104,6 +138,73 @@ def pad_problem(graph: TaskGraph, costs: Costs, dtype: DTypeLike = np.float32) -
         **_home_reads(graph, costs, size, dtype),
         **_chains(graph, size),
         **_handling(costs, dtype),
+    )
+
+
+def padded_sizes(padded: PaddedProblem) -> Sizes:
+    """Returns the sizes that a padded problem's arrays have."""
+    return Sizes(
+        tasks=padded.padded_tasks,
+        edges=padded.edge_reader.shape[0] - 1,
+        producers=padded.pred_task.shape[1],
+        readers=padded.succ_task.shape[1],
+        chains=padded.chain_head.shape[0],
+        devices=padded.num_devices,
+        home_reads=padded.home_reader.shape[0],
+    )
+
+
+def pad_further(padded: PaddedProblem, sizes: Sizes) -> PaddedProblem:
+    """Returns the problem in NumPy arrays of given sizes; no makespan changes.
+
+    Devices that are added can run nothing.
+
+    Raises:
+      ValueError: the problem does not fit.
+    """
+    if not sizes.holds(padded_sizes(padded)):
+        raise ValueError(f"a problem of {padded_sizes(padded)} does not fit into {sizes}")
+    old, new = padded.padded_tasks, sizes.tasks
+    spare = sizes.devices - padded.num_devices
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, axis_padding(array, new + 1), mode="edge")
+
+    def ids(array: np.ndarray) -> np.ndarray:
+        return np.where(array == old, np.int32(new), array)
+
+    def links(array: np.ndarray) -> np.ndarray:
+        return np.pad(array, ((0, spare), (0, spare)))
+
+    def devices(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else np.pad(array, (0, spare))
+
+    return PaddedProblem(
+        num_tasks=padded.num_tasks,
+        compute_s=fill_columns(rows(padded.compute_s), np.inf, sizes.devices),
+        input_ready_s=fill_columns(rows(padded.input_ready_s), 0, sizes.devices),
+        latency_s=links(padded.latency_s),
+        seconds_per_byte=links(padded.seconds_per_byte),
+        pred_task=fill_columns(ids(rows(padded.pred_task)), new, sizes.producers),
+        pred_bytes=fill_columns(rows(padded.pred_bytes), 0, sizes.producers),
+        succ_task=fill_columns(ids(rows(padded.succ_task)), new, sizes.readers),
+        succ_bytes=fill_columns(rows(padded.succ_bytes), 0, sizes.readers),
+        num_producers=rows(padded.num_producers),
+        num_edges=rows(padded.num_edges),
+        first_edge=rows(padded.first_edge),
+        edge_reader=fill_rows(ids(padded.edge_reader), new, sizes.edges + 1),
+        edge_tensor=fill_rows(padded.edge_tensor, 0, sizes.edges + 1),
+        edge_bytes=fill_rows(padded.edge_bytes, 0, sizes.edges + 1),
+        edge_opens=fill_rows(padded.edge_opens, False, sizes.edges + 1),
+        home_reader=fill_rows(ids(padded.home_reader), new, sizes.home_reads),
+        home_device=fill_rows(padded.home_device, 0, sizes.home_reads),
+        home_bytes=fill_rows(padded.home_bytes, 0, sizes.home_reads),
+        home_opens=fill_rows(padded.home_opens, False, sizes.home_reads),
+        chain=rows(padded.chain),
+        chain_head=fill_rows(ids(padded.chain_head), new, sizes.chains),
+        chain_next=ids(rows(padded.chain_next)),
+        handling_s=devices(padded.handling_s),
+        handling_s_per_byte=devices(padded.handling_s_per_byte),
     )
 
 
@@ -190,3 +291,18 @@ def _table(
     tasks[row[order], column] = task[order]
     sizes[row[order], column] = num_bytes[order]
     return tasks, sizes
+
+
+def axis_padding(array: np.ndarray, size: int) -> list[tuple[int, int]]:
+    """Returns the padding that makes the first axis `size` long."""
+    return [(0, size - array.shape[0])] + [(0, 0)] * (array.ndim - 1)
+
+
+def fill_rows(array: np.ndarray, value: float, size: int) -> np.ndarray:
+    """Returns the array with a first axis of `size`."""
+    return np.pad(array, axis_padding(array, size), constant_values=value)
+
+
+def fill_columns(array: np.ndarray, value: float, size: int) -> np.ndarray:
+    """Returns the table with `size` columns."""
+    return np.pad(array, ((0, 0), (0, size - array.shape[1])), constant_values=value)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from doppler_jax.objective import Objective
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Schedule, TaskGraph
@@ -19,7 +20,9 @@ def best_placement(
     earlier placement.
     """
     if len(placements) > NUM_FINALISTS:
-        rough_s = simulate(graph, costs, placements, links=links, schedule=False).makespan_s
+        rough_s = simulate(
+            graph, costs, placements, objective=Objective(links), schedule=False
+        ).makespan_s
         chosen = np.sort(np.argsort(np.asarray(rough_s), kind="stable")[:NUM_FINALISTS])
         placements = placements[chosen]
     schedules = [

@@ -1,17 +1,18 @@
-"""Plain-Python event simulator in float64: the judge of the vectorised one.
+"""Plain-Python event simulator in float64: the judge of the native and the vectorised one.
 
-Follows DESIGN's rules for work-conserving execution literally, with one heap of
-events and one ready heap per device, and shares no code with `simulate.py`.
-Makespans that are reported to a user come from here.
+Follows DESIGN's rules for asynchronous execution literally, with one heap of events and one
+ready heap per device, and shares no code with what it judges.
 """
 
 import heapq
 import math
+from collections import deque
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
+from doppler_jax.simulator.disciplines import check_ranks, find_discipline, rank_order
 from doppler_jax.simulator.durations import check_placement, task_seconds
 from doppler_jax.simulator.links import (
     Links,
@@ -21,8 +22,6 @@ from doppler_jax.simulator.links import (
     task_transfers,
 )
 from doppler_jax.types import Costs, Schedule, TaskGraph
-
-QUEUES = ("fifo", "priority", "random")
 
 
 def simulate_oracle(
@@ -54,10 +53,11 @@ def simulate_oracle(
         producers, then by tensor id) or `duplex` (a device sends one at a time and
         receives one at a time; of the waiting transfers that find both engines idle, that
         of smallest (request time, tensor id, destination) starts).
-      queue: `fifo` (earliest ready first), `priority` (smallest rank first) or `random`
-        (the same with a permutation as ranks, see `random_ranks`); ties go to the smaller
-        task id.
-      priority: `[N]` rank of each task, for `priority` and `random` only.
+      queue: `fifo` (earliest ready first), `priority` (of the ready tasks the one of smallest
+        rank first), `in_order` (a device takes its tasks by rank, and waits for the next
+        one's inputs) or `random` (`priority` with a permutation as ranks, see
+        `random_ranks`); ties go to the smaller task id.
+      priority: `[N]` rank of each task; none under `fifo`.
       compute_factor: `[N]` multiplies the seconds of each task: one draw of `Factors`.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
 
@@ -67,17 +67,21 @@ def simulate_oracle(
 
     Raises:
       ValueError: a name or a shape is wrong, a device does not exist, a factor is no
-        positive number, or the ranks of `random` are no permutation.
+        positive number, the ranks of `random` are no permutation, or those of `in_order`
+        have a reader before its producer.
     """
     device = check_placement(graph, costs, placement)
+    ranks = check_ranks(graph, queue, priority)
     run = _Run(
         device,
         costs.num_devices,
         task_seconds(graph, costs, device, compute_factor),
         task_transfers(graph, costs, device, transfer_factor),
-        _check_priority(graph, queue, priority),
+        None if ranks is None else ranks.tolist(),
         Links(links),
     )
+    if ranks is not None and find_discipline(queue).waits:
+        run.keep_order(rank_order(ranks))
     run.expect_tensors(graph)
     for transfer in input_transfers(graph, costs, device):
         run.expect_input(transfer)
@@ -88,23 +92,6 @@ def simulate_oracle(
 def makespan_s(schedule: Schedule) -> float:
     """Returns the latest finish, seconds; 0 for a schedule without tasks."""
     return float(np.max(schedule.finish_s, initial=0.0))
-
-
-def _check_priority(
-    graph: TaskGraph, queue: str, priority: ArrayLike | None
-) -> list[float] | None:
-    if queue not in QUEUES:
-        raise ValueError(f"unknown queue {queue!r}; known: {', '.join(QUEUES)}")
-    if queue == "fifo":
-        return None
-    if priority is None:
-        raise ValueError(f"queue {queue!r} needs a priority for every task")
-    ranks = np.asarray(priority, dtype=np.float64)
-    if ranks.shape != (graph.num_tasks,):
-        raise ValueError(f"priority has shape {ranks.shape}, expected ({graph.num_tasks},)")
-    if queue == "random" and not np.array_equal(np.sort(ranks), np.arange(ranks.size)):
-        raise ValueError(f"queue 'random' needs a permutation of 0 to {ranks.size - 1}")
-    return ranks.tolist()
 
 
 class _Run:
@@ -135,6 +122,13 @@ class _Run:
         self.events: list[tuple[float, int, int | Transfer]] = []
         self.num_events = 0
         self.carried: list[Transfer] = []  # in the order of their starts
+        self.remaining: list[deque[int]] | None = None  # per device, if order is kept
+
+    def keep_order(self, order: np.ndarray) -> None:
+        """Lets each device start its tasks in this order `[N]` only."""
+        self.remaining = [deque() for _ in self.idle]
+        for v in order.tolist():
+            self.remaining[self.device[v]].append(v)
 
     def expect_tensors(self, graph: TaskGraph) -> None:
         """Notes for how many tensors each task waits."""
@@ -201,15 +195,22 @@ class _Run:
 
     def _start_best(self, now: float) -> bool:
         """Starts the single best ready task over all idle devices, if there is one."""
-        best = min(
-            (queue[0] for d, queue in enumerate(self.ready) if self.idle[d] and queue),
-            default=None,
-        )
+        candidates = (queue[0] for d, queue in enumerate(self.ready) if self.idle[d] and queue)
+        if self.remaining is not None:
+            # Of a device's ready tasks only the first of all that remain may start; it is
+            # then the least of the ready ones, too.
+            remaining = self.remaining
+            candidates = (
+                best for best in candidates if remaining[self.device[best[1]]][0] == best[1]
+            )
+        best = min(candidates, default=None)
         if best is None:
             return False
         v = best[1]
         d = self.device[v]
         heapq.heappop(self.ready[d])
+        if self.remaining is not None:
+            self.remaining[d].popleft()
         self.idle[d] = False
         self.start_s[v] = now
         self.finish_s[v] = now + self.task_s[v]

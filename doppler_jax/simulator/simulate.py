@@ -17,17 +17,16 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
-from doppler_jax.objective import LINKS
+from doppler_jax.objective import Objective
 from doppler_jax.simulator.chain_slots import run_chain_slots
+from doppler_jax.simulator.disciplines import QUEUES
 from doppler_jax.simulator.duplex_links import run_duplex_links
 from doppler_jax.simulator.handling import handling_seconds
 from doppler_jax.simulator.lockstep import Run, run_batch
-from doppler_jax.simulator.noise import Factors
+from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.simulator.queue_trees import queue_order
 from doppler_jax.simulator.ready_queues import run_ready_queues
 from doppler_jax.types import Costs, TaskGraph, pytree
-
-QUEUES = ("fifo", "priority", "random")
 
 WIDE = (56, 224)
 """Chains beyond which queues are faster than slots, under `fifo` and under `priority`."""
@@ -53,10 +52,11 @@ def simulate(
     costs: Costs,
     placements: ArrayLike,
     *,
-    links: str = "parallel",
+    objective: Objective = Objective(),  # noqa: B008, frozen
     queue: str = "fifo",
     priority: ArrayLike | None = None,
     factors: Factors | None = None,
+    key: chex.PRNGKey | None = None,
     schedule: bool = True,
 ) -> SimulationResult:
     """Simulates the work-conserving execution of placements.
@@ -67,12 +67,14 @@ def simulate(
       graph: the task graph, N tasks; N = 0 is legal.
       costs: its costs on D devices, seconds.
       placements: `[B, N]` int, device of each task; `[N]` is taken as one placement.
-      links: `parallel`, `serial` or `duplex`, see `simulate_oracle`.
+      objective: its links, see `simulate_oracle`, and the number of draws of noise and their
+        sigma; its statistic is the caller's to take, see `makespan_statistics`.
       queue: `fifo`; `priority`, where a device starts the ready task of least rank; or
         `random`, the same with permutations as ranks, see `random_ranks`.
       priority: `[N]` or `[B, N]` ranks for `priority`; `[N]` or `[K, N]` for `random`, a
         permutation per draw.
-      factors: K draws of noise, from `draw_factors`.
+      factors: K draws of noise, from `draw_factors`, instead of the objective's.
+      key: draws the factors where the objective has noise and none are given; consumed.
       schedule: whether start and finish of every task are wanted, or makespans only.
 
     Returns:
@@ -83,14 +85,12 @@ def simulate(
 
     Raises:
       ValueError: a shape or a name is wrong, a placement names a device that does not
-        exist, or ranks of `random` are no permutation.
+        exist, the objective's noise has neither factors nor a key, or the ranks of `random`
+        are no permutation.
     """
     check_costs(graph, costs)
     placements = check_placements(graph, costs, placements)
-    if links not in LINKS:
-        raise ValueError(f"unknown links {links!r}; known: {', '.join(LINKS)}")
-    if factors is not None:
-        _check_factors(graph, costs, factors)
+    factors = _factors(graph, costs, objective, factors, key)
     ranks = _check_priority(graph, placements, queue, priority)
     if ranks is not None and ranks.ndim == 3:
         factors = factors or _no_noise(len(ranks), graph, costs)
@@ -100,7 +100,7 @@ def simulate(
             )
     with jax.enable_x64(True):
         padded = pad_problem(graph, costs, np.float64)
-        result = _on_all_devices(padded, placements, ranks, factors, links, schedule)
+        result = _on_all_devices(padded, placements, ranks, factors, objective.links, schedule)
     start_s, finish_s = result.start_s, result.finish_s
     if start_s is None or finish_s is None:
         return result
@@ -133,6 +133,8 @@ def _check_priority(
     """Returns ranks `[B, N]`, or `[K, 1, N]` where every draw has its own."""
     if queue not in QUEUES:
         raise ValueError(f"unknown queue {queue!r}; known: {', '.join(QUEUES)}")
+    if queue == "in_order":
+        raise ValueError("queue 'in_order' is simulated by `simulate_oracle` only, so far")
     if (queue == "fifo") != (priority is None):
         raise ValueError("give a priority with queue 'priority' or 'random', and only there")
     if priority is None:
@@ -153,6 +155,26 @@ def _check_priority(
             "placements"
         )
     return np.broadcast_to(ranks, placements.shape)
+
+
+def _factors(
+    graph: TaskGraph,
+    costs: Costs,
+    objective: Objective,
+    factors: Factors | None,
+    key: chex.PRNGKey | None,
+) -> Factors | None:
+    """Returns the factors given, or those that the objective asks for."""
+    if factors is not None:
+        _check_factors(graph, costs, factors)
+    elif objective.num_noise:
+        if key is None:
+            raise ValueError(
+                f"the objective has {objective.num_noise} draws of noise; give factors or a key"
+            )
+        sigma = objective.noise_sigma
+        factors = draw_factors(key, graph, costs.num_devices, objective.num_noise, sigma, sigma)
+    return factors
 
 
 def _check_factors(graph: TaskGraph, costs: Costs, factors: Factors) -> None:

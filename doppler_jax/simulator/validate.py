@@ -10,11 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.objective import LINKS
-from doppler_jax.simulator.conserving import check_conserving, decision_order
+from doppler_jax.objective import Objective
+from doppler_jax.simulator.disciplines import (
+    Discipline,
+    check_ranks,
+    find_discipline,
+    rank_order,
+)
 from doppler_jax.simulator.durations import task_seconds
-from doppler_jax.simulator.link_rules import check_links
-from doppler_jax.simulator.transfer_rules import (
+from doppler_jax.simulator.validate_transfers import (
+    check_links,
     check_transfer_seconds,
     check_transfers,
     edge_arrivals,
@@ -22,15 +27,13 @@ from doppler_jax.simulator.transfer_rules import (
 )
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
-QUEUES = ("fifo", "priority", "random")
-
 
 def validate(
     graph: TaskGraph,
     schedule: Schedule,
     costs: Costs | None = None,
     *,
-    links: str = "parallel",
+    objective: Objective = Objective(),  # noqa: B008, frozen
     queue: str = "fifo",
     priority: ArrayLike | None = None,
     compute_factor: ArrayLike | None = None,
@@ -43,17 +46,17 @@ def validate(
     at a time per device, no operand read before it is there, and one transfer record
     for every (tensor, destination) that needs one; those of graph inputs may be left out.
     With `costs` (a simulated schedule) durations must be those of the costs as well,
-    transfers must keep the rules of the links, and execution must be work-conserving in
-    the order of the queue. Under `parallel` links the transfer records may be left out.
+    transfers must keep the rules of the links, and execution must be that of the queue:
+    work-conserving, or under `in_order` without overtaking and without further delay. Under
+    `parallel` links the transfer records may be left out.
 
     Args:
       graph: the task graph, N tasks.
       schedule: what to judge.
       costs: seconds of tasks and transfers, D devices.
-      links: "parallel", "serial" or "duplex", as for `simulate_oracle`.
-      queue: "fifo" (ready time, then id), "priority" (given rank, then id) or "random"
-        (the same).
-      priority: `[N]` ranks of the priority queue, smallest first.
+      objective: whose links count, as for `simulate_oracle`; noise comes as factors.
+      queue: one of `disciplines.QUEUES`.
+      priority: `[N]` ranks, smallest first; none under `fifo`.
       compute_factor: `[N]` multiplies the seconds of each task.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
       tolerance: slack of every comparison of times, as a fraction of the makespan.
@@ -64,9 +67,8 @@ def validate(
     Raises:
       ValueError: the first violation found, with its task, device and times.
     """
-    for what, name, known in (("links", links, LINKS), ("queue", queue, QUEUES)):
-        if name not in known:
-            raise ValueError(f"unknown {what} {name!r}; known: {list(known)}")
+    links = objective.links
+    ranks = check_ranks(graph, queue, priority)
     if tolerance < 0:
         raise ValueError(f"tolerance is {tolerance}; expected a number >= 0")
     schedule = _as_arrays(schedule)
@@ -89,13 +91,13 @@ def validate(
     ready_s = np.zeros(graph.num_tasks)
     np.maximum.at(ready_s, graph.edge_reader, edge_s)
     np.maximum.at(ready_s, graph.input_edge_reader, input_s)
-    if queue == "fifo":
-        priority = None
-    elif priority is None or np.shape(priority) != ready_s.shape:
-        raise ValueError(f"queue {queue!r} needs priority of shape {ready_s.shape}")
-    order = decision_order(graph, schedule, ready_s, priority)
+    discipline = find_discipline(queue)
+    order = _decision_order(graph, schedule, ready_s if ranks is None else ranks, discipline)
     check_links(links, transfers, schedule, order, slack)
-    check_conserving(graph, schedule, edge_s, ready_s, priority, order, slack)
+    if ranks is not None and discipline.waits:
+        _check_in_order(schedule, ready_s, ranks, slack)
+    else:
+        _check_conserving(graph, schedule, edge_s, ready_s, ranks, order, slack)
 
 
 def _as_arrays(schedule: Schedule) -> Schedule:
@@ -181,6 +183,138 @@ def _check_reads(
             f"{_task(schedule, readers[f])} starts before graph input "
             f"{graph.input_edge_input[f]} is there at {input_s[f]:.9g} s"
         )
+
+
+def _check_conserving(
+    graph: TaskGraph,
+    schedule: Schedule,
+    edge_arrival_s: np.ndarray,
+    ready_s: np.ndarray,
+    ranks: np.ndarray | None,
+    order: np.ndarray,
+    slack: float,
+) -> None:
+    """Raises if a device idles while a task waits for it, or takes another than the first.
+
+    Args:
+      graph: the task graph.
+      schedule: one that is legal otherwise, times in float64 seconds.
+      edge_arrival_s: `[E]` when each edge's tensor is on its reader's device.
+      ready_s: `[N]` when each task's last input is there.
+      ranks: `[N]` of the queue, or None for fifo.
+      order: `[N]` the tasks by start (`_decision_order`).
+      slack: seconds by which times may differ. Ready times closer than that are ties
+        that either order breaks; equal ones are ties by id.
+
+    Raises:
+      ValueError: naming the device, the tasks and the times.
+    """
+    rank = _positions(ready_s if ranks is None else ranks)
+    position = np.empty_like(rank)
+    position[order] = np.arange(order.size)
+    # A zero-length task releases its readers at the instant at which it started: which
+    # starts of that instant they were there for is a matter of order, not of time.
+    senders, readers = task_edges(graph)
+    at_once = (edge_arrival_s == ready_s[readers]) & (
+        schedule.start_s[senders] == ready_s[readers]
+    )
+    released = np.full(graph.num_tasks, -1)
+    np.maximum.at(released, readers[at_once], position[senders[at_once]])
+
+    for device in np.unique(schedule.placement):
+        waiting = order[schedule.placement[order] == device]
+        free_s = 0.0
+        while waiting.size:
+            v, waiting = waiting[0], waiting[1:]
+            start, ready = schedule.start_s[v], ready_s[waiting]
+            first_s = max(free_s, min(ready_s[v], ready.min(initial=np.inf)))
+            if start > first_s + slack:
+                raise ValueError(
+                    f"device {device} idles from {first_s:.9g} s, when a task is ready for it, "
+                    f"to {start:.9g} s, when task {v} starts"
+                )
+            is_there = (ready == start) & (released[waiting] < position[v])
+            ahead = rank[waiting] < rank[v]
+            if ranks is None:
+                is_there |= ready < start
+                ahead &= (ready < ready_s[v] - slack) | (ready == ready_s[v])
+            else:
+                is_there |= ready < start - slack
+            for i in np.flatnonzero(is_there & ahead):
+                raise ValueError(
+                    f"device {device} starts task {v} (ready at {ready_s[v]:.9g} s) at "
+                    f"{start:.9g} s before task {waiting[i]} (ready at {ready[i]:.9g} s), "
+                    "which its queue has first"
+                )
+            free_s = max(free_s, schedule.finish_s[v])
+
+
+def _check_in_order(
+    schedule: Schedule, ready_s: np.ndarray, ranks: np.ndarray, slack: float
+) -> None:
+    """Raises unless every device takes its tasks by (rank, id), each as soon as it can."""
+    free_s = np.zeros(schedule.placement.max(initial=0) + 1)
+    last = np.full(free_s.size, -1)
+    for v in rank_order(ranks).tolist():
+        d, start_s = schedule.placement[v], schedule.start_s[v]
+        due_s = max(free_s[d], ready_s[v])
+        if start_s < free_s[d] - slack:
+            raise ValueError(
+                f"{_task(schedule, v)} overtakes task {last[d]}, which comes first in order"
+            )
+        if start_s > due_s + slack:
+            raise ValueError(
+                f"device {d} idles from {due_s:.9g} s, when the next task in its order could "
+                f"start, to {start_s:.9g} s, when task {v} starts"
+            )
+        free_s[d], last[d] = max(free_s[d], schedule.finish_s[v]), v
+
+
+def _positions(key: np.ndarray) -> np.ndarray:
+    """Returns each task's place `[N]` in the order (key, id)."""
+    position = np.empty(key.size, np.int64)
+    position[rank_order(key)] = np.arange(key.size)
+    return position
+
+
+def _decision_order(
+    graph: TaskGraph, schedule: Schedule, key: np.ndarray, discipline: Discipline
+) -> np.ndarray:
+    """Returns the tasks `[N]` by start; those of one instant as the rules must have taken them.
+
+    At one instant a legal schedule starts the best ready task over all idle devices, again
+    and again. A task of positive length fills its device, so zero-length ones went before.
+
+    Args:
+      graph: the task graph.
+      schedule: its schedule.
+      key: `[N]` ready times or ranks.
+      discipline: whose they are.
+    """
+    rank = _positions(key)
+    start, brief = schedule.start_s, schedule.start_s == schedule.finish_s
+    order = np.lexsort((rank, start))
+    released_by: list[set[int]] = [set() for _ in order]
+    for u, v in zip(*task_edges(graph), strict=True):
+        if brief[u] and start[u] == start[v]:
+            released_by[v].add(u)
+    bounds = np.flatnonzero(np.diff(start[order], prepend=-np.inf))[1:]
+    for instant in np.split(order, bounds):  # views into `order`, rearranged in place
+        left = instant.tolist() if brief[instant].any() else []
+        for i in range(len(left)):
+            to_come = {u for u in left if brief[u]}
+            taken = {schedule.placement[u] for u in to_come}
+            heads: dict[int, int] = {}
+            for v in left:
+                heads.setdefault(schedule.placement[v], v)
+            instant[i] = next(
+                v
+                for v in (heads.values() if discipline.waits else left)
+                if not released_by[v] & to_come
+                and (brief[v] or discipline.waits or schedule.placement[v] not in taken)
+            )
+            left.remove(instant[i])
+    return order
 
 
 def _where(violated: np.ndarray) -> list[int]:

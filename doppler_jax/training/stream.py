@@ -9,8 +9,9 @@ import numpy as np
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import make_family
+from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
-from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes
+from doppler_jax.policies.stacking import pad_problem, problem_sizes
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import list_workloads, make_workload

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.policies.stacking import Sizes
 from doppler_jax.training.checkpoint import read_policy
 from doppler_jax.training.stream import Bucket
 from experiments import pretraining

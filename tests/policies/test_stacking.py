@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.policies.stacking import Sizes, pad_problem, problem_sizes, stack_problems
+from doppler_jax.policies.stacking import pad_problem, problem_sizes, stack_problems
 from doppler_jax.simulator.simulate import simulate, simulate_padded
 from tests.generators import random_problem
 from tests.policies.cases import (

@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from doppler_jax.objective import Objective
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.validate import validate
 from tests.simulator.cases import change, small_problem
@@ -41,7 +42,7 @@ def on_links(links, starts, tensor_starts, input_start=0.0):
 )
 def test_accepts_what_the_links_demand(links, starts, tensor_starts):
     schedule = on_links(links, starts, tensor_starts)
-    validate(LINKED, schedule, LINKED_COSTS, links=links, tolerance=0)
+    validate(LINKED, schedule, LINKED_COSTS, objective=Objective(links), tolerance=0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_accepts_what_the_links_demand(links, starts, tensor_starts):
 def test_refuses_what_the_links_forbid(links, starts, tensor_starts, message):
     schedule = on_links(links, starts, tensor_starts)
     with pytest.raises(ValueError, match=message):
-        validate(LINKED, schedule, LINKED_COSTS, links=links, tolerance=0)
+        validate(LINKED, schedule, LINKED_COSTS, objective=Objective(links), tolerance=0)
 
 
 def test_graph_inputs_are_transfers_too():
@@ -67,17 +68,17 @@ def test_graph_inputs_are_transfers_too():
     with pytest.raises(
         ValueError, match=r"graph input 0 from device 0 to 2 .* before its home"
     ):
-        validate(LINKED, late, LINKED_COSTS, links="serial")
+        validate(LINKED, late, LINKED_COSTS, objective=Objective("serial"))
     late = on_links("serial", [5, 9, 6], [1, 5, 1.75], input_start=0.25)
     with pytest.raises(ValueError, match=r"task 2 .* before graph input 0 is there at 0.75 s"):
-        validate(LINKED, late, LINKED_COSTS, links="serial")
+        validate(LINKED, late, LINKED_COSTS, objective=Objective("serial"))
     legal = on_links("serial", [5, 9, 6], [1, 5, 1.75])
     tensors = legal.transfer_tensor >= 0
     names = [f.name for f in dataclasses.fields(legal) if f.name.startswith("transfer")]
     bare = change(legal, **{name: getattr(legal, name)[tensors] for name in names})
     validate(LINKED, bare)  # a measured trace may leave them out
     with pytest.raises(ValueError, match="graph input 0 has no transfer to device 2"):
-        validate(LINKED, bare, LINKED_COSTS, links="serial")
+        validate(LINKED, bare, LINKED_COSTS, objective=Objective("serial"))
     with pytest.raises(ValueError, match=r"task 3 .* is there at 5 s"):
         validate(LINKED, on_links("serial", [4, 9, 6], [1, 5, 1.75]), LINKED_COSTS)
     from_elsewhere = change(legal, transfer_source={0: 1})

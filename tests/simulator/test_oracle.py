@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.objective import LINKS
+from doppler_jax.objective import LINKS, Objective
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
 from tests.generators import problems
-from tests.simulator.cases import carried, small_problem
+from tests.simulator.cases import carried, change, small_problem
 
 
 def test_parallel_links_carry_everything_at_once():
@@ -145,7 +145,14 @@ def test_a_task_that_never_finishes_leaves_the_rest_alone():
     ("options", "message"),
     [
         ({"links": "ring"}, "unknown links 'ring'; known: parallel, serial, duplex"),
-        ({"queue": "lifo"}, "unknown queue 'lifo'; known: fifo, priority, random"),
+        ({"queue": "lifo"}, "unknown queue 'lifo'; known: fifo, priority, in_order, random"),
+        ({"queue": "fifo", "priority": [0, 1, 2]}, "queue 'fifo' takes no priority"),
+        ({"queue": "in_order"}, "queue 'in_order' needs a priority"),
+        (
+            {"queue": "in_order", "priority": [1, 2, 0]},
+            r"priority has task 2 \(rank 0\) before task 0 \(rank 1\), from which it reads",
+        ),
+        ({"queue": "in_order", "priority": [0, np.nan, 2]}, r"priority\[1\] is nan"),
         ({"queue": "random"}, "queue 'random' needs a priority"),
         ({"queue": "priority", "priority": [1.0]}, r"priority has shape \(1,\)"),
         ({"queue": "random", "priority": [0, 2, 2]}, "needs a permutation of 0 to 2"),
@@ -164,12 +171,41 @@ def test_refuses_bad_arguments(options, message):
         simulate_oracle(graph, costs, **{"placement": [0, 1, 2], **options})
 
 
+def test_in_order_waits_for_the_next_task_and_never_overtakes():
+    # Device 1 is to run task 2, which waits for task 0, before task 1, which is ready.
+    graph, costs = small_problem([2, 4, 1], [(0, 3, [2])], 2)
+    found = {
+        queue: simulate_oracle(graph, costs, [0, 1, 1], queue=queue, priority=[0, 2, 1])
+        for queue in ("priority", "in_order")
+    }
+    assert found["priority"].start_s.tolist() == [0, 0, 5]
+    assert found["in_order"].start_s.tolist() == [0, 6, 5]
+    ranks = {"queue": "in_order", "priority": [0, 2, 1]}
+    validate(graph, found["in_order"], costs, tolerance=0, **ranks)
+    with pytest.raises(ValueError, match=r"device 1 idles from 0 s"):
+        validate(graph, found["in_order"], costs, queue="in_order", priority=[0, 1, 2])
+    with pytest.raises(ValueError, match=r"task 1 .* overtakes task 2"):
+        validate(graph, found["priority"], costs, **ranks)
+    late = change(found["in_order"], start_s={1: 6.5}, finish_s={1: 10.5})
+    with pytest.raises(ValueError, match="device 1 idles from 6 s, when the next task in its"):
+        validate(graph, late, costs, **ranks)
+
+
+def test_equal_ranks_go_by_id():
+    graph, costs = small_problem([1, 1, 1], [(1, 0, [0])], 1)
+    options = {"queue": "in_order", "priority": [1, 0, 0]}
+    schedule = simulate_oracle(graph, costs, [0, 0, 0], **options)
+    assert schedule.start_s.tolist() == [2, 0, 1]
+    with pytest.raises(ValueError, match=r"priority has task 0 .* before task 1"):
+        simulate_oracle(graph, costs, [0, 0, 0], queue="in_order", priority=[0, 0, 0])
+
+
 @settings(max_examples=150, deadline=None)
 @given(problems(), st.sampled_from(LINKS))
 def test_every_schedule_is_legal(problem, links):
     graph, costs, placement, options = problem
     schedule = simulate_oracle(graph, costs, placement, links=links, **options)
-    validate(graph, schedule, costs, links=links, tolerance=0, **options)
+    validate(graph, schedule, costs, objective=Objective(links), tolerance=0, **options)
     validate(graph, schedule)  # as a measured trace
 
 
@@ -182,10 +218,12 @@ def test_links_differ_or_the_schedules_are_equal(problem, links):
         simulate_oracle(graph, costs, placement, links=name, **options) for name in links[:2]
     )
     if carried(theirs) == carried(ours):
-        validate(graph, theirs, costs, links=links[1], tolerance=0, **options)
+        validate(graph, theirs, costs, objective=Objective(links[1]), tolerance=0, **options)
     else:
         with pytest.raises(ValueError, match=r"transfer|device|task"):
-            validate(graph, theirs, costs, links=links[1], tolerance=0, **options)
+            validate(
+                graph, theirs, costs, objective=Objective(links[1]), tolerance=0, **options
+            )
 
 
 @settings(max_examples=100, deadline=None)
@@ -204,4 +242,4 @@ def test_a_transfer_moved_in_time_is_refused(problem, links, delay_s, which):
         transfer_finish_s=schedule.transfer_finish_s + delay_s * moved,
     )
     with pytest.raises(ValueError, match=r"transfer|starts before"):
-        validate(graph, late, costs, links=links, tolerance=0, **options)
+        validate(graph, late, costs, objective=Objective(links), tolerance=0, **options)

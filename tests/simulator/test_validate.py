@@ -265,12 +265,11 @@ def test_zero_length_tasks_release_within_an_instant():
     ("keywords", "message"),
     [
         ({"queue": "lifo"}, "unknown queue 'lifo'"),
-        ({"links": "ring"}, "unknown links 'ring'"),
-        ({"queue": "random"}, r"queue 'random' needs priority of shape \(5,\)"),
+        ({"queue": "random"}, "queue 'random' needs a priority for every task"),
         ({"compute_factor": [1.0]}, r"compute_factor has shape \(1,\), expected \(5,\)"),
         ({"transfer_factor": np.zeros((3, 2))}, r"transfer_factor\[0, 0\] is 0.0"),
-        ({"queue": "priority"}, r"needs priority of shape \(5,\)"),
-        ({"queue": "priority", "priority": [1, 2]}, r"needs priority of shape \(5,\)"),
+        ({"queue": "in_order"}, "queue 'in_order' needs a priority for every task"),
+        ({"queue": "priority", "priority": [1, 2]}, r"priority has shape \(2,\)"),
         ({"tolerance": -1.0}, "tolerance is -1.0"),
         ({"costs": dataclasses.replace(COSTS, compute_s=np.ones((4, 2)))}, "of 4 tasks"),
         (

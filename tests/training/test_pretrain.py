@@ -11,9 +11,10 @@ import pytest
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.graphs.families import HELD_OUT
+from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.policies.stacking import Sizes, problem_sizes
+from doppler_jax.policies.stacking import problem_sizes
 from doppler_jax.simulator.simulate import simulate, simulate_padded
 from doppler_jax.training.best_known import make_pool, search
 from doppler_jax.training.pretrain import Weights, evaluate, init_learning, pretrain_update
