@@ -151,8 +151,26 @@ class _Walk:
         shares &= (self.start_s < self.start_s[node]) & (self.finish_s <= self.start_s[node])
         shares &= self.start_s < self.finish_s  # what takes no time holds nothing
         candidates = np.flatnonzero(shares)
+        if node < n and not (self.finish_s[candidates] == self.start_s[node]).any():
+            turn = self._turn(node)
+            candidates = candidates if turn is None else np.array([turn])
         if not candidates.size:
             return None
         both = (self.device == self.device[node]) & (self.source == self.source[node])
         order = np.lexsort((both[candidates], self.finish_s[candidates]))
         return int(candidates[order[-1]])
+
+    def _turn(self, node: int) -> int | None:
+        """Returns the task without length, here and now, whose turn it was before the node's.
+
+        Under `in_order` a task may wait for one that takes no time but came first in order.
+        It is one that an input made wait until now: the node's own inputs were there earlier.
+        """
+        now = self.start_s[node]
+        brief = (self.device == self.device[node]) & (self.start_s == now)
+        brief &= self.finish_s == now
+        brief[self.num_tasks :] = brief[node] = False
+        for u in np.flatnonzero(brief).tolist():
+            if any(self.finish_s[k] == now for k in self.needs[u]):
+                return int(u)
+        return None
