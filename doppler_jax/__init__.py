@@ -12,9 +12,8 @@ from doppler_jax.costs.build import (
     make_costs,
     reference_costs,
 )
-from doppler_jax.costs.calibration_files import load_calibration, save_calibration
+from doppler_jax.costs.calibration import Calibration, load_calibration, save_calibration
 from doppler_jax.costs.clusters import list_clusters, load_cluster, make_cluster, save_cluster
-from doppler_jax.costs.measured import Calibration
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
 from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path

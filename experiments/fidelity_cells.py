@@ -11,7 +11,7 @@ from scipy import stats
 
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements, round_robin, single
-from doppler_jax.costs.measured import Calibration
+from doppler_jax.costs.calibration import Calibration
 from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.engine.backend import Backend, Options
 from doppler_jax.engine.placed import PlacedFunction, load

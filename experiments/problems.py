@@ -6,7 +6,7 @@ import pathlib
 import jax
 
 import doppler_jax as dj
-from doppler_jax.costs.host import measure_host
+from doppler_jax.costs.clusters import measure_host
 from doppler_jax.programs.workloads import Workload
 from experiments.config import StageSettings, Strategy
 

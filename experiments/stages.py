@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import doppler_jax as dj
-from doppler_jax.costs.refit import Refit, refit_costs
+from doppler_jax.costs.observed import Refit, refit_costs
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learned import policy_candidates, state_candidates
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs

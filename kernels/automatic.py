@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.host import measure_host
+from doppler_jax.costs.clusters import measure_host
 from doppler_jax.objective import Objective
 from doppler_jax.placing import list_methods, place
 from doppler_jax.programs.blocks import flatten_args

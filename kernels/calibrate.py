@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.costs.measured import Calibration
+from doppler_jax.costs.calibration import Calibration
 from doppler_jax.reports.tables import format_seconds, print_table
 
 from .calibration import measure_calibration

@@ -14,10 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.costs.calibration_files import load_calibration, save_calibration
+from doppler_jax.costs.calibration import (
+    Calibration,
+    KernelTime,
+    load_calibration,
+    save_calibration,
+)
+from doppler_jax.costs.clusters import memory_bytes
 from doppler_jax.costs.digests import kernel_digests
-from doppler_jax.costs.host import memory_bytes
-from doppler_jax.costs.measured import Calibration, KernelTime
 from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.programs.blocks import num_bytes
 from doppler_jax.types import Kernel, Schedule, ShardedProgram

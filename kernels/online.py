@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.costs.refit import refit_costs
+from doppler_jax.costs.observed import refit_costs
 from doppler_jax.training.paired import median_interval
 from doppler_jax.training.proposals import propose
 from doppler_jax.types import Costs, Schedule, ShardedProgram

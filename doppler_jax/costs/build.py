@@ -1,14 +1,16 @@
-"""Makes `Costs` on the host, and refuses what no simulator can use."""
+"""Makes `Costs` on the host, and refuses what no simulator can use.
+
+On a cluster a task takes its roofline's seconds, and a transfer a latency plus its bytes over
+the link's bandwidth.
+"""
 
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from doppler_jax.costs.calibration import Calibration, measured_costs
 from doppler_jax.costs.clusters import check_cluster, reference_cluster
-from doppler_jax.costs.comm import link_costs
-from doppler_jax.costs.compute import roofline_s
-from doppler_jax.costs.measured import Calibration, measured_costs
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.types import Cluster, Costs, ShardedProgram, TaskGraph
 
@@ -38,13 +40,12 @@ def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration
 
 def _roofline_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
     check_cluster(cluster)
-    latency_s, seconds_per_byte = link_costs(cluster)
     return Costs(
         compute_s=roofline_s(graph, cluster),
         tensor_bytes=graph.tensor_bytes.copy(),
         input_bytes=graph.input_bytes.copy(),
-        latency_s=latency_s,
-        seconds_per_byte=seconds_per_byte,
+        latency_s=np.array(cluster.latency_s, dtype=np.float64),
+        seconds_per_byte=1.0 / np.asarray(cluster.link_bytes_per_s, dtype=np.float64),
         capacity_bytes=np.where(graph.has_bytes, cluster.memory_bytes, np.inf),
     )
 
@@ -156,3 +157,25 @@ def _check_array(
         index = ", ".join(map(str, where))
         expected = "a number >= 0" if allow_inf else "a finite number >= 0"
         raise ValueError(f"{name}[{index}] is {array[where]}; expected {expected}")
+
+
+def bytes_touched(graph: TaskGraph) -> np.ndarray:
+    """Returns the bytes `[N]` that each task reads (tensors, graph inputs) and writes."""
+    n = graph.num_tasks
+    read = np.bincount(graph.edge_reader, graph.tensor_bytes[graph.edge_tensor], n)
+    written = np.bincount(graph.tensor_producer, graph.tensor_bytes, n)
+    from_inputs = np.bincount(
+        graph.input_edge_reader, graph.input_bytes[graph.input_edge_input], n
+    )
+    return read + written + from_inputs
+
+
+def roofline_s(graph: TaskGraph, cluster: Cluster) -> np.ndarray:
+    """Returns the seconds `[N, D]` of each task on each device.
+
+    launch_s + max(flops / flops_per_s, bytes touched / memory_bytes_per_s): arithmetic
+    and memory traffic overlap, the launch does not.
+    """
+    arithmetic_s = graph.flops[:, None] / cluster.flops_per_s[None, :]
+    memory_s = bytes_touched(graph)[:, None] / cluster.memory_bytes_per_s[None, :]
+    return np.asarray(cluster.launch_s)[None, :] + np.maximum(arithmetic_s, memory_s)

@@ -7,7 +7,7 @@ import numpy as np
 from doppler_jax.types import Costs, TaskGraph
 
 
-def handling_seconds(graph: TaskGraph, costs: Costs, device: np.ndarray) -> np.ndarray:
+def task_handling_s(graph: TaskGraph, costs: Costs, device: np.ndarray) -> np.ndarray:
     """Returns what each task `[N]` is longer by for what it sends and receives.
 
     Args:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from doppler_jax.costs.handling import handling_seconds
+from doppler_jax.costs.handling import task_handling_s
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 
@@ -32,7 +32,7 @@ def task_seconds(
     compute_s = np.asarray(costs.compute_s, np.float64)
     seconds = compute_s[np.arange(device.size), device]
     seconds = seconds * check_factor("compute_factor", factor, seconds.shape)
-    return seconds + handling_seconds(graph, costs, device)
+    return seconds + task_handling_s(graph, costs, device)
 
 
 def transfer_seconds(

@@ -8,7 +8,7 @@ import chex
 import numpy as np
 
 from doppler_jax.budget import Budget, CurveRecorder
-from doppler_jax.costs.refit import shows_handling
+from doppler_jax.costs.observed import shows_handling
 from doppler_jax.objective import Objective
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.evolution import Evolution

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.costs.refit import Refit
+from doppler_jax.costs.observed import Refit
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig

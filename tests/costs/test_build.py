@@ -4,9 +4,14 @@ import json
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import check_costs, from_edge_delays, make_costs, reference_costs
+from doppler_jax.costs.build import (
+    bytes_touched,
+    check_costs,
+    from_edge_delays,
+    make_costs,
+    reference_costs,
+)
 from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
-from doppler_jax.costs.compute import bytes_touched
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle

@@ -13,10 +13,10 @@ from doppler_jax.costs.clusters import (
     list_clusters,
     load_cluster,
     make_cluster,
+    measure_host,
     save_cluster,
     uniform_cluster,
 )
-from doppler_jax.costs.host import measure_host
 
 FIELDS = [
     "flops_per_s", "memory_bytes_per_s", "memory_bytes",

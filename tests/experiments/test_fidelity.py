@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.costs.measured import Calibration, KernelTime
+from doppler_jax.costs.calibration import Calibration, KernelTime
 from experiments import fidelity_cells
 from experiments.fidelity import FidelitySettings, main
 from experiments.fidelity_cells import agree, choose_placements, steady_medians, with_medians

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.costs.calibration_files import load_calibration
+from doppler_jax.costs.calibration import load_calibration
 from doppler_jax.engine import calibration
 from doppler_jax.engine.calibration import (
     _pooled_medians,

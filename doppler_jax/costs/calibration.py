@@ -1,4 +1,4 @@
-"""Costs as measured: a calibration of devices, and the costs that it gives.
+"""Measured costs: a calibration of devices, its file, and the costs that it gives.
 
 `dj.measure_calibration` makes one through the engine; `make_costs` takes it in place of a
 cluster.
@@ -6,13 +6,24 @@ cluster.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
+from doppler_jax.costs.clusters import nulls
 from doppler_jax.costs.digests import kernel_digests
-from doppler_jax.costs.linear_fit import fit_line
-from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.costs.observed import Observations, fit_line, observe
+from doppler_jax.files import (
+    PathLike,
+    check_header,
+    parse_json_object,
+    read_numbers,
+    read_text,
+    write_json_atomic,
+)
 from doppler_jax.types import Cluster, Costs, Schedule, ShardedProgram
+
+FORMAT = "doppler_jax.calibration"
 
 _FEWEST = 3
 """Observations that `refit` takes for a median."""
@@ -141,18 +152,14 @@ class Calibration:
     def updated(self, seen: Observations) -> "Calibration":
         """Returns the calibration with these medians, of known kernels, in place of before."""
         kernels = dict(self.kernels)
-        for (digest, device), seconds in seen.tasks.items():
-            if len(seconds) >= _FEWEST:
-                before = kernels[digest]
-                row = list(before.seconds)
-                row[device] = float(np.median(seconds))
-                kernels[digest] = dataclasses.replace(before, seconds=tuple(row))
+        for (digest, device), median in _medians(seen.tasks).items():
+            row = list(kernels[digest].seconds)
+            row[device] = median
+            kernels[digest] = dataclasses.replace(kernels[digest], seconds=tuple(row))
         overhead_s = self.overhead_s.copy()
-        for device, seconds in seen.overheads.items():
-            if len(seconds) >= _FEWEST:
-                overhead_s[device] = np.median(seconds)
-        enough = {k: y for k, y in seen.transfers.items() if len(y) >= _FEWEST}
-        transfers = {**self.transfers, **{k: float(np.median(y)) for k, y in enough.items()}}
+        for device, median in _medians(seen.overheads).items():
+            overhead_s[device] = median
+        transfers = {**self.transfers, **_medians(seen.transfers)}
         return dataclasses.replace(
             self, kernels=kernels, overhead_s=overhead_s, transfers=transfers
         )
@@ -167,6 +174,11 @@ class Calibration:
                 f"{len(missing)} of the program's {len(digests)} kernels were not measured: "
                 f"{shown}; calibrate with this program"
             )
+
+
+def _medians(seen: Mapping[Any, list[float]]) -> dict[Any, float]:
+    """Returns the median of what was seen often enough."""
+    return {key: float(np.median(y)) for key, y in seen.items() if len(y) >= _FEWEST}
 
 
 def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:
@@ -190,3 +202,90 @@ def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:
         handling_s=handling_s,
         handling_s_per_byte=handling_s_per_byte,
     )
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Calibration)}
+_KERNEL_FIELDS = {field.name for field in dataclasses.fields(KernelTime)}
+
+
+def save_calibration(path: PathLike, calibration: Calibration) -> None:
+    """Writes a calibration as JSON that `load_calibration` reads back exactly.
+
+    An existing file is replaced in one step or left as it was.
+
+    Raises:
+      ValueError: the file cannot be written.
+    """
+    fields = {
+        "backend": calibration.backend,
+        "device_names": list(calibration.device_names),
+        "capacity_bytes": nulls(calibration.capacity_bytes),
+        "overhead_s": nulls(calibration.overhead_s),
+        "kernels": {k: dataclasses.asdict(t) for k, t in calibration.kernels.items()},
+        "transfers": [[*link, seconds] for link, seconds in calibration.transfers.items()],
+        "handling": [[*ends, seconds] for ends, seconds in calibration.handling.items()],
+        "transfer_noise": nulls(calibration.transfer_noise),
+    }
+    write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
+
+
+def load_calibration(path: PathLike) -> Calibration:
+    """Returns the calibration in a file that `save_calibration` wrote.
+
+    Raises:
+      ValueError: the file cannot be read or holds none. The message starts with the path
+        and names the field.
+    """
+    data = parse_json_object(path, read_text(path))
+    check_header(path, data, FORMAT, _FIELDS)
+    names, kernels = data["device_names"], data["kernels"]
+    if not isinstance(names, list) or not isinstance(kernels, dict):
+        raise ValueError(f"{path}: device_names must be a list and kernels an object")
+    calibration = Calibration(
+        backend=str(data["backend"]),
+        device_names=tuple(map(str, names)),
+        capacity_bytes=read_numbers(path, data, "capacity_bytes", null=np.inf),
+        overhead_s=read_numbers(path, data, "overhead_s", null=np.nan),
+        kernels={k: _read_kernel(path, k, t, len(names)) for k, t in kernels.items()},
+        transfers=_read_pairs(path, data, "transfers", len(names)),
+        handling=_read_pairs(path, data, "handling", len(names)),
+        transfer_noise=float(read_numbers(path, data, "transfer_noise", ndim=0, null=np.nan)),
+    )
+    for name in ("capacity_bytes", "overhead_s"):
+        count = len(getattr(calibration, name))
+        if count != len(names):
+            raise ValueError(f"{path}: {name} has {count} entries for {len(names)} devices")
+    return calibration
+
+
+def _read_kernel(path: PathLike, digest: str, fields: Any, num_devices: int) -> KernelTime:
+    where = f"kernels[{digest!r}]"
+    if not isinstance(fields, dict) or set(fields) != _KERNEL_FIELDS:
+        raise ValueError(f"{path}: {where} is {fields!r}; expected {sorted(_KERNEL_FIELDS)}")
+    named = {f"{where}.{name}": value for name, value in fields.items()}
+    seconds = read_numbers(path, named, f"{where}.seconds")
+    if len(seconds) != num_devices or not (seconds >= 0).all():
+        raise ValueError(
+            f"{path}: {where}.seconds is {fields['seconds']}; expected {num_devices} "
+            "numbers >= 0"
+        )
+    flops, num_bytes, noise = (
+        float(read_numbers(path, named, f"{where}.{name}", ndim=0))
+        for name in ("flops", "bytes", "noise")
+    )
+    return KernelTime(str(fields["name"]), flops, num_bytes, tuple(seconds.tolist()), noise)
+
+
+def _read_pairs(
+    path: PathLike, data: dict[str, Any], name: str, num_devices: int
+) -> dict[tuple[int, int, int], float]:
+    """Returns seconds by two devices and bytes."""
+    found = {}
+    for row in read_numbers(path, data, name, ndim=2).tolist():
+        ends = row[:2]
+        if len(row) != 4 or min(row) < 0 or max(ends) >= num_devices or ends[0] == ends[1]:
+            raise ValueError(
+                f"{path}: {name}: {row} is not two of {num_devices} devices, bytes and seconds"
+            )
+        found[int(row[0]), int(row[1]), int(row[2])] = row[3]
+    return found

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.calibration import Calibration, KernelTime
 from doppler_jax.costs.digests import kernel_digests
-from doppler_jax.costs.handling import as_transfers, handling_seconds
-from doppler_jax.costs.linear_fit import fit_line
-from doppler_jax.costs.measured import Calibration, KernelTime
-from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.costs.handling import as_transfers, task_handling_s
+from doppler_jax.costs.observed import Observations, fit_line, observe
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.types import Kernel
@@ -211,7 +210,7 @@ def test_a_task_pays_for_what_it_sends_and_the_first_reader_for_what_comes():
         handling_s=np.array([1.0, 10.0, 100.0, 0.0]),
         handling_s_per_byte=np.array([1.0, 0.0, 0.0, 0.0]),
     )
-    found = handling_seconds(graph, costs, np.array([0, 1, 1, 2, 1]))
+    found = task_handling_s(graph, costs, np.array([0, 1, 1, 2, 1]))
     assert found.tolist() == [2 * (1.0 + 8.0), 10.0, 0.0, 100.0, 0.0]
 
 

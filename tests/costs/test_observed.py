@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.costs.handling import handling_seconds
-from doppler_jax.costs.refit import refit_costs
+from doppler_jax.costs.handling import task_handling_s
+from doppler_jax.costs.observed import refit_costs
 
 SHARDED = dj.partition(
     dj.trace(
@@ -52,7 +52,7 @@ def test_false_costs_of_handling_are_put_right(factor):
     for _ in range(12):
         placement = rng.integers(0, 3, N)
         trace = run(placement, true)
-        delay_s = handling_seconds(GRAPH, true, placement)
+        delay_s = task_handling_s(GRAPH, true, placement)
         traces.append(dataclasses.replace(trace, start_s=trace.start_s + delay_s))
     believed = true.replace(handling_s=true.handling_s * factor)
     found = refit_costs(SHARDED, believed, traces)
