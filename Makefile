@@ -1,6 +1,8 @@
 # One command set for people, pre-commit and continuous integration. `make` alone lists it.
 
 PYTHON ?= python3
+# The other end of what is supported: CONSTRAINTS=constraints-newest.txt PYTHON=python3.13
+CONSTRAINTS ?= constraints.txt
 WORKLOAD = chainmm
 CLUSTER = p100x4
 GRAPH =
@@ -29,7 +31,7 @@ $(error give GRAPH=file or WORKLOAD=name, not both)
 endif
 endif
 
-.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow test-gpu lint bench clean
+.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow test-gpu lint bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -37,6 +39,7 @@ help:
 	@echo 'make test       the fast tests'
 	@echo 'make test-slow  the slow tests'
 	@echo 'make test-gpu   tests of simulator and policies on a GPU'
+	@echo 'make gpu        everything once on a GPU, in eight minutes: docs/results/gpu.md'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make stage1     learn by imitation; stage2: in simulation; stage3: on measured times'
 	@echo '                WORKLOAD=chainmm (or another) or GRAPH=file, and CLUSTER=p100x4 (or another)'
@@ -50,13 +53,13 @@ help:
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1); name one: make setup PYTHON=python3.12" >&2; \
 	  exit 1; }
 	@echo 'Installing into .venv: a minute or two, and 1.6 GB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
 	@$(PYTHON) -m venv .venv
-	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(RUN) pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch .venv/.installed $@
 
 demo: $(INSTALLED)
@@ -70,6 +73,9 @@ pretrain: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(RUN) experiments.bench $(ARGS)
+
+gpu: $(INSTALLED)
+	$(RUN) experiments.gpu $(ARGS)
 
 test: $(INSTALLED)
 	$(RUN) $(PYTEST) $(PYTEST_ARGS)
