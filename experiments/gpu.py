@@ -26,8 +26,8 @@ import jaxlib
 import numpy as np
 
 import doppler_jax as dj
-import kernels
 from doppler_jax import cli
+from doppler_jax.engine.placed import BACKENDS
 from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
@@ -35,7 +35,6 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.sim_rl import SimConfig, init_sim_state, sim_update
-from kernels.compile import BACKENDS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -262,7 +261,7 @@ def engine(job: Job, emit: Emit) -> None:
         jit_ms = 1e3 * _median_s(partial(plain, *args), rounds)
         emit(name, f"`jax.jit` on {devices[0]}", *[""] * 4, f"{jit_ms:.2f}")
         sharded = dj.partition(dj.trace(fn, *args), 2)
-        executables = kernels.Executables()
+        executables = dj.Executables()
         tasks = sharded.graph.num_tasks
         for where, placement in (
             (f"all on {devices[0]}", np.zeros(tasks, np.int32)),
@@ -270,12 +269,12 @@ def engine(job: Job, emit: Emit) -> None:
         ):
             for mode in BACKENDS["local"]:
                 with _going_on(emit, 7, name, where, mode):
-                    step = kernels.compile(
+                    step = dj.compile(
                         sharded, placement, devices=devices, mode=mode, executables=executables
                     )
                     emit(name, where, mode, *_judge(step, args, expected, rounds))
         with _going_on(emit, 7, name, "`place_and_compile`", ""):
-            found = kernels.place_and_compile(
+            found = dj.place_and_compile(
                 fn, *args, devices=devices, budget_s=5.0, method="annealing"
             )
             emit(name, "`place_and_compile`", "", *_judge(found, args, expected, rounds))
@@ -360,13 +359,13 @@ def _time_dispatch(emit: Emit, devices: Sequence[jax.Device], depth: int) -> Non
 
     emit("tiny task, bare calls", _us(_median_s(bare_calls, 5) / depth), f"{depth} tasks")
     sharded = dj.partition(dj.trace(chain, *args), 1)
-    tasks, executables = sharded.graph.num_tasks, kernels.Executables()
+    tasks, executables = sharded.graph.num_tasks, dj.Executables()
     for where, placement in (
         (f"on {devices[0]}", np.zeros(tasks, np.int32)),
         ("by turns on both", np.arange(tasks) % 2),
     ):
         for mode in BACKENDS["local"]:
-            step = kernels.compile(
+            step = dj.compile(
                 sharded, placement, devices=devices, mode=mode, executables=executables
             )
             seconds = _median_s(partial(step, *args), 5) / tasks
@@ -440,7 +439,8 @@ def simulator(job: Job, emit: Emit) -> None:
 def _host_call(
     graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, links: str
 ) -> Callable[[], Any]:
-    return lambda: dj.simulate(graph, costs, placements, links=links, schedule=False)
+    objective = dj.Objective(links=links)
+    return lambda: dj.simulate(graph, costs, placements, objective=objective, schedule=False)
 
 
 def _lockstep_call(
