@@ -133,6 +133,8 @@ def _search_from(
     The candidates `always` `[A, N]` are proposed whatever the search finds, so that its result
     is never worse.
     """
+    if (optimum := request.optimum(always)) is not None:
+        return optimum
     start_key, key = jax.random.split(request.key)
     seed = jax.random.bits(start_key, (2,)).tolist()
     missing = max(search.members - len(starts), 0)
@@ -191,6 +193,8 @@ def _doppler_search(request: Request) -> Candidates:
     draw_key, search_key = jax.random.split(request.key)
     is_tight = request.problem.memory is not None
     listed = listed_starts(request.graph, request.costs, RIVAL_STARTS, is_tight)
+    if (optimum := request.optimum(listed)) is not None:
+        return optimum
     evaluations = request.budget.evaluations
     starts = listed
     if request.policy is not None:
@@ -243,6 +247,8 @@ def _exact(request: Request) -> Candidates:
     # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
     # what a list scheduler finds.
     listed = listed_starts(graph, costs, RIVAL_STARTS, request.problem.memory is not None)
+    if (optimum := request.optimum(listed)) is not None:
+        return optimum
     result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
     order = topological_order(graph)
     rank = np.empty(graph.num_tasks, np.int64)

@@ -21,8 +21,6 @@ from doppler_jax.objective import Objective
 from doppler_jax.request import Candidates, Request
 from doppler_jax.search.objective import (
     Judgement,
-    SearchProblem,
-    judge,
     make_search_problem,
     score_padded,
 )
@@ -33,6 +31,9 @@ from doppler_jax.types import Costs, Schedule, TaskGraph
 
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
+
+ROUNDING = 1e-9
+"""Relative, by which a makespan may be above the lower bound and still count as the best."""
 
 _WIDTH = 128
 """Candidates that are simulated together."""
@@ -71,7 +72,8 @@ def place(
 ) -> Placed:
     """Places a task graph on devices so that it finishes soon.
 
-    Searches and training can be stopped by Ctrl-C at any time and return the best so far.
+    Searches and training can be stopped by Ctrl-C at any time and return the best so far;
+    without noise they stop as well once a placement is as short as the lower bound.
     With `max_evaluations` alone the result is a function of the arguments. In a process that
     has compiled so much that it comes near the system's bound on memory maps, what JAX has
     compiled is dropped first, other functions' programs included.
@@ -114,12 +116,15 @@ def place(
     policy = default_policy(method) if policy is None else policy
     path = None
     if cache is not None:
-        bounds = {"budget_s": budget_s, "max_evaluations": max_evaluations}
+        asked = {"budget_s": budget_s, "max_evaluations": max_evaluations}
         path = placement_cache.request_path(
-            cache, graph, costs, objective, method, policy, key, bounds
+            cache, graph, costs, objective, method, policy, key, asked
         )
     noise_key, key = jax.random.split(key)
     problem = make_search_problem(graph, costs, objective, noise_key)
+    bound_s = lower_bound_s(graph, costs)
+    # Noise may take a makespan below the bound, so nothing is known to be the best then.
+    target_s = None if objective.num_noise else bound_s * (1 + ROUNDING)
     request = Request(
         graph=graph,
         costs=costs,
@@ -127,7 +132,10 @@ def place(
         problem=problem,
         key=key,
         policy=policy,
-        budget=Budget(evaluations=max_evaluations, seconds=budget_s, began=began),
+        budget=Budget(
+            evaluations=max_evaluations, seconds=budget_s, target_s=target_s, began=began
+        ),
+        lower_bound_s=bound_s,
         curve=CurveRecorder(),
     )
     placed = None if path is None else _recall(path, method, request)
@@ -140,12 +148,10 @@ def place(
 
 def _find(method: str, request: Request) -> Placed:
     """Returns the best of what a method proposes."""
-    graph, costs = request.graph, request.costs
+    graph = request.graph
     free_memory_maps()
     candidates = METHODS[method](request)
-    placement, judgement, queue = _best(
-        graph, costs, candidates, request.objective, request.problem
-    )
+    placement, judgement, queue = _best(candidates, request)
     if judgement.overflow:
         raise ValueError(
             f"method {method!r} found no placement that fits: {judgement.overflow}"
@@ -158,7 +164,7 @@ def _find(method: str, request: Request) -> Placed:
         priority=start_order(judgement.schedule, rank),
         makespan_s=judgement.makespan_s,
         objective_s=judgement.value_s,
-        lower_bound_s=max(lower_bound_s(graph, costs), candidates.lower_bound_s),
+        lower_bound_s=max(request.lower_bound_s, candidates.lower_bound_s),
         schedule=judgement.schedule,
         queue=queue,
         method=method,
@@ -172,14 +178,11 @@ def _find(method: str, request: Request) -> Placed:
 
 def _recall(path: pathlib.Path, method: str, request: Request) -> Placed | None:
     """Returns what a file keeps, None where the oracle does not confirm its worth."""
-    graph, costs = request.graph, request.costs
-    kept = placement_cache.find(path, graph, costs)
+    kept = placement_cache.find(path, request.graph, request.costs)
     if kept is None:
         return None
     priority = kept.priority if kept.queue == "priority" else None
-    judgement = judge(
-        graph, costs, kept.placement, request.objective, request.problem.factors, priority
-    )
+    judgement = request.judge(kept.placement, priority)
     if not math.isclose(judgement.value_s, kept.objective_s, rel_tol=1e-9):
         return None
     return Placed(
@@ -221,35 +224,25 @@ def _check_request(
         raise ValueError(f"objective is {objective!r}; expected a doppler_jax.Objective")
 
 
-def _best(
-    graph: TaskGraph,
-    costs: Costs,
-    candidates: Candidates,
-    objective: Objective,
-    problem: SearchProblem,
-) -> tuple[np.ndarray, Judgement, str]:
+def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgement, str]:
     """Returns the best candidate, the oracle's word on it, and the queue that it is for.
 
     Of more than `MOST_JUDGED` the vectorised simulator chooses the finalists, of those that
     fit into memory first; ties go to the earlier one.
     """
-    placements = candidates.placements
+    placements, problem = candidates.placements, request.problem
     if len(placements) > MOST_JUDGED:
-        padding = ((0, 0), (0, problem.padded.padded_tasks - graph.num_tasks))
+        padding = ((0, 0), (0, problem.padded.padded_tasks - placements.shape[1]))
         padded = np.pad(placements, padding)
         parts = [
-            score_padded(objective, problem, padded[first : first + _WIDTH], _WIDTH)
+            score_padded(request.objective, problem, padded[first : first + _WIDTH], _WIDTH)
             for first in range(0, len(padded), _WIDTH)
         ]
         exceeds = np.isinf(np.concatenate([part.value_s for part in parts]))
         order = np.lexsort((np.concatenate([part.energy for part in parts]), exceeds))
         placements = placements[np.sort(order[:NUM_FINALISTS])]
-    judged = [
-        (p, judge(graph, costs, p, objective, problem.factors), "fifo") for p in placements
-    ]
+    judged = [(p, request.judge(p), "fifo") for p in placements]
     if candidates.priority is not None:
-        p = candidates.placements[0]
-        rank = candidates.priority
-        by_rank = judge(graph, costs, p, objective, problem.factors, rank)
-        judged.append((p, by_rank, "priority"))
+        first = candidates.placements[0]
+        judged.append((first, request.judge(first, candidates.priority), "priority"))
     return min(judged, key=lambda entry: entry[1].value_s)

@@ -136,6 +136,8 @@ def test_every_method_places_every_problem(method, name):
     assert placed.method == method
     if method == "random":
         assert placed.evaluations == BOUND
+    elif placed.makespan_s == placed.lower_bound_s:
+        assert placed.evaluations <= BOUND
     elif method in SEARCHES or method == "doppler":
         assert BOUND / 2 < placed.evaluations <= BOUND
     else:
@@ -478,6 +480,36 @@ def test_where_nothing_fits_nothing_is_returned():
     costs = costs.replace(capacity_bytes=np.full(2, 10.0))
     with pytest.raises(ValueError, match=r"found no placement that fits: device \d needs 12"):
         place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
+
+
+@pytest.mark.parametrize("method", [m for m in SEARCHES if "doppler" not in m])
+def test_searches_stop_at_the_lower_bound(method):
+    # List schedulers pair the two long tasks with short ones, which takes 7 seconds.
+    graph, costs = from_edge_delays([3, 3, 2, 2, 2], [], num_devices=2)
+    assert place(graph, costs, method="heft").makespan_s == 7.0
+    placed, again = (
+        place(graph, costs, method=method, max_evaluations=1_000_000) for _ in range(2)
+    )
+    assert placed.makespan_s == placed.lower_bound_s == 6.0
+    assert placed.evaluations == again.evaluations < 10_000
+
+
+@pytest.mark.parametrize("method", [*SEARCHES, "exact"])
+def test_nothing_is_searched_where_a_list_schedule_meets_the_bound(method, monkeypatch):
+    for name in ("run_search", "exact", "policy_candidates"):
+        monkeypatch.setattr(methods, name, mock.Mock(side_effect=AssertionError))
+    graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2)
+    assert place(graph, costs, method=method).makespan_s == 3.0
+
+
+def test_noise_has_no_lower_bound_to_stop_at():
+    graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2)
+    objective = Objective(num_noise=3)
+    placed = place(
+        graph, costs, method="annealing", objective=objective, max_evaluations=3 * BOUND
+    )
+    assert placed.makespan_s == placed.lower_bound_s == 3.0
+    assert placed.evaluations > BOUND
 
 
 def test_ctrl_c_returns_the_best_so_far(monkeypatch):

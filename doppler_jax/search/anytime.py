@@ -44,6 +44,9 @@ FLOAT64_S = 20.0
 MISJUDGED = 1e-4
 """Relative error of a makespan by which events are in another order, not rounded alone."""
 
+ROUNDING = 1e-6
+"""Relative, above the error of a makespan in float32 whose events are in the right order."""
+
 State = Any
 """Pytree of a search in progress; `best` is a `Best`, the rest is the search's own."""
 
@@ -131,7 +134,8 @@ def run_search(
     """Runs a search until its budget is spent, or Ctrl-C.
 
     With a bound on evaluations alone the outcome is a function of the arguments; with one on
-    seconds it depends on the machine.
+    seconds it depends on the machine. Once a placement is as short as the budget's target, by
+    the oracle's word where `exact` gives one, the search is over.
 
     Args:
       search: its settings; made smaller if the bound on evaluations is small.
@@ -201,6 +205,10 @@ class _Run:
         self.compile_s = 0.0
         self.done = 0  # steps
         self.steps = 1  # of the next block
+        self.pause_s = -math.inf  # a block ends once the best looks as short as this
+        if budget.target_s is not None:
+            self.pause_s = budget.target_s * (1 + ROUNDING)
+        self.is_over = False  # the target is met
         self.state: State | None = None
         self.misjudged = np.empty((0, problem.padded.padded_tasks), np.int32)  # by float32
         self.held, self.held_s = self.misjudged, math.inf  # the shortest that was judged
@@ -219,7 +227,7 @@ class _Run:
         with self.precision():
             state = self.search.init(jnp.asarray(np.resize(starts, shape)))
         began = time.monotonic()
-        self.state = jax.block_until_ready(self._block(state, 0))
+        self.state, _ = jax.block_until_ready(self._block(state, 0))
         self.compile_s += time.monotonic() - began
 
     def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,10 +258,10 @@ class _Run:
             steps = min(steps, int(self.limit - self.evaluations) // per_step)
             until_check = (self.checks + 1) / CHECKS * self.limit - self.evaluations
             steps = min(steps, max(math.ceil(until_check / per_step), 1))
-        if steps == 0 or self.budget.progress(self.evaluations) >= 1:
+        if steps == 0 or self.is_over or self.budget.progress(self.evaluations) >= 1:
             return False
         began = time.monotonic()
-        self.state = self._block(self.state, steps)
+        self.state, steps = self._block(self.state, steps)
         with self.precision():
             value_s = float(self.state.best.value_s.min())
         self.evaluations += steps * per_step
@@ -261,6 +269,8 @@ class _Run:
         took_s = max(time.monotonic() - began, 1e-6)
         self.steps = max(1, min(2 * self.steps, round(steps * BLOCK_S / took_s), BLOCK_STEPS))
         self._note(value_s)
+        if value_s <= self.pause_s:
+            self._finish_at_target(value_s)
         checks = int(self.budget.progress(self.evaluations) * CHECKS)
         if self.checks < checks < CHECKS:
             self.checks = checks
@@ -269,6 +279,13 @@ class _Run:
             if self.exact is not None and not is_dear:
                 self._check(self.exact)
         return True
+
+    def _finish_at_target(self, value_s: float) -> None:
+        """Ends the search if the best meets the target, else pauses at what looks better."""
+        assert self.budget.target_s is not None
+        if self.judge is None or self._judge(self._best()[0][0]) <= self.budget.target_s:
+            self.is_over = True
+        self.pause_s = value_s * (1 - ROUNDING)
 
     def _check(self, exact: Exact) -> None:
         """Goes on in float64 if float32 errs about the best by more than has been gained."""
@@ -320,12 +337,14 @@ class _Run:
         chosen = order[np.sort(first)]
         return best.placement[chosen], best.value_s[chosen]
 
-    def _block(self, state: State, steps: int) -> State:
+    def _block(self, state: State, steps: int) -> tuple[State, int]:
+        """Returns the state after so many steps, or fewer, and how many they were."""
         with self.precision():
-            return _advance(
+            state, done = _advance(
                 self.search, self.objective, self.problem, state, self.key, self.done, steps,
-                self._schedule(steps),
+                self._schedule(steps), self.pause_s,
             )  # fmt: skip
+            return state, int(done)
 
     def _schedule(self, steps: int) -> np.ndarray:
         """Returns (a, b) such that the share spent of this search's part is a + b k at step k.
@@ -356,25 +375,34 @@ def _advance(
     first: int,
     steps: int,
     schedule: chex.Array,
-) -> State:
-    """Does steps `first` to `first + steps - 1`."""
+    pause_s: chex.Array,
+) -> tuple[State, chex.Array]:
+    """Does `steps` steps from step `first` on, and none once the best is down to `pause_s`.
 
-    def step(k: chex.Array, state: State) -> State:
+    Returns how many were done, too. Here, and not between blocks, whose lengths depend on the
+    machine, so that what is simulated is a function of the arguments.
+    """
+
+    def step(state: State, done: chex.Array) -> tuple[State, chex.Array]:
+        k = first + done
         progress = jnp.clip(schedule[0] + schedule[1] * k.astype(jnp.float32), 0.0, 1.0)
         ask_key, tell_key = jax.random.split(jax.random.fold_in(key, k))
         asked = search.ask(ask_key, problem, state)
         scores = score(objective, problem, asked, search.limit_s(state))
-        return search.tell(tell_key, problem, state, asked, scores, progress)
+        return search.tell(tell_key, problem, state, asked, scores, progress), done + 1
 
     # The loop is of known length because XLA's CPU compiler (jaxlib 0.10.2) aborts on the
     # simulator's kernel within one that is not.
     return jax.lax.fori_loop(
         0,
         BLOCK_STEPS,
-        lambda k, state: jax.lax.cond(
-            k < steps, step, lambda _, state: state, jnp.int32(first + k), state
+        lambda k, carry: jax.lax.cond(
+            (k < steps) & (carry[0].best.value_s.min() > pause_s),
+            step,
+            lambda *carry: carry,
+            *carry,
         ),
-        state,
+        (state, jnp.int32(0)),
     )
 
 
