@@ -14,7 +14,7 @@ from doppler_jax import cli
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.clusters import list_clusters
 from doppler_jax.files import write_json_atomic
-from doppler_jax.programs.summary import summarize
+from doppler_jax.programs.explain import summarize
 from doppler_jax.programs.workloads import Workload, list_workloads
 from doppler_jax.reports.tables import format_seconds, format_table, print_table
 from doppler_jax.simulator.oracle import makespan_s

@@ -124,10 +124,7 @@ def _fix(v: int, factors: list[_Factor]) -> tuple[int, list[_Factor]]:
         bound = bound + table.min(axis=rest)
     state = int(np.argmin(bound))
     return state, [
-        (
-            tuple(u for u in variables if u != v),
-            table.take(state, axis=variables.index(v)),
-        )
+        (tuple(u for u in variables if u != v), table.take(state, axis=variables.index(v)))
         for variables, table in factors
         if len(variables) > 1
     ]

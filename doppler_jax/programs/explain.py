@@ -1,4 +1,4 @@
-"""Where the tasks of a sharded program come from, and how and why its tensors are cut."""
+"""What a program was cut into: totals, where tasks come from, how tensors are cut and why."""
 
 import dataclasses
 import itertools
@@ -7,9 +7,50 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import make_cluster
-from doppler_jax.programs.summary import Summary, summarize
-from doppler_jax.types import Cluster, ShardedProgram
+from doppler_jax.graphs.levels import b_level, mean_compute_s
+from doppler_jax.programs.grids import format_grid
+from doppler_jax.types import Cluster, ShardedProgram, TaskGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The totals of a task graph on a cluster, whatever the placement."""
+
+    num_tasks: int
+    num_edges: int
+    flops: float
+    most_moved_bytes: float  # if every reader is on another device than its producer
+    work_s: float  # of all tasks, each at the mean of its roofline times
+    critical_path_s: float  # longest path of those times, transfers left out
+
+    @property
+    def parallelism(self) -> float:
+        """How many devices the work could keep busy: total work over critical path."""
+        return self.work_s / self.critical_path_s if self.critical_path_s else 0.0
+
+
+def summarize(graph: TaskGraph, cluster: Cluster) -> Summary:
+    """Returns the totals of a task graph.
+
+    Raises:
+      ValueError: the cluster is not one.
+    """
+    costs = make_costs(graph, cluster)
+    d = cluster.num_devices
+    at_once = dataclasses.replace(
+        costs, latency_s=np.zeros((d, d)), seconds_per_byte=np.zeros((d, d))
+    )
+    readers = np.bincount(graph.edge_tensor, minlength=graph.num_tensors)
+    return Summary(
+        num_tasks=graph.num_tasks,
+        num_edges=graph.num_edges,
+        flops=float(graph.flops.sum()),
+        most_moved_bytes=float((np.minimum(readers, d - 1) * graph.tensor_bytes).sum()),
+        work_s=float(mean_compute_s(costs).sum()),
+        critical_path_s=float(b_level(graph, at_once).max(initial=0.0)),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +84,7 @@ class Explanation:
             (
                 tensor.name,
                 _describe(tensor.aval),
-                "x".join(map(str, tensor.grid)) or "1",
+                format_grid(tensor.grid),
                 tensor.source,
                 tensor.reason,
             )
@@ -54,22 +95,15 @@ class Explanation:
         """Returns per task: name, primitives, shapes, flops, bytes made, line."""
         graph, sharded = self.sharded.graph, self.sharded
         made = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.num_tasks)
-        rows: list[tuple[str, ...]] = []
-        for v, (name, kernel, origin) in enumerate(
-            zip(sharded.names, sharded.kernels, sharded.origins, strict=True)
-        ):
-            reads, makes = (_describe_all(avals) for avals in (kernel.operands, kernel.results))
-            rows.append(
-                (
-                    name,
-                    " ".join(origin.primitives),
-                    f"{reads} -> {makes}".lstrip(),
-                    f"{graph.flops[v]:.4g}",
-                    f"{made[v]:.4g}",
-                    origin.source,
-                )
-            )
-        return rows
+        shapes = [
+            f"{_describe_all(kernel.operands)} -> {_describe_all(kernel.results)}".lstrip()
+            for kernel in sharded.kernels
+        ]
+        flops, made_bytes = ([f"{x:.4g}" for x in column] for column in (graph.flops, made))
+        primitives = [" ".join(origin.primitives) for origin in sharded.origins]
+        sources = [origin.source for origin in sharded.origins]
+        columns = sharded.names, primitives, shapes, flops, made_bytes, sources
+        return list(zip(*columns, strict=True))
 
 
 def explain(sharded: ShardedProgram, cluster: Cluster | None = None) -> Explanation:

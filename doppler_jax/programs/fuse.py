@@ -9,12 +9,58 @@ import dataclasses
 import math
 from collections import Counter
 
-from doppler_jax.programs.labelling import Labelling, Labels
-from doppler_jax.programs.program import Atom, Equation, Group, Program, Step, Value
+from doppler_jax.programs.program import Atom, Equation, Program, Value
 from doppler_jax.programs.rules import ELEMENTWISE, VIEWS, get_labelling
+from doppler_jax.programs.rules.labels import BlockParams, Labelling, Labels
 
 _ENOUGH_BLOCKS = 64
 """A group need not allow more blocks than this; below, fusing must not cost any."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One equation inside a group.
+
+    Slots number the values within a group: its operands, then each step's results.
+    """
+
+    equation: Equation
+    reads: tuple[int, ...]  # slot of every operand
+    results: tuple[Labels, ...]  # in the group's labels
+    flops: float  # per element of the first result
+    block_params: BlockParams | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """A unit of partitioning: a root equation and the element-wise ones fused behind it.
+
+    The first `num_root_operands` operands are read by the root's tasks. The others, which
+    only the fused equations read, are read by the same tasks, or by the aggregating tasks
+    if the root's partial results have to be combined first: the epilogue runs there.
+
+    Views only relabel dimensions (a broadcast, a transpose) or count (iota). A group
+    computes those that it reads inside its tasks, so that `operands` are the tensors
+    behind the views.
+    """
+
+    name: str  # readable and unique, "attn.qk.dot_general"
+    equations: tuple[Equation, ...]  # without views; root first, then as they can run
+    operands: tuple[Atom, ...]  # literals included; each atom once per way to label it
+    num_root_operands: int
+    results: tuple[Value, ...]
+    labelling: Labelling  # of `operands` and `results`; flops are the root's
+    steps: tuple[Step, ...]  # views included, as they run
+    num_root_steps: int  # the first steps, up to the root
+
+    @property
+    def root(self) -> Equation:
+        return self.equations[0]
+
+    @property
+    def epilogue_flops(self) -> float:
+        """Operations of the fused equations, per element of the result."""
+        return sum(step.flops for step in self.steps[self.num_root_steps :])
 
 
 def fuse(program: Program) -> tuple[Group, ...]:

@@ -1,21 +1,57 @@
-"""Grids, and the uniform strategy: how many blocks every label of a group is cut into.
+"""Grids: how many blocks every label of a group is cut into, evenly or as the user says.
 
 A grid holds the number of blocks along each dimension of a tensor. All counts are powers
-of two that divide their dimension, so that blocks of one tensor are equal in shape.
+of two that divide their dimension, so that blocks of one tensor are equal in shape. The
+uniform strategy and the counts that a user gives by name are here; `planner` weighs costs.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 
-from doppler_jax.programs.labelling import Labelling, Labels
-from doppler_jax.programs.program import Atom, Group
+import numpy as np
+
+from doppler_jax.programs.fuse import Group
+from doppler_jax.programs.program import Atom
+from doppler_jax.programs.rules.labels import Labelling, Labels, Shape
 
 Grid = tuple[int, ...]
-Shape = tuple[int, ...]
 Index = tuple[int, ...]
 Counts = dict[int, int]
 """Number of blocks along every label of a group."""
+
+Strategy = str | Mapping[str, Sequence[int]]
+"""`planner`, `uniform`, or counts per result dimension by group name or pattern."""
+
+_SHOWN = 20  # names in a message
+
+
+def grid_of(labels: Labels, counts: Mapping[int, int]) -> Grid:
+    """Returns the grid of a tensor whose dimensions bear `labels`."""
+    return tuple(counts[label] for label in labels)
+
+
+def indices(grid: Grid) -> Iterator[Index]:
+    """Yields the block indices of a grid in row-major order."""
+    return itertools.product(*map(range, grid))
+
+
+def block_shape(shape: Shape, grid: Grid) -> Shape:
+    """Returns the shape of every block of a tensor that is cut into `grid`."""
+    return tuple(size // count for size, count in zip(shape, grid, strict=True))
+
+
+def format_grid(grid: Grid) -> str:
+    """Returns a grid as `2x1x4`; that of a scalar is `1`."""
+    return "x".join(map(str, grid)) or "1"
+
+
+def is_power_of_two(count: object) -> bool:
+    """True for the integers 1, 2, 4, ..., NumPy's included; no boolean is one."""
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        return False
+    return bool(count > 0 and not count & (count - 1))
 
 
 def max_counts(labelling: Labelling) -> Counts:
@@ -148,16 +184,56 @@ def _following_counts(
     return counts
 
 
-def grid_of(labels: Labels, counts: Mapping[int, int]) -> Grid:
-    """Returns the grid of a tensor whose dimensions bear `labels`."""
-    return tuple(counts[label] for label in labels)
+def pin_counts(groups: Sequence[Group], strategy: Strategy) -> dict[int, tuple[str, Counts]]:
+    """Returns the counts that a mapping gives, by index of group, with the matching key.
+
+    A group takes what stands under its own name, else under the first pattern (as in
+    `fnmatch`) that fits.
+
+    Raises:
+      ValueError: the strategy is unknown, a name or pattern fits no group, or a count does
+        not suit the group's first result; the message names it.
+    """
+    if isinstance(strategy, str):
+        if strategy not in ("planner", "uniform"):
+            raise ValueError(
+                f"unknown strategy {strategy!r}; known: planner, uniform, "
+                "or a mapping from names to counts"
+            )
+        return {}
+    names = [group.name for group in groups]
+    for key in strategy:
+        if not any(_fits(name, key) for name in names):
+            some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            raise ValueError(f"strategy names {key!r}, which fits none of: {some}")
+    pinned = {}
+    for number, group in enumerate(groups):
+        keys = [key for key in strategy if _fits(group.name, key)]
+        if keys:
+            key = group.name if group.name in keys else keys[0]
+            pinned[number] = key, _check_counts(key, group, tuple(strategy[key]))
+    return pinned
 
 
-def indices(grid: Grid) -> Iterator[Index]:
-    """Yields the block indices of a grid in row-major order."""
-    return itertools.product(*map(range, grid))
+def _fits(name: str, key: str) -> bool:
+    return name == key or fnmatchcase(name, key)
 
 
-def block_shape(shape: Shape, grid: Grid) -> Shape:
-    """Returns the shape of every block of a tensor that is cut into `grid`."""
-    return tuple(size // count for size, count in zip(shape, grid, strict=True))
+def _check_counts(key: str, group: Group, grid: Grid) -> Counts:
+    """Returns the count per label of a group's first result."""
+    what = f"strategy[{key!r}] = {grid} for {group.name}"
+    if not group.results:
+        raise ValueError(f"{what}: it has no result to cut")
+    shape, labels = group.results[0].aval.shape, group.labelling.results[0]
+    if len(grid) != len(shape):
+        raise ValueError(f"{what}: its result {list(shape)} has {len(shape)} dimensions")
+    most = max_counts(group.labelling)
+    for count, size, label in zip(grid, shape, labels, strict=True):
+        if not is_power_of_two(count):
+            raise ValueError(f"{what}: {count!r} is not a power of two")
+        if count > most[label]:
+            raise ValueError(
+                f"{what}: a dimension of size {size} can be cut into "
+                f"{most[label]} blocks at most, not {count}"
+            )
+    return dict(zip(labels, grid, strict=True))

@@ -4,21 +4,48 @@ A contraction joins blocks on equal block index and aggregates over the contract
 element-wise operation joins on equal indices; a reduction aggregates; where a reader needs
 other blocks than the producer stored, formation tasks slice and concatenate. `rules` says
 which dimensions go together, `fuse` which equations do, `planner` into how many blocks each
-dimension is cut.
+dimension is cut, `task_kernels` what a task computes; here the tasks are made.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
-import numpy as np
+import jax
 
-from doppler_jax.programs.fuse import fuse
-from doppler_jax.programs.grids import Counts, grid_of
-from doppler_jax.programs.kernels import KernelCache
-from doppler_jax.programs.overrides import Strategy
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.programs.blocks import block_bytes, num_bytes
+from doppler_jax.programs.fuse import Group, Step, fuse
+from doppler_jax.programs.grids import (
+    Counts,
+    Grid,
+    Index,
+    Strategy,
+    block_shape,
+    grid_of,
+    indices,
+    is_power_of_two,
+)
 from doppler_jax.programs.planner import PartitionPlan, plan_partition
-from doppler_jax.programs.program import Group, Program
-from doppler_jax.programs.tasks import make_tasks, result_name
-from doppler_jax.types import Cluster, ShardedProgram, TaskGraph, TensorOrigin
+from doppler_jax.programs.program import Literal, Program, Value
+from doppler_jax.programs.rules.labels import Labels, Shape
+from doppler_jax.programs.task_kernels import GroupBlocks, KernelCache
+from doppler_jax.types import (
+    RESIDENT,
+    Cluster,
+    InputBlock,
+    InputRef,
+    Kernel,
+    OutputBlocks,
+    Ref,
+    ShardedProgram,
+    TaskGraph,
+    TaskOrigin,
+    TensorOrigin,
+    TensorRef,
+)
 
 
 def partition(
@@ -44,8 +71,7 @@ def partition(
     Raises:
       ValueError: `num_shards` is not a power of two, or the strategy is unknown.
     """
-    whole = isinstance(num_shards, int | np.integer) and not isinstance(num_shards, bool)
-    if not whole or num_shards < 1 or num_shards & (num_shards - 1):
+    if not is_power_of_two(num_shards):
         raise ValueError(f"num_shards is {num_shards!r}; expected a power of two: 1, 2, 4, ...")
     groups = fuse(program)
     kernels = KernelCache()
@@ -80,15 +106,276 @@ def shard(
 
 def _tensor_origins(groups: Sequence[Group], plan: PartitionPlan) -> tuple[TensorOrigin, ...]:
     return tuple(
-        TensorOrigin(
-            name=result_name(group, position),
-            aval=value.aval,
-            grid=grid_of(labels, counts),
-            source=group.root.source,
-            reason=reason,
-        )
+        TensorOrigin(name, value.aval, grid_of(labels, counts), group.root.source, reason)
         for group, counts, reason in zip(groups, plan.counts, plan.reasons, strict=True)
-        for position, (value, labels) in enumerate(
-            zip(group.results, group.labelling.results, strict=True)
+        for name, value, labels in zip(
+            result_names(group), group.results, group.labelling.results, strict=True
         )
     )
+
+
+def make_tasks(
+    program: Program, groups: Sequence[Group], counts: Sequence[Counts], kernels: KernelCache
+) -> "TaskMaker":
+    """Returns the tasks of a program whose groups are cut into `counts`."""
+    maker = TaskMaker(program, kernels)
+    for number, (group, of) in enumerate(zip(groups, counts, strict=True)):
+        maker.add_group(number, group, of)
+    for value in program.outputs:  # arguments that are outputs become graph inputs too
+        maker.output(value)
+    return maker
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task; its kernel's results are tensors, numbered in the order of the tasks."""
+
+    name: str
+    kernel: Kernel
+    operands: tuple[Ref, ...]
+    flops: float
+    origin: TaskOrigin
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """Where the blocks of a produced tensor are."""
+
+    name: str
+    grid: Grid
+    blocks: tuple[Ref, ...]  # row-major
+    source: str  # the user's line
+    group: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """A group, cut, and what its tasks have in common."""
+
+    number: int
+    group: Group
+    counts: Counts
+    blocks: GroupBlocks
+
+    @functools.cached_property
+    def outer(self) -> Labels:
+        """Labels of all results."""
+        return tuple(dict.fromkeys(itertools.chain(*self.group.labelling.results)))
+
+    @functools.cached_property
+    def is_aggregated(self) -> bool:
+        """True if the tasks make partial results, which other tasks combine."""
+        return any(self.counts[label] > 1 for label in self.group.labelling.aggregated)
+
+    @functools.cached_property
+    def reads(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Slots that the tasks read, and those that the aggregating tasks read."""
+        steps = self.group.steps
+        split = self.group.num_root_steps if self.is_aggregated else len(steps)
+        return _slots_read(self.group, steps[:split]), _slots_read(self.group, steps[split:])
+
+    @functools.cached_property
+    def epilogue_flops(self) -> float:
+        """Operations of the fused equations on one block."""
+        last = self.blocks.steps[-1].results
+        elements = math.prod(self.blocks.avals[last[0]].shape) if last else 0
+        return self.group.epilogue_flops * elements
+
+    def origin(self, *primitives: str) -> TaskOrigin:
+        return TaskOrigin(primitives, self.group.root.source, self.number)
+
+
+def _slots_read(group: Group, steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Returns the operands that some steps read, literals left out, in increasing order."""
+    read = {slot for step in steps for slot in step.reads if slot < len(group.operands)}
+    return tuple(slot for slot in sorted(read) if not isinstance(group.operands[slot], Literal))
+
+
+class TaskMaker:
+    """The tasks made so far, and which blocks of which tensors exist."""
+
+    def __init__(self, program: Program, kernels: KernelCache) -> None:
+        self.tasks: list[Task] = []
+        self.inputs: list[InputBlock] = []
+        self._num_tensors = 0
+        self._kernels = kernels
+        self._arrays = (*program.args, *program.consts)
+        self._source = {value: i for i, value in enumerate(self._arrays)}
+        self._is_resident = program.is_resident + (True,) * len(program.consts)
+        self._stored: dict[Value, _Stored] = {}
+        self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
+
+    def add_group(self, number: int, group: Group, counts: Counts) -> None:
+        """Adds the tasks that compute one group, all blocks of its results."""
+        cut = _Cut(number, group, counts, self._kernels.cut(group, counts))
+        blocks: list[dict[Index, Ref]] = [{} for _ in group.results]
+        for outer in indices(grid_of(cut.outer, counts)):
+            at = dict.fromkeys(counts, 0) | dict(zip(cut.outer, outer, strict=True))
+            refs = self._add_block(cut, at)
+            for found, labels, ref in zip(blocks, group.labelling.results, refs, strict=True):
+                found[_index(labels, at)] = ref
+        for name, value, labels, of in zip(
+            result_names(group), group.results, group.labelling.results, blocks, strict=True
+        ):
+            grid = grid_of(labels, counts)
+            refs = tuple(of[index] for index in indices(grid))
+            self._store(value, _Stored(name, grid, refs, group.root.source, number))
+
+    def _add_block(self, cut: _Cut, at: Mapping[int, int]) -> tuple[Ref, ...]:
+        """Adds the tasks that compute one block of the results; returns the blocks.
+
+        One task, or some that compute partial results and one that combines them.
+        """
+        group, labelling = cut.group, cut.group.labelling
+        root, *epilogue = (equation.primitive.name for equation in group.equations)
+        index = _index(labelling.results[0], at) if labelling.results else ()
+        reads, late_reads = cut.reads
+        flops = labelling.task_flops(cut.counts)
+        if not cut.is_aggregated:
+            return self._add(
+                _indexed(group.name, index),
+                self._kernels.run(cut.blocks, at, None, reads),
+                self._read(cut, reads, at),
+                flops + cut.epilogue_flops,
+                cut.origin(root, *epilogue),
+            )
+        partials: list[Ref] = []
+        for inner in indices(grid_of(labelling.aggregated, cut.counts)):
+            within = {**at, **dict(zip(labelling.aggregated, inner, strict=True))}
+            partials += self._add(
+                _indexed(group.name, (*index, *inner)),
+                self._kernels.run(cut.blocks, within, group.num_root_steps, reads),
+                self._read(cut, reads, within),
+                flops,
+                cut.origin(root),
+            )
+        kernel = self._kernels.aggregate(cut.blocks, at, len(partials), late_reads)
+        combining = (len(partials) - 1) * math.prod(kernel.operands[0].shape)
+        how = str(labelling.aggregate)
+        return self._add(
+            _indexed(f"{group.name}.{how}", index),
+            kernel,
+            (*partials, *self._read(cut, late_reads, at)),
+            combining + cut.epilogue_flops,
+            cut.origin(how, *epilogue),
+        )
+
+    def output(self, value: Value) -> OutputBlocks:
+        """Returns where the blocks of an output of the program are."""
+        if value in self._stored:
+            stored = self._stored[value]
+            return OutputBlocks(value.aval, stored.grid, stored.blocks)
+        shape = value.aval.shape
+        whole = self._fetch(value, (0,) * len(shape), shape)
+        return OutputBlocks(value.aval, (1,) * len(shape), (whole,))
+
+    def task_graph(self) -> TaskGraph:
+        """Returns the tasks' graph."""
+        reads = [(ref, v) for v, task in enumerate(self.tasks) for ref in task.operands]
+        edges = [(ref.tensor, v) for ref, v in reads if isinstance(ref, TensorRef)]
+        input_edges = [(ref.input, v) for ref, v in reads if isinstance(ref, InputRef)]
+        return make_graph(
+            flops=[task.flops for task in self.tasks],
+            tensor_producer=[
+                v for v, task in enumerate(self.tasks) for _ in task.kernel.results
+            ],
+            tensor_bytes=[
+                num_bytes(aval) for task in self.tasks for aval in task.kernel.results
+            ],
+            edge_tensor=[x for x, _ in edges],
+            edge_reader=[v for _, v in edges],
+            input_bytes=[block_bytes(b, self._arrays[b.source].aval) for b in self.inputs],
+            input_home=[RESIDENT if self._is_resident[b.source] else 0 for b in self.inputs],
+            input_edge_input=[i for i, _ in input_edges],
+            input_edge_reader=[v for _, v in input_edges],
+        )
+
+    def _read(
+        self, cut: _Cut, slots: tuple[int, ...], at: Mapping[int, int]
+    ) -> tuple[Ref, ...]:
+        """Returns the blocks in `slots` of the task at block index `at`."""
+        refs = []
+        for slot in slots:
+            value, labels = cut.group.operands[slot], cut.group.labelling.operands[slot]
+            assert isinstance(value, Value)  # literals are in no task's reads
+            shape = cut.blocks.avals[slot].shape
+            start = tuple(at[label] * n for label, n in zip(labels, shape, strict=True))
+            limit = tuple(a + n for a, n in zip(start, shape, strict=True))
+            refs.append(self._fetch(value, start, limit))
+        return tuple(refs)
+
+    def _fetch(self, value: Value, start: Shape, limit: Shape) -> Ref:
+        """Returns block `[start, limit)` of a tensor, formed if nobody has made it yet."""
+        key = (value, start, limit)
+        if key not in self._blocks:
+            if value in self._source:
+                self._blocks[key] = InputRef(len(self.inputs))
+                self.inputs.append(InputBlock(self._source[value], start, limit))
+            else:
+                self._blocks[key] = self._form(value, start, limit)
+        return self._blocks[key]
+
+    def _form(self, value: Value, start: Shape, limit: Shape) -> Ref:
+        stored = self._stored[value]
+        block = block_shape(value.aval.shape, stored.grid)
+        # A dimension of size 0 is in one block.
+        first = tuple(a // max(size, 1) for a, size in zip(start, block, strict=True))
+        last = tuple(-(-b // size) if size else 1 for b, size in zip(limit, block, strict=True))
+        grid = tuple(b - a for a, b in zip(first, last, strict=True))
+        refs = []
+        for offset in indices(grid):
+            index = tuple(a + b for a, b in zip(first, offset, strict=True))
+            refs.append(self._blocks[value, *_bounds(index, block)])
+        within = tuple(a - f * size for a, f, size in zip(start, first, block, strict=True))
+        needed = tuple(b - a for a, b in zip(start, limit, strict=True))
+        dtype = value.aval.dtype
+        kernel = self._kernels.form(
+            jax.ShapeDtypeStruct(block, dtype),
+            grid,
+            within,
+            jax.ShapeDtypeStruct(needed, dtype),
+        )
+        ranges = ",".join(f"{a}:{b}" for a, b in zip(start, limit, strict=True))
+        origin = TaskOrigin(("form",), stored.source, stored.group)
+        (ref,) = self._add(f"{stored.name}.form[{ranges}]", kernel, tuple(refs), 0.0, origin)
+        return ref
+
+    def _store(self, value: Value, stored: _Stored) -> None:
+        self._stored[value] = stored
+        block = block_shape(value.aval.shape, stored.grid)
+        for index, ref in zip(indices(stored.grid), stored.blocks, strict=True):
+            self._blocks[value, *_bounds(index, block)] = ref
+
+    def _add(
+        self,
+        name: str,
+        kernel: Kernel,
+        operands: tuple[Ref, ...],
+        flops: float,
+        origin: TaskOrigin,
+    ) -> tuple[Ref, ...]:
+        self.tasks.append(Task(name, kernel, operands, flops, origin))
+        first = self._num_tensors
+        self._num_tensors += len(kernel.results)
+        return tuple(map(TensorRef, range(first, self._num_tensors)))
+
+
+def _bounds(index: Index, block: Shape) -> tuple[Shape, Shape]:
+    """Returns start and limit of the block at `index` of a grid of equal blocks."""
+    start = tuple(i * size for i, size in zip(index, block, strict=True))
+    return start, tuple(a + size for a, size in zip(start, block, strict=True))
+
+
+def _index(labels: Labels, at: Mapping[int, int]) -> Index:
+    return tuple(at[label] for label in labels)
+
+
+def _indexed(name: str, index: Index) -> str:
+    return f"{name}[{','.join(map(str, index))}]" if index else name
+
+
+def result_names(group: Group) -> list[str]:
+    """Returns the readable names of a group's results."""
+    if len(group.results) == 1:
+        return [group.name]
+    return [f"{group.name}.{position}" for position in range(len(group.results))]

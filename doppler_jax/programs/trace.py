@@ -1,8 +1,9 @@
 """Turns a JAX function into a tensor program, from its jaxpr at given shapes."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,45 +12,35 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxprLiteral
 
-from doppler_jax.programs.blocks import leaf_aval
+from doppler_jax.programs.blocks import leaf_aval, leaf_name
 from doppler_jax.programs.program import Atom, Equation, Literal, Program, Value
-from doppler_jax.programs.resident import Resident, resident_leaves
-from doppler_jax.programs.rules import ELEMENTWISE
-from doppler_jax.programs.sources import (
+from doppler_jax.programs.provenance import (
     Place,
     check_effects,
     make_jaxpr,
     prints,
     uses_references,
 )
+from doppler_jax.programs.rules import ELEMENTWISE
 
 _INLINED = {
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
+    **dict.fromkeys(("checkpoint", "jit", "pjit", "remat2"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call"), "call_jaxpr"),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
     "custom_vmap_call": "call",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat2": "jaxpr",
 }
 """Primitives that only call a function, and the parameter that holds it."""
 
-_IDENTITIES = frozenset(
-    {
-        "copy",
-        "copy_p",
-        "device_put",
-        "layout_constraint",
-        "name",
-        "optimization_barrier",
-        "reshard",
-        "sharding_constraint",
-        "stop_gradient",
-    }
-)
+_NAMES = """
+    copy copy_p device_put layout_constraint name optimization_barrier reshard
+    sharding_constraint stop_gradient
+"""
+
+_IDENTITIES = frozenset(_NAMES.split())
 """Primitives that return their operands; they matter to compilers and memory only."""
+
+Resident = int | str | Sequence[int | str] | None
+"""Positions, names or pytree paths of arguments; None stands for all of them."""
 
 
 def trace(
@@ -84,7 +75,7 @@ def trace(
     """
     leaves, in_tree = jax.tree.flatten_with_path((args, kwargs))
     avals = [leaf_aval(path, leaf) for path, leaf in leaves]
-    is_resident = resident_leaves(fn, [path for path, _ in leaves], resident)
+    is_resident = _resident_leaves(fn, [path for path, _ in leaves], resident)
     shape_args, shape_kwargs = jax.tree.unflatten(in_tree, avals)
     closed, out_shapes = make_jaxpr(fn, *shape_args, **shape_kwargs)
 
@@ -278,3 +269,74 @@ def _live(equations: list[Equation], outputs: tuple[Value, ...]) -> tuple[Equati
 
 def _shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _resident_leaves(
+    fn: Callable[..., Any], paths: Sequence[tuple[Any, ...]], resident: Resident
+) -> tuple[bool, ...]:
+    """Returns whether each leaf of `(args, kwargs)` is resident.
+
+    Args:
+      fn: the function, whose parameters' names stand for positional arguments.
+      paths: the key path of each leaf.
+      resident: see `trace`.
+
+    Raises:
+      ValueError: an entry is neither an integer nor a string, or no leaf is called so.
+    """
+    if resident is None:
+        return (True,) * len(paths)
+    several = isinstance(resident, Sequence) and not isinstance(resident, str)
+    entries = cast(Sequence[object], resident) if several else (resident,)
+    parameters = _positional_parameters(fn)
+    leaves = [_names(path, parameters) for path in paths]
+    chosen = [False] * len(leaves)
+    for entry in entries:
+        path = _path(entry)
+        matched = [any(_is_prefix(path, name) for name in names) for names in leaves]
+        if not any(matched):
+            raise ValueError(
+                f"resident holds {entry!r}, but no array of the arguments is called so or is "
+                f"part of it; there are: {_listed([names[-1] for names in leaves])}"
+            )
+        chosen = [a or b for a, b in zip(chosen, matched, strict=True)]
+    return tuple(chosen)
+
+
+def _listed(names: list[str], most: int = 12) -> str:
+    rest = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *rest]) or "none"
+
+
+def _path(entry: object) -> str:
+    if isinstance(entry, bool) or not isinstance(entry, int | str):
+        raise ValueError(
+            f"resident holds {entry!r}; expected positions, names or paths of arguments, "
+            "such as 0, 'params' or \"args[0]['w']\""
+        )
+    return f"args[{entry}]" if isinstance(entry, int) else entry
+
+
+def _is_prefix(path: str, name: str) -> bool:
+    return name == path or (name.startswith(path) and name[len(path)] in "[.")
+
+
+def _names(path: tuple[Any, ...], parameters: list[str]) -> list[str]:
+    """Returns what a leaf may be called: by its parameter's name, and as errors write it."""
+    name = leaf_name(path)
+    position = path[1].idx if path[0].idx == 0 else len(parameters)
+    if position < len(parameters):
+        prefix = f"args[{position}]"
+        return [parameters[position] + name.removeprefix(prefix), name]
+    return [name]
+
+
+def _positional_parameters(fn: Callable[..., Any]) -> list[str]:
+    """Returns the names of the parameters that take positional arguments, "" for `args`."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # some callables, such as builtins, have none
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # "args[0]" is the first argument, also where a parameter is called `args`.
+    return [p.name if p.name != "args" else "" for p in parameters if p.kind in by_position]

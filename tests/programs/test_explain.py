@@ -1,12 +1,16 @@
-"""What `dj.explain` says of a sharded program."""
+"""What `dj.explain` says of a sharded program, and the totals of a task graph by hand."""
 
 import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.clusters import reference_cluster
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.programs.explain import summarize
 
 
 def attend(x, w):
@@ -38,11 +42,6 @@ def test_parallelism_is_work_over_the_longest_path():
     sharded = dj.partition(dj.trace(lambda a, b: (a @ b) @ (b @ a), n, n), 1)
     assert sharded.graph.num_tasks == 3
     assert "parallelism 1.50 " in dj.explain(sharded, dj.make_cluster("v100x8")).summary()
-
-
-def test_program_without_work():
-    one = jax.ShapeDtypeStruct((), jnp.float32)
-    assert "0 tasks" in str(dj.explain(dj.partition(dj.trace(lambda x: x, one), 2)))
 
 
 def test_every_task_has_its_line_primitives_shapes_and_cost(sharded):
@@ -85,3 +84,27 @@ def test_equal_operands_are_counted():
     formations = [row[2] for row in rows if row[1] == "form"]
     assert formations
     assert all(shapes.startswith("2 x float32[8,16] -> float32[") for shapes in formations)
+
+
+def test_totals_of_a_fork():
+    # Task 0 feeds 1, 2 and 3; 1e10 flops are a second and so are 1e10 bytes.
+    graph = make_graph(
+        flops=[1e10, 2e10, 3e10, 4e10],
+        tensor_producer=[0],
+        tensor_bytes=[5e10],
+        edge_tensor=[0, 0, 0],
+        edge_reader=[1, 2, 3],
+    )
+    summary = summarize(graph, reference_cluster(3))
+    assert (summary.num_tasks, summary.num_edges, summary.flops) == (4, 3, 1e11)
+    assert summary.most_moved_bytes == 2 * 5e10  # two other devices, three readers
+    found = summary.work_s, summary.critical_path_s, summary.parallelism
+    np.testing.assert_allclose(found, (10, 5, 2))
+    assert summarize(graph, reference_cluster(8)).most_moved_bytes == 3 * 5e10
+
+
+def test_nothing_is_no_work():
+    summary = summarize(make_graph(flops=[]), reference_cluster(2))
+    assert (summary.num_tasks, summary.work_s, summary.parallelism) == (0, 0.0, 0.0)
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    assert "0 tasks" in str(dj.explain(dj.partition(dj.trace(lambda x: x, one), 2)))

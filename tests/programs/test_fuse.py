@@ -7,9 +7,8 @@ from jax import lax
 
 from doppler_jax.programs import evaluate, partition, trace
 from doppler_jax.programs.fuse import fuse
-from doppler_jax.programs.kernels import KernelCache
-from doppler_jax.programs.partition import shard
-from doppler_jax.programs.planner import PartitionPlan
+from doppler_jax.programs.grids import max_counts
+from tests.programs.functions.registry import cut_as
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(1, 2, 64, dtype=np.float32).reshape(8, 8)
@@ -124,7 +123,7 @@ def test_the_epilogue_waits_for_the_sum():
     (group,) = fuse(program)
     (inner,) = group.labelling.aggregated
     counts = {label: 4 if label == inner else 1 for label in range(len(group.labelling.sizes))}
-    sharded = shard(program, (group,), PartitionPlan((counts,), ("",)), KernelCache())
+    sharded = cut_as(program, (group,), [counts])
     assert sharded.names[-1] == "fn.dot_general.sum[0,0]"
     assert [len(refs) for refs in sharded.operands] == [2, 2, 2, 2, 5]
     assert sharded.graph.flops.tolist() == [2 * 4 * 8 * 2] * 4 + [3 * 32 + 2 * 32]
@@ -142,16 +141,8 @@ def test_root_and_epilogue_may_read_the_same_operand():
         s = np.float32(3.0)
         program = trace(each, s, W)
         groups = fuse(program)
-        plan = [
-            {
-                label: group.labelling.max_count(label)
-                for label in range(len(group.labelling.sizes))
-            }
-            for group in groups
-        ]
-        sharded = shard(
-            program, groups, PartitionPlan(tuple(plan), ("",) * len(plan)), KernelCache()
-        )
+        plan = [max_counts(group.labelling) for group in groups]
+        sharded = cut_as(program, groups, plan)
         np.testing.assert_allclose(evaluate(sharded, s, W), each(s, W), rtol=1e-5)
 
 

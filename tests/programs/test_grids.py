@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from doppler_jax.programs.labelling import Labelling
 
 from doppler_jax.programs import trace
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.grids import choose_counts, max_counts, plan_uniform, uniform_counts
-from doppler_jax.programs.labelling import Labelling
 
 
 @pytest.mark.parametrize(
@@ -31,72 +31,54 @@ from doppler_jax.programs.labelling import Labelling
 def test_uniform_counts(shape, num_shards, grid):
     dims = tuple(range(len(shape)))
     assert uniform_counts(dict(enumerate(shape)), (dims,), num_shards) == grid
-
-
-def test_first_group_is_cut_first():
+    # A first group of labels is cut before the next.
     assert uniform_counts({0: 2, 1: 64}, ((0,), (1,)), 8) == (2, 4)
 
 
-CONTRACTION = Labelling(
-    sizes=(4, 16, 64), operands=((0, 1), (1, 2)), results=((0, 2),), flops=2.0, aggregate="sum"
+def labelling(sizes, operands, result, aggregate=None):
+    return Labelling(sizes, operands, (result,), flops=1.0, aggregate=aggregate)
+
+
+PRODUCT = labelling((4, 16, 64), ((0, 1), (1, 2)), (0, 2), "sum")
+# A bias [64] shares no label with the left operand, so that nothing would be batch.
+WITH_BIAS = labelling((4, 16, 8, 8), ((0, 1, 2), (0, 2, 3), (3,)), (0, 1, 3), "sum")
+REDUCTION = labelling((8, 8), ((0, 1), (0,)), (0,), "sum")
+POINTWISE = labelling((8, 8, 1), ((0, 1), (0, 1), (0, 2)), (0, 1))
+EMPTY = labelling((8, 0), ((0,),), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("group", "num_root_operands", "stored", "num_shards", "counts"),
+    [
+        # [4, 16] by [16, 64]: the left operand would cut the contracted dimension in 4.
+        (PRODUCT, 2, (None, None), 4, (1, 4, 4)),
+        # Operands of the epilogue have no say in a contraction.
+        (WITH_BIAS, 2, (None, None, (8,)), 4, (4, 1, 1, 1)),
+        # A reduction with an epilogue follows its operand.
+        (REDUCTION, 1, ((2, 2), None), 4, (2, 2)),
+        # The largest operand that was made is followed.
+        (POINTWISE, 3, (None, (1, 4), (2, 1)), 4, (1, 4, 1)),
+        # Labels that the followed operand lacks share what is left of the budget.
+        (POINTWISE, 3, (None, None, (2, 1)), 8, (2, 4, 1)),
+        (POINTWISE, 3, (None, None, None), 4, (2, 2, 1)),
+        # Empty tensors are not cut.
+        (EMPTY, 1, ((4,),), 4, (1, 1)),
+    ],
 )
-
-
-def test_contraction_takes_the_larger_count_of_its_operands():
-    # [4, 16] by [16, 64]: the left operand would cut the contracted dimension in 4.
-    assert choose_counts(CONTRACTION, 2, (None, None), 4) == {0: 1, 1: 4, 2: 4}
-
-
-def test_operands_of_the_epilogue_have_no_say_in_a_contraction():
-    # A bias [64] shares no label with the left operand, so that nothing would be batch.
-    with_bias = Labelling(
-        sizes=(4, 16, 8, 8),
-        operands=((0, 1, 2), (0, 2, 3), (3,)),
-        results=((0, 1, 3),),
-        flops=2.0,
-        aggregate="sum",
-    )
-    counts = choose_counts(with_bias, 2, (None, None, (8,)), 4)
-    assert counts == {0: 4, 1: 1, 2: 1, 3: 1}
-
-
-def test_a_reduction_with_an_epilogue_follows_its_operand():
-    reduction = Labelling(
-        sizes=(8, 8), operands=((0, 1), (0,)), results=((0,),), flops=1.0, aggregate="sum"
-    )
-    assert choose_counts(reduction, 1, ((2, 2), None), 4) == {0: 2, 1: 2}
-
-
-def test_largest_produced_operand_is_followed():
-    labelling = Labelling(
-        sizes=(8, 8, 1), operands=((0, 1), (0, 1), (0, 2)), results=((0, 1),), flops=1.0
-    )
-    assert choose_counts(labelling, 3, (None, (1, 4), (2, 1)), 4) == {0: 1, 1: 4, 2: 1}
-    # Labels that the followed operand lacks share what is left of the budget.
-    assert choose_counts(labelling, 3, (None, None, (2, 1)), 8) == {0: 2, 1: 4, 2: 1}
-    assert choose_counts(labelling, 3, (None, None, None), 4) == {0: 2, 1: 2, 2: 1}
-
-
-def test_empty_tensors_are_not_cut():
-    labelling = Labelling(sizes=(8, 0), operands=((0,),), results=((0, 1),), flops=0.0)
-    assert choose_counts(labelling, 1, ((4,),), 4) == {0: 1, 1: 1}
+def test_counts_of_a_group(group, num_root_operands, stored, num_shards, counts):
+    found = choose_counts(group, num_root_operands, stored, num_shards)
+    assert found == dict(enumerate(counts))
 
 
 def test_labels_that_must_stay_whole_are_not_cut():
-    sort = Labelling(
-        sizes=(8, 16),
-        operands=((0, 1),),
-        results=((0, 1), (0, 1)),
-        flops=1.0,
-        fixed=frozenset({1}),
-    )
+    sort = Labelling((8, 16), ((0, 1),), ((0, 1), (0, 1)), 1.0, fixed=frozenset({1}))
     assert max_counts(sort) == {0: 8, 1: 1}
     assert choose_counts(sort, 1, (None,), 4) == {0: 4, 1: 1}
     assert choose_counts(sort, 1, ((1, 4),), 4) == {0: 4, 1: 1}
     # Without a way to combine partial results, a label that the result lacks stays whole.
-    gather = Labelling(sizes=(8, 16), operands=((0, 1),), results=((1,),), flops=1.0)
+    gather = labelling((8, 16), ((0, 1),), (1,))
     assert max_counts(gather) == {0: 1, 1: 16}
-    whole = Labelling(sizes=(8,), operands=((0,),), results=((0,),), flops=1.0, whole=True)
+    whole = Labelling((8,), ((0,),), ((0,),), 1.0, whole=True)
     assert choose_counts(whole, 1, ((4,),), 4) == {0: 1}
 
 

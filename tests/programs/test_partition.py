@@ -54,10 +54,15 @@ def test_one_shard_is_one_task_per_group():
     assert sharded.operands == ((InputRef(0), InputRef(1)), (TensorRef(0),))
 
 
-def test_batch_dimensions_are_cut_first():
-    sharded = cut(jnp.matmul, shaped(4, 64, 8), shaped(4, 8, 64))
-    assert kinds(sharded) == {"dot_general": 4}
-    assert sharded.outputs[0].grid == (4, 1, 1)
+def test_batch_dimensions_are_cut_first_and_cut_reductions_aggregated():
+    batched = cut(jnp.matmul, shaped(4, 64, 8), shaped(4, 8, 64))
+    assert (kinds(batched), batched.outputs[0].grid) == ({"dot_general": 4}, (4, 1, 1))
+    largest = cut(lambda x: jnp.max(x, axis=0), shaped(8, 8))
+    assert kinds(largest) == {"reduce_max": 4, "reduce_max.max": 2}
+    assert largest.outputs[0].grid == (2,)
+    dot = cut(lambda a, b: lax.dot(a, b), shaped(8), shaped(8))
+    assert kinds(dot) == {"dot_general": 4, "dot_general.sum": 1}
+    assert dot.names[-1] == "dot_general.sum"
 
 
 def test_kernels_are_shared_by_tasks_that_compute_the_same():
@@ -76,7 +81,7 @@ def test_kernels_are_shared_by_tasks_that_compute_the_same():
     ]
 
 
-def test_kernels_share_loops_by_identity():
+def test_kernels_share_loops_by_identity_and_differ_by_dtype_and_block_shape():
     def body(carry, row):
         return carry + row, carry
 
@@ -85,15 +90,9 @@ def test_kernels_share_loops_by_identity():
 
     sharded = cut(fn, shaped(4, 8), shaped(4, 8))
     loops = [k for n, k in zip(sharded.names, sharded.kernels, strict=True) if "scan" in n]
-    assert len(loops) == 2
-    assert len(set(loops)) == 1
-
-
-def test_kernels_differ_by_dtype_and_block_shape():
-    def fn(a, b, c):
-        return jnp.abs(a), jnp.abs(b), jnp.abs(c)
-
-    sharded = cut(fn, shaped(8), shaped(8, dtype=jnp.int32), shaped(16))
+    assert (len(loops), len(set(loops))) == (2, 1)
+    arguments = shaped(8), shaped(8, dtype=jnp.int32), shaped(16)
+    sharded = cut(lambda *args: [jnp.abs(arg) for arg in args], *arguments)
     assert len(set(sharded.kernels)) == 3
 
 
@@ -127,12 +126,6 @@ def test_costs_of_other_operations():
     assert sharded.graph.tensor_bytes[exps].tolist() == [32.0] * 4
     # exp, widening to float32, partial sums, two aggregations of four, narrowing.
     assert sharded.graph.flops.sum() == 64 + 64 + 64 + 2 * 4 + 8
-
-
-def test_reduction_over_a_cut_dimension_is_aggregated():
-    sharded = cut(lambda x: jnp.max(x, axis=0), shaped(8, 8))
-    assert kinds(sharded) == {"reduce_max": 4, "reduce_max.max": 2}
-    assert sharded.outputs[0].grid == (2,)
 
 
 def test_formation_cuts_stored_blocks_once_for_all_readers():
@@ -194,12 +187,6 @@ def test_pass_through_makes_no_task():
     assert sharded.graph.num_tasks == 0
     assert sharded.outputs[0].blocks == (InputRef(0),)
     assert sharded.inputs == (InputBlock(1, (), ()), InputBlock(0, (0, 0), (8, 8)))
-
-
-def test_dot_product_ends_in_one_task():
-    sharded = cut(lambda a, b: lax.dot(a, b), shaped(8), shaped(8))
-    assert kinds(sharded) == {"dot_general": 4, "dot_general.sum": 1}
-    assert sharded.names[-1] == "dot_general.sum"
 
 
 def test_several_results_are_tensors_of_one_task():

@@ -7,11 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
-from doppler_jax.programs import list_workloads, make_workload, partition, trace
-from doppler_jax.programs.fuse import fuse
-from doppler_jax.programs.planner import default_cluster, simulated_s
 from doppler_jax.programs.planner_costs import (
     Limits,
     edge_cost,
@@ -21,17 +16,14 @@ from doppler_jax.programs.planner_costs import (
 )
 from doppler_jax.programs.planner_network import find_links, make_network, make_units
 
+from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
+from doppler_jax.programs import list_workloads, make_workload, partition, trace
+from doppler_jax.programs.fuse import fuse
+from doppler_jax.programs.planner import default_cluster, simulated_s
+
 # Two devices, round numbers: a launch or a latency is 1 s, rates are 1 per second.
-SLOW = uniform_cluster(
-    2,
-    flops_per_s=1.0,
-    memory_bytes_per_s=np.inf,
-    memory_bytes=np.inf,
-    launch_s=1.0,
-    latency_s=1.0,
-    link_bytes_per_s=1.0,
-)
-RATES = make_rates(SLOW)
+ONES = dict.fromkeys(("flops_per_s", "launch_s", "latency_s", "link_bytes_per_s"), 1.0)
+RATES = make_rates(uniform_cluster(2, memory_bytes_per_s=np.inf, memory_bytes=np.inf, **ONES))
 
 
 def shaped(*shape):
@@ -59,22 +51,23 @@ PROGRAMS = {
 }
 
 
-def brute_force_s(groups, limits, rates, weight):
+def total_s(cost, weight):
+    shared = weight * cost.moved_bytes * RATES.seconds_per_byte / RATES.num_devices
+    return float((cost.seconds + shared).sum())
+
+
+def brute_force_s(groups, limits, weight):
     """Least cost over all combinations of choices, from the cost functions alone."""
     links = find_links(groups)
     units = make_units(groups, links)
-    choices = [list_choices(unit, limits, rates, {}) for unit in units]
+    choices = [list_choices(unit, limits, RATES, {}) for unit in units]
     assert all(len(own) <= 24 for own in choices)  # or the network would leave some out
-
-    def total(cost):
-        shared = weight * cost.moved_bytes * rates.seconds_per_byte / rates.num_devices
-        return float((cost.seconds + shared).sum())
 
     def rows(choice):
         return np.array([choice]).reshape(1, -1)
 
     alone = [
-        {choice: total(group_cost(unit, rows(choice), rates)) for choice in own}
+        {choice: total_s(group_cost(unit, rows(choice), RATES), weight) for choice in own}
         for unit, own in zip(units, choices, strict=True)
     ]
     best = math.inf
@@ -86,7 +79,8 @@ def brute_force_s(groups, limits, rates, weight):
             labels = list(units[link.producer].results[link.result])
             stored = rows(picks[link.producer])[:, labels]
             reader = rows(picks[link.reader])
-            cost += total(edge_cost(units[link.reader], link.operand, reader, stored, rates))
+            made = edge_cost(units[link.reader], link.operand, reader, stored, RATES)
+            cost += total_s(made, weight)
         best = min(best, cost)
     return best
 
@@ -98,19 +92,13 @@ def test_plan_is_the_cheapest_of_all(name, weight):
     groups = groups_of(fn, *args)
     limits = Limits(2, 2, 0.0)
     network = make_network(groups, limits, RATES, {})
-    plan = network.solve(weight)
-    found = brute_force_s(groups, limits, RATES, weight)
     # The plan's own cost, by allowing each group nothing else.
-    pinned = dict(enumerate(plan))
-    assert brute_force_of(groups, pinned, weight) == pytest.approx(found, rel=1e-12)
-
-
-def brute_force_of(groups, pinned, weight):
+    pinned = dict(enumerate(network.solve(weight)))
     network = make_network(groups, Limits(1, 1, 0.0), RATES, pinned)
     assert all(len(choices) == 1 for choices in network.choices)
     costs = [*network.alone, *network.pairs.values()]
-    shared = weight * RATES.seconds_per_byte / RATES.num_devices
-    return sum(float((cost.seconds + shared * cost.moved_bytes).sum()) for cost in costs)
+    found = sum(total_s(cost, weight) for cost in costs)
+    assert found == pytest.approx(brute_force_s(groups, limits, weight), rel=1e-12)
 
 
 def test_known_costs_of_a_product():
@@ -178,14 +166,11 @@ def test_asked_parallelism_is_reached(name, num_shards):
 
 
 def test_small_groups_stay_whole_on_a_known_cluster():
-    sharded = partition(trace(*tiny()), 4, cluster=make_cluster("p100x4"))
+    program = trace(jnp.sum, shaped(16, 16))
+    sharded = partition(program, 4, cluster=make_cluster("p100x4"))
     assert sharded.graph.num_tasks == 1
     assert sharded.tensors[0].reason.startswith("1: too little work to share out")
-    assert partition(trace(*tiny()), 4).graph.num_tasks >= 5
-
-
-def tiny():
-    return jnp.sum, shaped(16, 16)
+    assert partition(program, 4).graph.num_tasks >= 5
 
 
 def test_planned_twice_is_planned_alike():
@@ -195,8 +180,7 @@ def test_planned_twice_is_planned_alike():
         partition(trace(workload.fn, *workload.args), 8, cluster=cluster) for _ in range(2)
     )
     assert first.names == second.names
-    assert [t.reason for t in first.tensors] == [t.reason for t in second.tensors]
-    assert [t.grid for t in first.tensors] == [t.grid for t in second.tensors]
+    assert first.tensors == second.tensors
 
 
 PRESETS = [name for name in list_clusters() if name != "host"]

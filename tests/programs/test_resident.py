@@ -70,9 +70,7 @@ def test_names_positions_and_paths(resident, expected):
 def test_what_names_no_argument_is_refused(resident, message):
     with pytest.raises(ValueError, match=message):
         names_of(resident)
-
-
-def test_a_long_list_of_arguments_is_cut_short():
+    # A long list of arguments is cut short.
     with pytest.raises(ValueError, match=r"args\[11\], and 8 more$"):
         trace(lambda *args: args[0], *[W] * 20, resident="x")
 
@@ -83,21 +81,13 @@ def test_functions_without_names_and_with_bound_arguments():
     program = trace(bound, *ARGS, resident="x")
     assert program.is_resident == (False, False, False, True)
     # A parameter called `args` is not the tuple of all arguments.
-    assert trace(lambda args, x: x + args, W, W, resident="args[1]").is_resident == (
-        False,
-        True,
-    )
+    program = trace(lambda args, x: x + args, W, W, resident="args[1]")
+    assert program.is_resident == (False, True)
 
 
 def traced(**options):
     rng = np.random.default_rng(0)
-    args = (
-        {
-            "b": rng.normal(size=8).astype(np.float32),
-            "layers": [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2)],
-        },
-        rng.normal(size=(8, 8)).astype(np.float32),
-    )
+    args = jax.tree.map(lambda aval: rng.normal(size=aval.shape).astype(np.float32), ARGS)
     const = jnp.arange(8, dtype=jnp.float32)
     fn = lambda params, x: layer(params, x, scale=const[:, None])  # noqa: E731
     return fn, args, partition(trace(fn, *args, **options), 4, strategy="uniform")
@@ -140,12 +130,10 @@ def test_the_makespan_counts_the_transfers_of_inputs():
     far = np.full(moved.graph.num_tasks, 1)
     slow = costs.replace(latency_s=1.0 - np.eye(4))
     assert simulate_oracle(resident.graph, slow, far).finish_s.max() < 1.0
-    assert simulate_oracle(moved.graph, slow, far).finish_s.max() > 1.0
-    np.testing.assert_allclose(
-        dj.simulate(moved.graph, slow, far[None]).makespan_s,
-        simulate_oracle(moved.graph, slow, far).finish_s.max(),
-        rtol=1e-6,
-    )
+    makespan_s = simulate_oracle(moved.graph, slow, far).finish_s.max()
+    assert makespan_s > 1.0
+    found = dj.simulate(moved.graph, slow, far[None]).makespan_s
+    np.testing.assert_allclose(found, makespan_s, rtol=1e-6)
     # At home nothing moves.
     near = np.zeros_like(far)
     assert simulate_oracle(moved.graph, slow, near).finish_s.max() < 1.0

@@ -1,41 +1,35 @@
 """How each JAX primitive acts on blocks: one small rule per primitive.
 
-Adding a primitive is adding a rule to the table of the module where it belongs. What has
-no rule runs whole, as one task.
+A rule labels the dimensions of an equation; read `labels` first, for what a labelling means
+and the pieces that rules are made of. Then the families:
+
+* `elementwise`: a result's index is the operands' own.
+* `movement`: what moves elements and computes nothing, reshapes and slices among it.
+* `indexing`: gather and scatter.
+* `contractions`: products, convolutions, reductions, windows, scans along a dimension.
+* `algebra`: factorisations and solves of matrices.
+
+To add a primitive, add a rule to the table `RULES` of the family where it belongs; a test
+fails until the rule has a case. What has no rule runs whole, as one task.
 """
 
-from doppler_jax.programs.labelling import Labelling, Labels, Shape
-from doppler_jax.programs.program import Equation
-from doppler_jax.programs.rules import (
-    algebra,
-    contractions,
-    elementwise,
-    indexing,
-    movement,
-    windows,
-)
-from doppler_jax.programs.rules.build import Rule, make_whole
-from doppler_jax.programs.rules.costs import whole_flops
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from doppler_jax.programs.program import Equation, Value
+from doppler_jax.programs.rules import algebra, contractions, elementwise, indexing, movement
 from doppler_jax.programs.rules.elementwise import ELEMENTWISE
+from doppler_jax.programs.rules.labels import Labelling, Rule, make_whole, num_elements
 from doppler_jax.programs.rules.movement import VIEWS
 
-__all__ = [
-    "ELEMENTWISE",
-    "RULES",
-    "VIEWS",
-    "Labelling",
-    "Labels",
-    "Rule",
-    "Shape",
-    "equation_flops",
-    "get_labelling",
-]
+__all__ = ["ELEMENTWISE", "RULES", "VIEWS", "equation_flops", "get_labelling", "sub_jaxprs"]
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **movement.RULES,
     **contractions.RULES,
-    **windows.RULES,
     **indexing.RULES,
     **algebra.RULES,
 }
@@ -46,9 +40,49 @@ def get_labelling(equation: Equation) -> Labelling:
     """Returns the labels of an equation's operands and results; whole if no rule covers it."""
     rule = RULES.get(equation.primitive.name)
     labelling = None if rule is None or equation.has_effect else rule(equation)
-    return labelling or make_whole(equation, whole_flops(equation, equation_flops))
+    return labelling or make_whole(equation, _whole_flops(equation))
 
 
 def equation_flops(equation: Equation) -> float:
     """Returns the operations of one equation, of the functions that it calls included."""
     return get_labelling(equation).task_flops({})
+
+
+def _whole_flops(equation: Equation) -> float:
+    """Returns the operations of an equation without a rule.
+
+    A scan runs its body once per iteration; a while loop, whose length nobody knows, is
+    counted as one iteration; a conditional costs its dearest branch; what calls no
+    function costs one operation per element of its results.
+    """
+    bodies = [
+        sum(equation_flops(_as_equation(eqn)) for eqn in jaxpr.eqns)
+        for jaxpr in sub_jaxprs(equation.params)
+    ]
+    if not bodies:
+        return float(num_elements(equation))
+    if equation.primitive.name == "cond":
+        return max(bodies)
+    return sum(bodies) * equation.params.get("length", 1)
+
+
+def sub_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
+    """Returns the functions among an equation's parameters."""
+    found = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                found.append(item.jaxpr)
+            elif isinstance(item, Jaxpr):
+                found.append(item)
+    return found
+
+
+def _as_equation(eqn: JaxprEqn) -> Equation:
+    def value(var: Any) -> Value:
+        # A reference or a token has no dtype; its size does not matter here.
+        dtype = getattr(var.aval, "dtype", jax.numpy.dtype("float32"))
+        return Value(jax.ShapeDtypeStruct(getattr(var.aval, "shape", ()), dtype))
+
+    operands, results = (tuple(map(value, v)) for v in (eqn.invars, eqn.outvars))
+    return Equation(eqn.primitive, dict(eqn.params), operands, results, "", eqn.ctx)

@@ -2,9 +2,8 @@
 
 import math
 
-from doppler_jax.programs.labelling import Labelling
 from doppler_jax.programs.program import Equation
-from doppler_jax.programs.rules.build import Rule, by_batch, operand_shapes
+from doppler_jax.programs.rules.labels import Labelling, Rule, by_batch, operand_shapes
 
 
 def _matrices(flops_per_cube: float) -> Rule:

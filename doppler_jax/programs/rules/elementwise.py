@@ -3,9 +3,16 @@
 import math
 from collections.abc import Iterable
 
-from doppler_jax.programs.labelling import Labelling, Labels, Shape
 from doppler_jax.programs.program import Equation
-from doppler_jax.programs.rules.build import LabelMaker, Rule, operand_shapes, result_shapes
+from doppler_jax.programs.rules.labels import (
+    Labelling,
+    LabelMaker,
+    Labels,
+    Rule,
+    Shape,
+    operand_shapes,
+    result_shapes,
+)
 
 
 def align(shape: Shape, dims: Iterable[int], labels: LabelMaker) -> Labels:

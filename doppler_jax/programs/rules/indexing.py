@@ -2,11 +2,14 @@
 
 import math
 
-from doppler_jax.programs.labelling import Labelling, Labels, Shape
 from doppler_jax.programs.program import Equation
-from doppler_jax.programs.rules.build import (
+from doppler_jax.programs.rules.labels import (
+    Labelling,
     LabelMaker,
+    Labels,
     Rule,
+    Shape,
+    in_order,
     operand_shapes,
     result_shapes,
 )
@@ -31,7 +34,6 @@ def _gather(equation: Equation) -> Labelling:
         operand[dim] = rows[row]
     rank = len(result_shapes(equation)[0])
     result = _interleave(numbers.offset_dims, window, rows, rank)
-    operand_labels = tuple(operand[dim] for dim in range(len(operand_shape)))
 
     def slice_sizes(operands: tuple[Shape, ...], _: tuple[Shape, ...]) -> dict[str, Shape]:
         block = zip(sizes, operand_shape, operands[0], strict=True)
@@ -40,7 +42,7 @@ def _gather(equation: Equation) -> Labelling:
         }
 
     return labels.finish(
-        [operand_labels, (*rows, labels.fix(indices_shape[-1]))],
+        [in_order(operand), (*rows, labels.fix(indices_shape[-1]))],
         [result],
         block_params=slice_sizes,
     )
@@ -69,10 +71,9 @@ def _scatter(equation: Equation) -> Labelling:
     for dim, row in zip(numbers.operand_batching_dims, batching, strict=True):
         operand[dim] = rows[row]
     updates = _interleave(numbers.update_window_dims, window, rows, len(updates_shape))
-    operand_labels = tuple(operand[dim] for dim in range(len(operand_shape)))
     return labels.finish(
-        [operand_labels, (*rows, labels.fix(indices_shape[-1])), updates],
-        [operand_labels],
+        [in_order(operand), (*rows, labels.fix(indices_shape[-1])), updates],
+        [in_order(operand)],
         total_flops=float(math.prod(updates_shape)),
     )
 
@@ -104,18 +105,9 @@ def _interleave(dims: tuple[int, ...], window: list[int], rows: Labels, rank: in
     return tuple(at[dim] if dim in at else next(rest) for dim in range(rank))
 
 
-_SCATTERS = (
-    "scatter",
-    "scatter-add",
-    "scatter-max",
-    "scatter-min",
-    "scatter-mul",
-    "scatter-sub",
-    "scatter_add",
-    "scatter_max",
-    "scatter_min",
-    "scatter_mul",
-    "scatter_sub",
-)
+# JAX spells them in either way, by version.
+_SCATTERS = [
+    f"scatter{dash}{how}" for dash in "-_" for how in ("add", "max", "min", "mul", "sub")
+]
 
-RULES: dict[str, Rule] = {"gather": _gather, **dict.fromkeys(_SCATTERS, _scatter)}
+RULES: dict[str, Rule] = {"gather": _gather, **dict.fromkeys(("scatter", *_SCATTERS), _scatter)}

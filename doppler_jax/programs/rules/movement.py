@@ -3,16 +3,21 @@
 import math
 from collections.abc import Iterator
 
-from doppler_jax.programs.labelling import BlockParams, Labelling, Labels, Shape
 from doppler_jax.programs.program import Equation
-from doppler_jax.programs.rules.build import (
+from doppler_jax.programs.rules.elementwise import align
+from doppler_jax.programs.rules.labels import (
+    BlockParams,
+    Labelling,
     LabelMaker,
+    Labels,
     Rule,
+    Shape,
+    along,
     by_dimension,
     operand_shapes,
     result_shapes,
+    shaped_as,
 )
-from doppler_jax.programs.rules.elementwise import align
 
 VIEWS = frozenset({"broadcast_in_dim", "iota", "reshape", "squeeze", "transpose"})
 """Primitives that only relabel, so that readers can apply them to their own blocks."""
@@ -33,28 +38,22 @@ def _broadcast_in_dim(equation: Equation) -> Labelling | None:
     result = tuple(map(labels.free, result_shapes(equation)[0]))
     (shape,) = operand_shapes(equation)
     operand = align(shape, equation.params["broadcast_dimensions"], labels)
-    return labels.finish(
-        [operand], [result], block_params=lambda _, results: {"shape": results[0]}
-    )
+    return labels.finish([operand], [result], block_params=shaped_as("shape"))
 
 
 def _iota(equation: Equation) -> Labelling:
     labels = LabelMaker()
     result = tuple(map(labels.free, equation.results[0].aval.shape))
-    return labels.finish([], [result], block_params=lambda _, results: {"shape": results[0]})
-
-
-def _squeeze(equation: Equation) -> Labelling | None:
-    return _resize(equation, None)
+    return labels.finish([], [result], block_params=shaped_as("shape"))
 
 
 def _reshape(equation: Equation) -> Labelling | None:
     if equation.params.get("dimensions") is not None or len(equation.operands) != 1:
         return None
-    return _resize(equation, lambda _, results: {"new_sizes": results[0]})
+    return _resize(equation, shaped_as("new_sizes"))
 
 
-def _resize(equation: Equation, block_params: BlockParams | None) -> Labelling | None:
+def _resize(equation: Equation, block_params: BlockParams | None = None) -> Labelling | None:
     """Labels an equation that keeps the elements in row-major order.
 
     The shapes fall into segments of equal product. In a segment the first dimension of
@@ -104,14 +103,6 @@ def _product(shape: Shape, dims: list[int]) -> int:
     return math.prod(shape[dim] for dim in dims)
 
 
-def _concatenate(equation: Equation) -> Labelling:
-    return by_dimension(equation, {equation.params["dimension"]})
-
-
-def _split(equation: Equation) -> Labelling:
-    return by_dimension(equation, {equation.params["axis"]})
-
-
 def _rev(equation: Equation) -> Labelling:
     return by_dimension(equation, set(equation.params["dimensions"]))
 
@@ -146,9 +137,7 @@ def _slice(equation: Equation) -> Labelling:
 def _dynamic_slice(equation: Equation) -> Labelling:
     # Along a dimension that is taken whole the start can only be 0, in every block.
     touched = _changed(operand_shapes(equation)[0], result_shapes(equation)[0])
-    return by_dimension(
-        equation, touched, block_params=lambda _, results: {"slice_sizes": results[0]}
-    )
+    return by_dimension(equation, touched, block_params=shaped_as("slice_sizes"))
 
 
 def _dynamic_update_slice(equation: Equation) -> Labelling:
@@ -158,7 +147,7 @@ def _dynamic_update_slice(equation: Equation) -> Labelling:
 
 RULES: dict[str, Rule] = {
     "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _concatenate,
+    "concatenate": along("dimension"),
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "iota": _iota,
@@ -166,7 +155,7 @@ RULES: dict[str, Rule] = {
     "reshape": _reshape,
     "rev": _rev,
     "slice": _slice,
-    "split": _split,
-    "squeeze": _squeeze,
+    "split": along("axis"),
+    "squeeze": _resize,
     "transpose": _transpose,
 }

@@ -6,14 +6,7 @@ from flax import linen as nn
 from flax import nnx
 from jax import lax
 
-from tests.programs.functions.registry import (
-    EXACT,
-    built,
-    case,
-    fill,
-    integers,
-    normal,
-)
+from tests.programs.functions.registry import EXACT, built, case, fill, integers, normal
 
 
 class LinenNet(nn.Module):
@@ -81,25 +74,6 @@ def nnx_network():
     return fn, (state, integers(1, 8, low=0, high=12))
 
 
-def rotate(x):
-    """Rotary embedding of `[batch, sequence, heads, width]`."""
-    half = x.shape[-1] // 2
-    rates = 10.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * rates[None]
-    cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
-    a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-@case(normal(0, 2, 8, 16), normal(1, 3, 16, 4, 4), normal(2, 4, 4, 16))
-def rotary_causal_attention(x, qkv, out):
-    q, k, v = (jnp.einsum("bsw,whd->bshd", x, w) for w in qkv)
-    scores = jnp.einsum("bshd,bthd->bhst", rotate(q), rotate(k)) / 2.0
-    scores = jnp.where(jnp.tril(jnp.ones((1, 1, 8, 8), bool)), scores, -jnp.inf)
-    mixed = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v)
-    return jnp.einsum("bshd,hdw->bsw", mixed, out)
-
-
 @case(
     normal(0, 4, 1, 8), normal(1, 4, 16, 8), normal(2, 4, 16, 8), integers(3, 1, low=2, high=15)
 )
@@ -130,14 +104,6 @@ def softmax_of_huge_logits(x):
         jax.nn.logsumexp(x, axis=0),
         jax.nn.softmax(x + 1e30, axis=0),
     )
-
-
-@case(normal(0, 8, 16), normal(1, 16, 4), normal(2, 4, 16, 32), normal(3, 4, 32, 16))
-def top2_mixture_of_experts(x, router, up, down):
-    gates, chosen = lax.top_k(jax.nn.softmax(x @ router), 2)
-    weights = jnp.einsum("tg,tge->te", gates, jax.nn.one_hot(chosen, 4))
-    hidden = jax.nn.relu(jnp.einsum("tw,ewf->etf", x, up))
-    return jnp.einsum("te,etf,efw->tw", weights, hidden, down)
 
 
 @case(normal(0, 4, 6, 8, 8), normal(1, 8, 3, 3, 3), normal(2, 4, 1, 8, 1, 1))

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.programs import trace
+from doppler_jax.programs.partition import shard
+from doppler_jax.programs.planner import PartitionPlan
+from doppler_jax.programs.task_kernels import KernelCache
 
 EXACT = 1e-5  # max|a - b| over max|b| in float32 where no sum is associated anew
 SUMS = 1e-4  # likewise where partial sums may be combined in another order
@@ -80,6 +83,12 @@ def fresh(args):
         return jax.random.clone(leaf) if is_key else leaf
 
     return jax.tree.map(copy, args)
+
+
+def cut_as(program, groups, counts):
+    """Returns the program whose groups are cut into `counts`, whatever they cost."""
+    plan = PartitionPlan(tuple(counts), ("",) * len(counts))
+    return shard(program, groups, plan, KernelCache())
 
 
 def assert_same(found, expected, tolerance):

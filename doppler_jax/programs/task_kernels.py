@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from doppler_jax.programs.blocks import join_blocks
-from doppler_jax.programs.labelling import Labels, Shape
-from doppler_jax.programs.program import Equation, Group, Literal
+from doppler_jax.programs.fuse import Group
+from doppler_jax.programs.program import Equation, Literal
+from doppler_jax.programs.rules.labels import Labels, Shape
 from doppler_jax.types import Kernel
 
 _COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
@@ -146,9 +147,7 @@ class KernelCache:
             operands=tuple(blocks.avals[slot] for slot in reads),
             results=tuple(blocks.avals[slot] for slot in chosen[-1].results),
         )
-        avals = tuple(map(_aval_key, kernel.operands))
-        self._known[known] = self._get((key, reads, avals), kernel)
-        return self._known[known]
+        return self._keep(known, (key, reads), kernel)
 
     def aggregate(
         self, blocks: GroupBlocks, at: Mapping[int, int], count: int, reads: tuple[int, ...]
@@ -186,10 +185,7 @@ class KernelCache:
             operands=(partial,) * count + tuple(blocks.avals[slot] for slot in reads),
             results=(blocks.avals[last.results[0]],),
         )
-        avals = tuple(map(_aval_key, kernel.operands))
-        key = (how, count, slot, key, reads, avals)
-        self._known[known] = self._get(key, kernel)
-        return self._known[known]
+        return self._keep(known, (how, count, slot, key, reads), kernel)
 
     def form(
         self,
@@ -214,10 +210,14 @@ class KernelCache:
             return (lax.slice(join_blocks(arrays, grid), start, limit),)
 
         kernel = Kernel("form", fn, (stored,) * count, (result,))
-        return self._get(("form", _aval_key(stored), grid, start, result.shape), kernel)
+        key = ("form", grid, start, result.shape)
+        return self._keep((key, _aval_key(stored)), key, kernel)
 
-    def _get(self, key: Hashable, kernel: Kernel) -> Kernel:
-        return self._kernels.setdefault(key, kernel)
+    def _keep(self, known: Hashable, key: Hashable, kernel: Kernel) -> Kernel:
+        """Returns the kernel, or an earlier one of equal key and operands; remembers it."""
+        key = (key, tuple(map(_aval_key, kernel.operands)))
+        self._known[known] = self._kernels.setdefault(key, kernel)
+        return self._known[known]
 
 
 def _chain(

@@ -1,23 +1,37 @@
-"""The planner's cost model: what a way to cut a group costs, alone and beside its readers.
+"""What ways to cut a program's groups cost, and the ways whose costs have the least sum.
 
-Blocks are spread evenly over the devices, each device runs its share of a group's tasks
-one after another, and a task runs where the largest operand that other tasks make is, as
-far as the load stays even. Other operands, and all that joins several blocks, come from
-anywhere, because placements are made later and not for locality alone. From that follow
-computation with its imbalance, the delay of a transfer between one group and the next, and
-the traffic that the devices share.
+The cost model: blocks are spread evenly over the devices, each device runs its share of a
+group's tasks one after another, and a task runs where the largest operand that other tasks
+make is, as far as the load stays even. Other operands, and all that joins several blocks,
+come from anywhere, because placements are made later and not for locality alone. From that
+follow computation with its imbalance, the delay of a transfer between one group and the
+next, and the traffic that the devices share.
+
+A group's choice costs something alone (`group_cost`) and beside the choice of each group
+that it reads (`edge_cost`). `make_network` tabulates both; `Network.solve` finds the least
+sum, by `elimination`.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from doppler_jax.programs.blocks import num_bytes
+from doppler_jax.programs.elimination import minimize
+from doppler_jax.programs.fuse import Group
 from doppler_jax.programs.grids import Counts, max_counts
-from doppler_jax.programs.labelling import Labels
-from doppler_jax.programs.program import Atom, Group, Literal
+from doppler_jax.programs.program import Atom, Literal
+from doppler_jax.programs.rules.labels import Labels
 from doppler_jax.types import Cluster
+
+_LISTED = 256
+"""Ways to cut a group that are compared with its neighbours' ways."""
+
+_KEPT = 24
+"""Ways to cut a group that the dynamic programming sees."""
 
 Choice = tuple[int, ...]
 """A way to cut a group: the number of blocks along every label, `[L]`."""
@@ -75,6 +89,23 @@ class Cost:
     seconds: np.ndarray  # computation, imbalance, and delays of transfers
     moved_bytes: np.ndarray  # expected to cross devices
 
+    def total_s(self, traffic_weight: float, rates: Rates) -> np.ndarray:
+        """Returns all in seconds.
+
+        Args:
+          traffic_weight: what a second counts in which all devices receive at full rate.
+          rates: the cluster.
+        """
+        shared_s = self.moved_bytes * rates.seconds_per_byte / rates.num_devices
+        return self.seconds + traffic_weight * shared_s
+
+    def take(self, where: np.ndarray | tuple[np.ndarray, ...]) -> "Cost":
+        """Returns the costs of the choices at some indices."""
+        return Cost(self.seconds[where], self.moved_bytes[where])
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.seconds + other.seconds, self.moved_bytes + other.moved_bytes)
+
 
 def make_rates(cluster: Cluster) -> Rates:
     """Returns the means of a cluster; without links, transfers cost nothing."""
@@ -116,9 +147,7 @@ def make_unit(group: Group, produced: Sequence[bool]) -> Unit:
 
 
 def _num_bytes(atom: Atom) -> float:
-    if isinstance(atom, Literal):
-        return 0.0
-    return float(math.prod(atom.aval.shape) * atom.aval.dtype.itemsize)
+    return 0.0 if isinstance(atom, Literal) else float(num_bytes(atom.aval))
 
 
 def num_blocks(choices: np.ndarray, labels: Sequence[int]) -> np.ndarray:
@@ -204,11 +233,7 @@ def group_cost(unit: Unit, choices: np.ndarray, rates: Rates) -> Cost:
 
 
 def edge_cost(
-    unit: Unit,
-    operand: int,
-    choices: np.ndarray,
-    stored: np.ndarray,
-    rates: Rates,
+    unit: Unit, operand: int, choices: np.ndarray, stored: np.ndarray, rates: Rates
 ) -> Cost:
     """Returns what bringing an operand to a group's tasks costs.
 
@@ -265,3 +290,149 @@ def _rounds(tasks: np.ndarray, rates: Rates) -> np.ndarray:
 
 def _move_s(num_bytes: np.ndarray, rates: Rates) -> np.ndarray:
     return rates.latency_s + num_bytes * rates.seconds_per_byte
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A group reads what another one makes."""
+
+    producer: int  # group
+    result: int  # which of its results
+    reader: int  # group
+    operand: int  # which of its operands
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Costs of a program's choices: a table per group, and one per pair of linked groups."""
+
+    rates: Rates
+    choices: tuple[tuple[Choice, ...], ...]  # per group
+    alone: tuple[Cost, ...]  # per group [K]
+    pairs: Mapping[tuple[int, int], Cost]  # per (producer, reader) [J, K]
+
+    def solve(self, traffic_weight: float) -> tuple[Counts, ...]:
+        """Returns the counts per group of least total cost.
+
+        Args:
+          traffic_weight: what a second counts in which all devices receive at full rate.
+        """
+
+        def total_s(cost: Cost) -> np.ndarray:
+            return cost.total_s(traffic_weight, self.rates)
+
+        pairs = {pair: total_s(cost) for pair, cost in self.pairs.items()}
+        states = minimize(list(map(total_s, self.alone)), pairs)
+        return tuple(
+            dict(enumerate(choices[state]))
+            for choices, state in zip(self.choices, states, strict=True)
+        )
+
+
+def find_links(groups: Sequence[Group]) -> list[Link]:
+    """Returns who reads what whom, by reader, then operand."""
+    makers: dict[Atom, tuple[int, int]] = {
+        value: (number, which)
+        for number, group in enumerate(groups)
+        for which, value in enumerate(group.results)
+    }
+    return [
+        Link(*makers[atom], reader, operand)
+        for reader, group in enumerate(groups)
+        for operand, atom in enumerate(group.operands)
+        if atom in makers
+    ]
+
+
+def make_units(groups: Sequence[Group], links: Sequence[Link]) -> list[Unit]:
+    """Returns the cost signature of every group."""
+    produced = {(link.reader, link.operand) for link in links}
+    return [
+        make_unit(group, [(number, i) in produced for i in range(len(group.operands))])
+        for number, group in enumerate(groups)
+    ]
+
+
+def make_network(
+    groups: Sequence[Group], limits: Limits, rates: Rates, pinned: Mapping[int, Counts]
+) -> Network:
+    """Returns the choices of every group that could be in a good plan, and their costs.
+
+    Args:
+      groups: the groups, in an order in which they can run.
+      limits: how many tasks a group may have.
+      rates: the cluster.
+      pinned: by group, counts of labels that are given.
+    """
+    links = find_links(groups)
+    units = make_units(groups, links)
+    # Layers repeat: the same question gets the same table again.
+    list_cached = functools.cache(
+        lambda unit, pins: _list_cheapest(unit, limits, rates, dict(pins))
+    )
+    group_cached = functools.cache(lambda unit, own: group_cost(unit, _array(own), rates))
+    edge_cached = functools.cache(
+        lambda unit, operand, own, stored: edge_cost(
+            unit, operand, _array(own), _array(stored), rates
+        )
+    )
+    choices = [
+        list_cached(unit, tuple(pinned.get(number, {}).items()))
+        for number, unit in enumerate(units)
+    ]
+    alone = [group_cached(unit, own) for unit, own in zip(units, choices, strict=True)]
+    costs = [
+        edge_cached(
+            units[link.reader],
+            link.operand,
+            choices[link.reader],
+            _grids(units[link.producer].results[link.result], choices[link.producer]),
+        )
+        for link in links
+    ]
+    kept = _promising(alone, links, costs, rates)
+    pairs: dict[tuple[int, int], Cost] = {}
+    for link, cost in zip(links, costs, strict=True):
+        pair = link.producer, link.reader
+        part = cost.take(np.ix_(kept[link.producer], kept[link.reader]))
+        pairs[pair] = pairs[pair] + part if pair in pairs else part
+    return Network(
+        rates=rates,
+        choices=tuple(
+            tuple(own[i] for i in keep) for own, keep in zip(choices, kept, strict=True)
+        ),
+        alone=tuple(cost.take(keep) for cost, keep in zip(alone, kept, strict=True)),
+        pairs=pairs,
+    )
+
+
+def _list_cheapest(
+    unit: Unit, limits: Limits, rates: Rates, pins: Counts
+) -> tuple[Choice, ...]:
+    """Returns the choices of a group, where there are too many the cheapest by themselves."""
+    listed = list_choices(unit, limits, rates, pins)
+    if len(listed) > _LISTED:
+        cost = group_cost(unit, np.array(listed), rates).total_s(1.0, rates)
+        keep = np.sort(np.argsort(cost, kind="stable")[:_LISTED])
+        listed = [listed[i] for i in keep]
+    return tuple(listed)
+
+
+def _promising(
+    alone: Sequence[Cost], links: Sequence[Link], costs: Sequence[Cost], rates: Rates
+) -> list[np.ndarray]:
+    """Returns, per group, the choices that would cost least if their neighbours gave way."""
+    bounds = [cost.total_s(1.0, rates).copy() for cost in alone]
+    for link, cost in zip(links, costs, strict=True):
+        total = cost.total_s(1.0, rates)
+        bounds[link.producer] += total.min(axis=1)
+        bounds[link.reader] += total.min(axis=0)
+    return [np.sort(np.argsort(bound, kind="stable")[:_KEPT]) for bound in bounds]
+
+
+def _grids(labels: Sequence[int], choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    return tuple(tuple(choice[label] for label in labels) for choice in choices)
+
+
+def _array(choices: tuple[Choice, ...]) -> np.ndarray:
+    return np.array(choices, np.int64).reshape(len(choices), -1)

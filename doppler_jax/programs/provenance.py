@@ -12,10 +12,12 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from doppler_jax.programs.rules.costs import sub_jaxprs
+from doppler_jax.programs.rules import sub_jaxprs
 
 # Files that call the user's functions, but are no part of them.
-_CALLERS = tuple(str(pathlib.Path(__file__).with_name(f)) for f in ("sources.py", "trace.py"))
+_CALLERS = tuple(
+    str(pathlib.Path(__file__).with_name(f)) for f in ("provenance.py", "trace.py")
+)
 for _path in _CALLERS:
     source_info_util.register_exclusion(_path)
 
