@@ -7,17 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from doppler_jax.programs.planner_costs import (
-    Limits,
-    edge_cost,
-    group_cost,
-    list_choices,
-    make_rates,
-)
-from doppler_jax.programs.planner_network import find_links, make_network, make_units
 
 from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
 from doppler_jax.programs import list_workloads, make_workload, partition, trace
+from doppler_jax.programs.cut_costs import (
+    Limits,
+    edge_cost,
+    find_links,
+    group_cost,
+    list_choices,
+    make_network,
+    make_rates,
+    make_units,
+)
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.planner import default_cluster, simulated_s
 
