@@ -1,7 +1,9 @@
 # One command set for people, pre-commit and continuous integration. `make` alone lists it.
 
 PYTHON ?= python3
-# The other end of what is supported: CONSTRAINTS=constraints-newest.txt PYTHON=python3.13
+VENV ?= .venv
+# Beside the oldest JAX the newest: every target takes
+# VENV=.venv/newest CONSTRAINTS=constraints-newest.txt PYTHON=python3.13
 CONSTRAINTS ?= constraints.txt
 WORKLOAD = chainmm
 CLUSTER = p100x4
@@ -12,13 +14,13 @@ PYTEST_ARGS =
 PYTEST := pytest -n auto --maxprocesses 4 --dist loadfile
 GPU_TESTS = tests/simulator tests/policies tests/experiments/test_bench_training.py
 # An environment set up with CUDA once stays so when it is refreshed.
-CUDA = $(if $(wildcard .venv/.installed-cuda),1)
+CUDA = $(if $(wildcard $(VENV)/.installed-cuda),1)
 
 comma := ,
 CUDA_WANTED := $(filter-out 0,$(CUDA))
-INSTALLED := .venv/.installed$(if $(CUDA_WANTED),-cuda)
+INSTALLED := $(VENV)/.installed$(if $(CUDA_WANTED),-cuda)
 EXTRAS := dev$(if $(CUDA_WANTED),$(comma)cuda)
-RUN := .venv/bin/python -m
+RUN := $(VENV)/bin/python -m
 
 # 'text' as one word of a shell command, whatever it holds.
 quote = '$(subst ','\'',$(1))'
@@ -57,10 +59,10 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1); name one: make setup PYTHON=python3.12" >&2; \
 	  exit 1; }
-	@echo 'Installing into .venv: a minute or two, and 1.6 GB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
-	@$(PYTHON) -m venv .venv
+	@echo 'Installing into $(VENV): a minute or two, and 1.6 GB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
+	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
-	@touch .venv/.installed $@
+	@touch $(VENV)/.installed $@
 
 demo: $(INSTALLED)
 	$(RUN) experiments.demo $(ARGS)

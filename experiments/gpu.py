@@ -318,7 +318,8 @@ def _programs(tiny: bool) -> Iterator[Program]:
     rng = np.random.default_rng(0)
     x, *weights = rng.normal(0, width**-0.5, (9, width, width)).astype(np.float32)
     yield "MLP, 4 blocks", mlp, (x, list(zip(weights[::2], weights[1::2], strict=True)))
-    workload = dj.make_workload("chainmm" if tiny else "llama_block", "small")
+    sizes = {} if tiny else {"sequence": 512, "width": 1024, "hidden": 4096, "heads": 16}
+    workload = dj.make_workload("chainmm" if tiny else "llama_block", "small", **sizes)
     yield workload.name, workload.fn, dj.make_arrays(workload, jax.random.key(1))
 
 

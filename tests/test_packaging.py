@@ -57,8 +57,9 @@ def test_installed_code_does_not_import_the_name_kernels():
                 assert name.split(".")[0] != "kernels", f"{path}:{node.lineno}"
 
 
-def test_constraints_pin_every_dependency():
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-newest.txt"])
+def test_constraints_pin_every_dependency(file):
+    lines = (ROOT / file).read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     versions = {canonicalize_name(pin.name): str(pin.specifier) for pin in pins}
     assert len(versions) == len(pins)
