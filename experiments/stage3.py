@@ -13,8 +13,9 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.calibration import measure_calibration
-from doppler_jax.engine.placed import check_mode
+from doppler_jax.engine.calibrate import measure_calibration
+from doppler_jax.engine.devices import Options
+from doppler_jax.engine.placed import as_devices
 from doppler_jax.learned import policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.tables import format_seconds
@@ -48,7 +49,6 @@ def main(settings: Stage3Settings) -> None:
     dj.make_workload(settings.workload, settings.measured_preset)  # unknown names end here,
     use_host_devices(settings.host_devices)
     backend = choose_backend(settings.backend, settings.host_devices)
-    check_mode(backend, settings.mode)  # before anything is measured
     simulated = choose(settings, settings.runs / "stage2")
     before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
     label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
@@ -59,9 +59,10 @@ def main(settings: Stage3Settings) -> None:
     )
     with Machine(settings.host_devices) as machine:
         devices = machine.devices(backend)
+        as_devices(devices).check_options(Options(mode=settings.mode))
         assert chosen.sharded is not None
         calibration = measure_calibration(
-            chosen.sharded, devices, backend=backend, path=folder / "calibration.json"
+            chosen.sharded, devices, path=folder / "calibration.json"
         )
         # Times of another mode or guard must not mix with those in the log.
         chosen = dataclasses.replace(
@@ -74,7 +75,7 @@ def main(settings: Stage3Settings) -> None:
             folder,
             before,
             first_incumbent(chosen, before, settings.seed, settings.training.links),
-            make_measure(settings, chosen, backend, devices),
+            make_measure(settings, chosen, devices),
             seed=settings.seed,
             num_updates=settings.num_updates,
             config=settings.training,
@@ -90,9 +91,7 @@ def first_incumbent(chosen: Chosen, policy: dj.Policy, seed: int, links: str) ->
     return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
 
 
-def make_measure(
-    settings: Stage3Settings, chosen: Chosen, backend: str, devices: Sequence[Any]
-) -> Measure:
+def make_measure(settings: Stage3Settings, chosen: Chosen, devices: Sequence[Any]) -> Measure:
     """Returns what measures placements of a workload, on arrays of its shapes."""
     assert chosen.workload is not None
     assert chosen.sharded is not None
@@ -101,7 +100,6 @@ def make_measure(
         dj.make_arrays(chosen.workload, jax.random.key(settings.seed)),
         devices,
         settings.mode,
-        backend,
         max_slowdown=settings.max_slowdown,
     )
 
