@@ -68,7 +68,7 @@ demo: $(INSTALLED)
 	$(RUN) experiments.demo $(ARGS)
 
 stage1 stage2 stage3: $(INSTALLED)
-	$(RUN) experiments.$@ $(STAGE_ARGS)
+	$(RUN) doppler_jax $@ $(STAGE_ARGS)
 
 pretrain: $(INSTALLED)
 	$(RUN) experiments.pretrain $(ARGS)

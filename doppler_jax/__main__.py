@@ -1,8 +1,11 @@
-"""Places a graph file from the command line: `python -m doppler_jax place GRAPH ...`."""
+"""The command line: `python -m doppler_jax place GRAPH ...`, and `stage1` to `stage3`.
+
+`list` names methods, clusters and workloads.
+"""
 
 import dataclasses
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import tyro
@@ -11,6 +14,8 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.reports.tables import format_seconds, print_table
+from doppler_jax.training.settings import Stage1Settings, Stage2Settings, Stage3Settings
+from doppler_jax.training.stages import stage1, stage2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +49,30 @@ class List:
     """List the known methods, clusters and workloads."""
 
 
-def main(command: Place | List) -> None:
-    """Does what was asked for."""
-    if isinstance(command, List):
-        print("methods:  ", ", ".join(dj.list_methods()))
-        print("clusters: ", ", ".join(dj.list_clusters()))
-        print("workloads:", ", ".join(dj.list_workloads()))
-    else:
-        place(command)
+Stage1 = Annotated[Stage1Settings, tyro.conf.subcommand("stage1")]
+Stage2 = Annotated[Stage2Settings, tyro.conf.subcommand("stage2")]
+Stage3 = Annotated[Stage3Settings, tyro.conf.subcommand("stage3")]
+Command = Place | List | Stage1 | Stage2 | Stage3
+
+
+def main(command: Any) -> None:
+    """Does what was asked for, by one of `Command`."""
+    match command:
+        case Place():
+            place(command)
+        case Stage1Settings():
+            stage1(command)
+        case Stage2Settings():
+            stage2(command)
+        case Stage3Settings():
+            # The engine is loaded for what measures alone.
+            from doppler_jax.engine.stage3 import stage3
+
+            stage3(command)
+        case _:
+            print("methods:  ", ", ".join(dj.list_methods()))
+            print("clusters: ", ", ".join(dj.list_clusters()))
+            print("workloads:", ", ".join(dj.list_workloads()))
 
 
 def place(command: Place) -> None:
@@ -125,4 +146,4 @@ def find_cluster(name: str) -> dj.Cluster:
 
 
 if __name__ == "__main__":
-    cli.run(main, Place | List, "Learned placement of task graphs on devices.")
+    cli.run(main, Command, "Learned placement of task graphs on devices.")

@@ -1,156 +1,149 @@
-"""Placements of a policy, given or trained for the problem: what `place` needs of training."""
+"""Learned methods as `place` runs them: given a policy they propose, without one they train."""
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from typing import Any
 
-import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.policies import model, rollout
-from doppler_jax.policies.features import PolicyInputs
+from doppler_jax.baselines.fitting import fit_some
+from doppler_jax.budget import Budget
+from doppler_jax.costs.handling import as_transfers
+from doppler_jax.learners.doppler import Doppler
+from doppler_jax.learners.gdp import Gdp
+from doppler_jax.learners.giph import Giph
+from doppler_jax.learners.learner import Learner, train_learner
+from doppler_jax.learners.placeto import Placeto
+from doppler_jax.learners.stepwise import Joint, PerStep
+from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.request import Candidates
-from doppler_jax.simulator.finalists import NUM_FINALISTS
-from doppler_jax.training.checkpoint import Policy
-from doppler_jax.training.sim_rl import SimConfig
-from doppler_jax.training.state import TrainState
-from doppler_jax.training.train import train_policy
+from doppler_jax.request import SAMPLES, Candidates, Request
 
-LEAST_UPDATES = 400
-"""Updates of whole batches that come before local search beside them where evaluations count.
+LEARNERS: dict[str, Learner] = {
+    learner.name: learner for learner in (Doppler(), Gdp(), Giph(), Joint(), Placeto())
+}
+"""The learned methods with their usual settings, by their names in `place`."""
 
-Episodes teach more than as many moves of the chains, which are cheap in seconds only.
-"""
+POLICY_SETTINGS: dict[str, Any] = {
+    learner.name: type(learner.settings) for learner in (*LEARNERS.values(), PerStep())
+}
+"""What the settings of a method's policies are, ablations included."""
 
-DRAWN_STEPS = 1 << 17
-"""Steps of the episodes of a policy that are drawn at once."""
+TRAINING_S = 60.0
+"""Seconds that methods train if nothing bounds them."""
 
-LEAST_DRAWN = 8
-"""Episodes that are drawn at once on graphs so large that this is more."""
+TRAINING_SHARE = 0.95
+"""Of the seconds where proposals come after training; they take the rest."""
 
 
-def learn_placements(
-    problem: PolicyInputs,
-    num_tasks: int,
-    key: chex.PRNGKey,
-    *,
-    config: PolicyConfig,
-    budget_s: float | None,
-    max_evaluations: int | None,
-    links: Literal["parallel", "serial"],
-    record: Callable[[int, float], None] | None = None,
-) -> Candidates:
-    """Trains a policy for one problem by stages 1 and 2, from scratch; see `train_policy`.
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """A learned method, and any ablation of one: its settings say which."""
 
-    Returns the best placement met, the elites and the chains.
+    learner: Learner
+
+    @property
+    def name(self) -> str:
+        """Whose policies it takes."""
+        return self.learner.name
+
+    def __call__(self, request: Request) -> Candidates:
+        """Returns what the policy that is given proposes, or what training one finds."""
+        problem = make_policy_inputs(request.graph, request.costs)
+        if request.policy is None:
+            found = self._train(request, problem)
+        else:
+            found = self._propose(request, problem)
+        return dataclasses.replace(found, placements=_with_fitting(request, found.placements))
+
+    def _propose(self, request: Request, problem: PolicyInputs) -> Candidates:
+        """Returns as many placements of the given policy as the bound allows."""
+        policy, bound = request.policy, request.budget.evaluations
+        assert policy is not None
+        learner = self.learner.with_settings(policy.config)
+        each = self._proposal_cost(request, problem)
+        count = (bound or SAMPLES) // each
+        if not count:
+            raise ValueError(
+                f"max_evaluations is {bound}; a proposal of {self.name!r} needs {each}"
+            )
+        links = request.objective.guide_links
+        drawn = learner.propose(policy.params, problem, request.key, count, links)
+        return Candidates(drawn, count * each)
+
+    def _train(self, request: Request, problem: PolicyInputs) -> Candidates:
+        """Trains within the budget; returns the best met, proposals, and what was imitated."""
+        learner, bound = self.learner, request.budget.evaluations
+        # The teacher's placement competes: the result is never worse than what was imitated.
+        taught = learner.teacher(request.graph, as_transfers(request.costs))
+        padded_tasks = problem.padded.padded_tasks
+        each, count = self._proposal_cost(request, problem), learner.num_proposals
+        if bound is not None:
+            rest = bound - len(taught)
+            least = learner.least_evaluations(padded_tasks) + (each if count else 0)
+            if rest < least:
+                if len(taught):
+                    return Candidates(taught, len(taught))
+                raise ValueError(
+                    f"max_evaluations is {bound}; method {self.name!r} needs {least} on this "
+                    "graph"
+                )
+            within = min(max(rest // 4, each), rest - least + each)
+            count = min(count, within // each)
+            bound = rest - count * each
+        learn_key, propose_key = request.key, request.key
+        if count:
+            learn_key, propose_key = jax.random.split(request.key)
+        links = request.objective.guide_links
+        trained = train_learner(
+            learner,
+            problem,
+            learn_key,
+            self._training_budget(request, bound),
+            links=links,
+            report=lambda state: request.record(
+                int(state.evaluations) + len(taught), float(state.best_makespan_s)
+            ),
+        )
+        found = Candidates(
+            placements=np.concatenate([taught, trained.placements]),
+            evaluations=int(trained.state.evaluations) + len(taught),
+            interrupted=trained.interrupted,
+        )
+        if trained.interrupted or not count:
+            return found
+        drawn = learner.propose(trained.policy.params, problem, propose_key, count, links)
+        return dataclasses.replace(
+            found,
+            placements=np.concatenate([found.placements, drawn]),
+            evaluations=found.evaluations + count * each,
+        )
+
+    def _training_budget(self, request: Request, evaluations: int | None) -> Budget:
+        seconds = None
+        if request.budget.seconds is not None or evaluations is None:
+            share = TRAINING_SHARE if self.learner.num_proposals else 1.0
+            seconds = share * request.seconds_left(TRAINING_S)
+        return Budget(evaluations=evaluations, seconds=seconds)
+
+    def _proposal_cost(self, request: Request, problem: PolicyInputs) -> int:
+        """Returns the executions that a proposal takes, its judgement included."""
+        walked = self.learner.proposal_evaluations(problem.padded.padded_tasks)
+        return walked + request.objective.simulations
+
+
+def doppler(config: PolicyConfig | None = None) -> Learned:
+    """Returns DOPPLER as a method of `place`.
 
     Args:
-      problem: what to place.
-      num_tasks: its tasks, without padding.
-      key: of everything random; it is consumed.
-      config: sizes and rules of the networks.
-      budget_s: seconds after which no update starts.
-      max_evaluations: placements that may be simulated.
-      links: `parallel` or `serial`, under which they are.
-      record: told after each update of the evaluations spent and the best makespan.
+      config: of its networks; an ablation has one of its two policies replaced by the
+        teacher's rule, by `select="b_level"` or `place="earliest"`.
     """
-    simulate = training_config(links, max_evaluations)
-    if config.place == "earliest":
-        # An elite says where tasks go, which this policy does not learn.
-        simulate = dataclasses.replace(simulate, elite_weight=0.0)
-    trained = train_policy(
-        problem,
-        key,
-        budget_s=budget_s,
-        max_evaluations=max_evaluations,
-        policy=config,
-        simulate=simulate,
-        record=record,
-    )
-    return Candidates(
-        placements=state_candidates(trained.state, num_tasks),
-        evaluations=int(trained.state.evaluations),
-        interrupted=trained.interrupted,
-    )
+    return Learned(Doppler(policy=config or PolicyConfig()))
 
 
-def training_config(
-    links: Literal["parallel", "serial"], max_evaluations: int | None
-) -> SimConfig:
-    """Returns the settings of stage 2 that suit a bound on evaluations, if there is one.
-
-    Local search beside the policy gets what `LEAST_UPDATES` updates leave of it.
-    """
-    config = SimConfig(links=links)
-    if max_evaluations is None:
-        return config
-    rest = max_evaluations // LEAST_UPDATES - config.batch
-    rounds = rest // config.num_chains - 1
-    if rounds < 1:
-        return dataclasses.replace(config, num_chains=0)
-    return dataclasses.replace(config, search_rounds=min(config.search_rounds, rounds))
-
-
-def state_candidates(state: TrainState, num_tasks: int) -> np.ndarray:
-    """Returns the best placements that a training state holds, `[B, N]`, to be judged.
-
-    They are its best, its elites, and where its chains are: elites are often all alike, and
-    worth less together where rounding to float32 hides which of two tasks is ready first. No
-    more than the oracle ranks, a teacher's beside them.
-    """
-    held = (
-        (state.best_placement[None], state.best_makespan_s[None]),
-        (state.elites.placement, state.elites.makespan_s),
-        (state.chain_placement, state.chain_makespan_s),
-    )
-    placements, makespan_s = (np.concatenate(part) for part in zip(*held, strict=True))
-    order = np.argsort(makespan_s, kind="stable")[: NUM_FINALISTS - 1]
-    chosen = order[(order == 0) | np.isfinite(makespan_s[order])]
-    return placements[chosen, :num_tasks].astype(np.int64)
-
-
-def policy_candidates(
-    problem: PolicyInputs,
-    policy: Policy,
-    key: chex.PRNGKey,
-    count: int,
-    is_late: Callable[[], bool] | None = None,
-) -> np.ndarray:
-    """Returns placements of a policy, `[count, N]`: two greedy ones, then samples.
-
-    The first is greedy in SEL's order, the second in the order of b-levels, which serves some
-    graphs better, where the policy has met few of their kind above all. Samples are drawn in
-    blocks, of `DRAWN_STEPS` steps; there are no more of them than `count`, and after the first
-    none once `is_late` says so.
-    """
-    keys = jax.random.split(key, count)
-    tables, likeliest = _greedy(policy.params, problem, policy.config)
-    drawn = [likeliest[:count]]
-    width = min(max(DRAWN_STEPS // problem.padded.padded_tasks, LEAST_DRAWN), count)
-    for first in range(len(likeliest), count, width):
-        if len(drawn) > 1 and is_late is not None and is_late():
-            break
-        block = keys[first : first + width]
-        # One shape, one compile: the last block is filled up with keys that are used already.
-        filled = jnp.concatenate([block, keys[: width - len(block)]])
-        drawn.append(np.asarray(_sample(tables, problem, filled))[: len(block)])
-    return np.concatenate(drawn)[:, : int(problem.padded.num_tasks)]
-
-
-@partial(jax.jit, static_argnames="config")
-def _greedy(
-    params: chex.ArrayTree, problem: PolicyInputs, config: PolicyConfig
-) -> tuple[rollout.PolicyTables, chex.Array]:
-    tables = model.apply(params, config, problem)
-    return tables, rollout.greedy_placements(problem, tables)
-
-
-@jax.jit
-def _sample(
-    tables: rollout.PolicyTables, problem: PolicyInputs, keys: chex.PRNGKey
-) -> chex.Array:
-    return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables).placement
+def _with_fitting(request: Request, placements: np.ndarray) -> np.ndarray:
+    """Returns placements, and where memory is short what some of them become to fit."""
+    if request.problem.memory is None:
+        return placements
+    return np.concatenate([placements, fit_some(request.graph, request.costs, placements)])

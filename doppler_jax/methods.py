@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from doppler_jax.base_policy import load_base_policy
 from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.enumerative import enumerative
@@ -22,12 +21,14 @@ from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.budget import Budget
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.learned import policy_candidates
-from doppler_jax.learned_methods import doppler, learner
-from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.learned import LEARNERS, Learned, doppler
+from doppler_jax.learners.doppler import policy_candidates
+from doppler_jax.learners.placeto import Placeto
+from doppler_jax.learners.stepwise import PerStep
 from doppler_jax.objective import Objective
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policy_files import load_base_policy
 from doppler_jax.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.anytime import Exact, Search, run_search
@@ -75,10 +76,10 @@ def list_methods() -> list[str]:
 
 def policy_of(method: str) -> str | None:
     """Returns which method's policies a method can use, None if it takes none."""
-    if method == "doppler+search":
+    found = METHODS[method]
+    if found is _doppler_search:
         return "doppler"
-    learns = method in LEARNERS or method in ("doppler", "doppler_plc", "doppler_sel")
-    return method if learns else None
+    return found.name if isinstance(found, Learned) else None
 
 
 def default_policy(method: str) -> Policy | None:
@@ -261,7 +262,6 @@ METHODS: dict[str, Method] = {
     "annealing": _searching(Annealing()),
     "cpop": _listed(cpop),
     "critical_path": _listed(critical_path),
-    "doppler": doppler(PolicyConfig()),
     "doppler+search": _doppler_search,
     "doppler_plc": doppler(PolicyConfig(select="b_level")),
     "doppler_sel": doppler(PolicyConfig(place="earliest")),
@@ -278,5 +278,7 @@ METHODS: dict[str, Method] = {
     "random": _random,
     "round_robin": _listed(round_robin),
     "single": _listed(single),
-    **{name: learner(name, settings) for name, settings in LEARNERS.items()},
+    **{name: Learned(learner) for name, learner in LEARNERS.items()},
+    "doppler_per_step": Learned(PerStep()),
+    "placeto_once": Learned(Placeto(once=True)),
 }

@@ -1,27 +1,41 @@
-"""Policies of every learned method as checkpoints, which Orbax alone can restore."""
+"""Policies on disk: checkpoints of every learned method, and the one that ships.
 
+A checkpoint holds `params`, a plain tree that Orbax alone can restore, and `meta`, JSON.
+"""
+
+import dataclasses
+import functools
 import pathlib
 from typing import Any
 
-from doppler_jax.learners.registry import LEARNERS
-from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.training.checkpoint import Policy, read_policy, write_policy
+import chex
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from doppler_jax.learned import POLICY_SETTINGS
+from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
+from doppler_jax.training.checkpoint import FORMAT, Policy
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+FOLDERS = (_PACKAGE.parent / "checkpoints" / "base", _PACKAGE / "base")
+"""Where the base policy lies: in a checkout, in an installation."""
 
 
-def save_policy(
-    path: str | pathlib.Path, policy: Policy, meta: dict[str, Any] | None = None
-) -> None:
-    """Writes a policy as a checkpoint: `params`, a plain tree, and `meta`, JSON.
+@functools.cache
+def load_base_policy(folder: pathlib.Path | None = None) -> Policy | None:
+    """Returns the policy that ships, trained on many graphs and clusters; None without one.
 
     Args:
-      path: a folder, made if there is none.
-      policy: what to write.
-      meta: what else to say of it, such as seeds and scores.
+      folder: where its checkpoint lies, by default the first of `FOLDERS` that there is.
 
     Raises:
-      ValueError: the folder holds a checkpoint already.
+      ValueError: what lies there is no checkpoint, or has another feature version.
     """
-    write_policy(path, policy, meta or {})
+    folders = FOLDERS if folder is None else (folder,)
+    found = next((path for path in folders if path.is_dir()), None)
+    return None if found is None else load_policy(found)
 
 
 def load_policy(path: str | pathlib.Path) -> Policy:
@@ -33,14 +47,92 @@ def load_policy(path: str | pathlib.Path) -> Policy:
     """
     params, meta = read_policy(path)
     method, settings = meta.get("method", "doppler"), dict(meta["policy"])
-    if method in LEARNERS:
-        kind: Any = type(LEARNERS[method])
-        del settings["feature_version"]
-    elif method.startswith("doppler"):
-        kind = PolicyConfig
-    else:
+    if method not in POLICY_SETTINGS:
         raise ValueError(f"{path}: a policy of the unknown method {method!r}")
+    if method != "doppler":  # whose own settings have the version
+        del settings["feature_version"]
     try:
-        return Policy(params=params, config=kind(**settings), method=method)
+        config = POLICY_SETTINGS[method](**settings)
     except TypeError as error:
         raise ValueError(f"{path}: settings that {method!r} does not know: {error}") from error
+    return Policy(params=params, config=config, method=method)
+
+
+def save_policy(
+    path: str | pathlib.Path, policy: Policy, meta: dict[str, Any] | None = None
+) -> None:
+    """Writes a policy as a checkpoint.
+
+    Args:
+      path: a folder, made if there is none.
+      policy: what to write.
+      meta: what else to say of it, such as seeds and scores.
+
+    Raises:
+      ValueError: the folder holds a checkpoint already.
+    """
+    folder = pathlib.Path(path)
+    header = {
+        "format": FORMAT,
+        "method": policy.method,
+        "policy": {"feature_version": FEATURE_VERSION, **dataclasses.asdict(policy.config)},
+        "normalisation": NORMALISATION,
+    }
+    with ocp.CheckpointManager(folder.absolute()) as manager:
+        if manager.all_steps():
+            raise ValueError(f"{folder}: holds a checkpoint already")
+        manager.save(
+            0,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(jax.tree.map(np.asarray, policy.params)),
+                meta=ocp.args.JsonSave({**(meta or {}), **header}),
+            ),
+        )
+
+
+def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any]]:
+    """Returns parameters and `meta` of a checkpoint, of the newest one in a run's folder.
+
+    Raises:
+      ValueError: there is no checkpoint there, or it has another feature version.
+    """
+    folder = _find(pathlib.Path(path))
+    with ocp.CheckpointManager(folder.parent.absolute()) as manager:
+        meta = _load(manager, folder, "meta", ocp.args.JsonRestore())
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise ValueError(f"{folder}: not a checkpoint of this project")
+        version = meta.get("policy", {}).get("feature_version")
+        if version != FEATURE_VERSION:
+            raise ValueError(
+                f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"
+            )
+        params = _load(manager, folder, "params", ocp.args.StandardRestore())
+    return params, meta
+
+
+def _load(
+    manager: ocp.CheckpointManager,
+    folder: pathlib.Path,
+    item: str,
+    how: ocp.args.CheckpointArgs,
+) -> Any:
+    """Returns one item of the checkpoint in `folder`, or raises a `ValueError`."""
+    try:
+        return manager.restore(int(folder.name), args=ocp.args.Composite(**{item: how}))[item]
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        # Orbax and TensorStore append whole specifications; the start says what is wrong.
+        raise ValueError(
+            f"{folder}: not a checkpoint, or a damaged one: {str(error)[:200]}"
+        ) from error
+
+
+def _find(path: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of one checkpoint at or below `path`."""
+    for folder in (path, path / "checkpoints"):
+        if (folder / "params").is_dir() and folder.name.isdigit():
+            return folder
+        if folder.is_dir():
+            steps = [child for child in folder.iterdir() if child.name.isdigit()]
+            if steps:
+                return max(steps, key=lambda child: int(child.name))
+    raise ValueError(f"{path}: no checkpoint here; expected a run's folder or a checkpoint")

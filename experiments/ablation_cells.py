@@ -9,20 +9,21 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax.budget import Budget
 from doppler_jax.costs.digests import problem_digest
-from doppler_jax.learned import policy_candidates, state_candidates
+from doppler_jax.learners.doppler import Doppler, policy_candidates
+from doppler_jax.learners.learner import train_learner
 from doppler_jax.policies import model
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.problems import Chosen
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.imitation import ImitationConfig, imitation_update
+from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.state import init_state, make_optimizer
-from doppler_jax.training.train import train_policy
 from experiments.cells import Cells
 from experiments.measured_cells import Bench, MeasuredSettings, run_in_turns, stage3_cell
 from experiments.method_cells import WARM_UP_S
-from experiments.problems import Chosen
-from experiments.stages import run_stage3
 
 WITHOUT = ("without stage 1", "without stage 2")
 
@@ -82,12 +83,14 @@ def _without_stage1(
     problem: PolicyInputs, num_tasks: int, key: chex.PRNGKey, budget_s: float
 ) -> np.ndarray:
     """Returns what stage 2 finds from fresh parameters, `[B, N]`."""
+    del num_tasks
     init_key, train_key, draw_key = jax.random.split(key, 3)
     fresh = _fresh_policy(init_key, problem)
-    trained = train_policy(problem, train_key, initial=fresh, budget_s=budget_s)
-    policy = dj.Policy(params=jax.device_get(trained.state.params), config=trained.policy)
-    drawn = policy_candidates(problem, policy, draw_key, SAMPLES)
-    return np.concatenate([state_candidates(trained.state, num_tasks), drawn])
+    trained = train_learner(
+        Doppler(warm_up=0), problem, train_key, Budget(seconds=budget_s), params=fresh.params
+    )
+    drawn = policy_candidates(problem, trained.policy, draw_key, SAMPLES)
+    return np.concatenate([trained.placements, drawn])
 
 
 def _without_stage2(

@@ -15,12 +15,13 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.calibrate import measure_calibration
+from doppler_jax.engine.calibration import measure_calibration
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_seconds, print_table
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.stages import StageResult, run_stage1, run_stage2, run_stage3
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.config import check_settings
 from experiments.isolation import BackendChoice, choose_backend
@@ -34,7 +35,6 @@ from experiments.problems import (
     use_host_devices,
 )
 from experiments.provenance import provenance
-from experiments.stages import Trained, run_stage1, run_stage2, run_stage3
 
 NUM_DEVICES = 2
 """That the CPU is made into, where there is no accelerator."""
@@ -108,7 +108,7 @@ def main(settings: DemoSettings) -> None:
     print(f"checkpoint: {measured.folder}/checkpoints (dj.load_policy reads it)")
 
 
-def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[Trained, Trained]:
+def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[StageResult, StageResult]:
     """Runs stages 1 and 2 for the preset cluster."""
     taught = run_stage1(
         preset,
@@ -138,7 +138,7 @@ def place_simply(settings: DemoSettings, chosen: Chosen) -> list[tuple[str, dj.P
 
 
 def compare_simulated(
-    settings: DemoSettings, preset: Chosen, simulated: Trained
+    settings: DemoSettings, preset: Chosen, simulated: StageResult
 ) -> list[tuple[str, float, dj.Schedule]]:
     """Returns name, makespan and schedule of every method on the preset cluster."""
     rows = [
@@ -160,22 +160,24 @@ def choose_here(settings: DemoSettings, backend: BackendName, devices: Sequence[
     chosen = choose_workload(settings.workload, "small", host, "host", "uniform")
     assert chosen.sharded is not None
     path = settings.folder / f"calibration-{backend}.json"
-    calibration = measure_calibration(chosen.sharded, devices, path=path)
+    calibration = measure_calibration(chosen.sharded, devices, backend=backend, path=path)
     costs = dj.make_costs(chosen.sharded, calibration)
     chosen = dataclasses.replace(chosen, name=f"{chosen.name}-{backend}", costs=costs)
     return Here(chosen, backend, devices)
 
 
 def train_and_compare_measured(
-    settings: DemoSettings, here: Here, simulated: Trained
-) -> tuple[Trained, list[dict[str, Any]]]:
+    settings: DemoSettings, here: Here, simulated: StageResult
+) -> tuple[StageResult, list[dict[str, Any]]]:
     """Runs stage 3 on this machine's devices; returns it and the measured comparison."""
     chosen = here.chosen
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = dj.make_measure(chosen.sharded, args, here.devices, repeats=3)
-    pair = dj.make_paired_measure(chosen.sharded, args, here.devices)
+    measure = dj.make_measure(
+        chosen.sharded, args, here.devices, backend=here.backend, repeats=3
+    )
+    pair = dj.make_paired_measure(chosen.sharded, args, here.devices, backend=here.backend)
     start = finished(
         dj.place(
             chosen.graph,
@@ -259,7 +261,7 @@ def report_measured(here: Here, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def run_learned(settings: DemoSettings, here: Here, measured: Trained) -> float:
+def run_learned(settings: DemoSettings, here: Here, measured: StageResult) -> float:
     """Runs the learned placement, checks its output, writes its trace and placement.
 
     Returns:
@@ -272,7 +274,9 @@ def run_learned(settings: DemoSettings, here: Here, measured: Trained) -> float:
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    step = dj.compile(chosen.sharded, measured.placement, devices=here.devices)
+    step = dj.compile(
+        chosen.sharded, measured.placement, devices=here.devices, backend=here.backend
+    )
     found, expected = step(*args), jax.jit(chosen.workload.fn)(*args)
     error = max(jax.tree.leaves(jax.tree.map(_difference, found, expected)))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")

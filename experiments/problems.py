@@ -1,126 +1,23 @@
-"""What an experiment runs on: a workload or a graph file, on a cluster."""
+"""What an experiment runs on; see `doppler_jax.problems`."""
 
-import dataclasses
-import pathlib
+from doppler_jax.problems import (
+    Chosen,
+    choose,
+    choose_graph,
+    choose_workload,
+    local_devices,
+    saved_host,
+    use_host_devices,
+    workload_label,
+)
 
-import jax
-
-import doppler_jax as dj
-from doppler_jax.costs.clusters import measure_host
-from doppler_jax.programs.workloads import Workload
-from experiments.config import StageSettings, Strategy
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """A placement problem, and the program behind it if there is one."""
-
-    name: str
-    cluster: dj.Cluster
-    graph: dj.TaskGraph
-    costs: dj.Costs
-    workload: Workload | None = None
-    sharded: dj.ShardedProgram | None = None
-
-
-def use_host_devices(count: int) -> None:
-    """Splits the CPU into `count` devices; for machines without an accelerator.
-
-    Must come before anything starts JAX's backends; an accelerator's devices stay as they
-    are.
-
-    Raises:
-      ValueError: `count` is below 1.
-    """
-    if count < 1:
-        raise ValueError(f"host devices: {count}; expected at least 1")
-    jax.config.update("jax_num_cpu_devices", count)
-
-
-def local_devices() -> list[jax.Device]:
-    """Returns this machine's devices to place on: accelerators if several, or CPU devices."""
-    devices = jax.devices()
-    return devices if len(devices) > 1 else jax.devices("cpu")
-
-
-def choose(settings: StageSettings, runs: pathlib.Path) -> Chosen:
-    """Returns what a stage's settings name.
-
-    The cluster `host` is measured once and kept beside the runs, in host.json, so that a
-    resumed run sees the same costs.
-    """
-    name = settings.cluster
-    if name == "host":
-        cluster = saved_host(runs)
-    elif name.endswith(".json"):
-        cluster = dj.load_cluster(name)
-    else:
-        cluster = dj.make_cluster(name)
-    label = pathlib.Path(name).stem
-    if settings.graph is not None:
-        return choose_graph(settings.graph, cluster, label)
-    return choose_workload(
-        settings.workload, settings.preset, cluster, label, settings.strategy
-    )
-
-
-def saved_host(folder: pathlib.Path) -> dj.Cluster:
-    """Returns the cluster in the folder's host.json, measuring this machine if it is absent.
-
-    Raises:
-      ValueError: the file is of another number of devices.
-    """
-    path = folder / "host.json"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        dj.save_cluster(path, measure_host(local_devices()))
-    cluster = dj.load_cluster(path)
-    if cluster.num_devices != len(local_devices()):
-        raise ValueError(
-            f"{path} describes {cluster.num_devices} devices, but this process has "
-            f"{len(local_devices())}; remove the file to measure them afresh"
-        )
-    return cluster
-
-
-def choose_workload(
-    name: str,
-    preset: str,
-    cluster: dj.Cluster,
-    cluster_name: str,
-    strategy: Strategy = "planner",
-    num_shards: int | None = None,
-) -> Chosen:
-    """Returns a workload cut for the devices of a cluster, from shapes alone.
-
-    Tensors get `num_shards` blocks, by default the next power of two of the devices.
-    """
-    workload = dj.make_workload(name, preset)
-    if num_shards is None:
-        num_shards = 1 << (cluster.num_devices - 1).bit_length()
-    program = dj.trace(workload.fn, *workload.args)
-    sharded = dj.partition(program, num_shards, strategy=strategy, cluster=cluster)
-    return Chosen(
-        name=f"{workload_label(name, preset, strategy)}-{cluster_name}",
-        cluster=cluster,
-        graph=sharded.graph,
-        costs=dj.make_costs(sharded.graph, cluster),
-        workload=workload,
-        sharded=sharded,
-    )
-
-
-def workload_label(name: str, preset: str, strategy: Strategy) -> str:
-    """Returns what folders call a workload of some size, cut in some way."""
-    return f"{name}-{preset}" + ("-uniform" if strategy == "uniform" else "")
-
-
-def choose_graph(path: pathlib.Path, cluster: dj.Cluster, cluster_name: str) -> Chosen:
-    """Returns the task graph of a file on a cluster."""
-    graph = dj.load_graph(path)
-    return Chosen(
-        name=f"{path.stem}-{cluster_name}",
-        cluster=cluster,
-        graph=graph,
-        costs=dj.make_costs(graph, cluster),
-    )
+__all__ = [
+    "Chosen",
+    "choose",
+    "choose_graph",
+    "choose_workload",
+    "local_devices",
+    "saved_host",
+    "use_host_devices",
+    "workload_label",
+]

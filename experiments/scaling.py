@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from doppler_jax import cli
-from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.learned import LEARNERS
 from doppler_jax.reports.curves import Line, Panel, plot_curves
 from doppler_jax.reports.tables import format_seconds, format_table
 from experiments.cells import Cells
@@ -26,7 +26,7 @@ from experiments.problems import use_host_devices
 from experiments.results import write_results
 from experiments.scaling_cells import scaling_cell
 
-METHODS = ("doppler", *LEARNERS)
+METHODS = tuple(LEARNERS)
 
 QUICK_SIZES = (125, 1000)
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 import doppler_jax as dj
-from doppler_jax.learners.learner import init_learner, learner_update
-from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.learned import LEARNERS
+from doppler_jax.learners.learner import EpisodeLearner
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
@@ -91,14 +91,16 @@ def _doppler(graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> Subject:
 
 def _learner(method: str, graph: dj.TaskGraph, costs: dj.Costs, batch: int) -> Subject:
     usual = LEARNERS[method]
+    assert isinstance(usual, EpisodeLearner)
     settings = dataclasses.replace(usual, batch=batch, minibatches=1)
     problem = make_policy_inputs(graph, costs)
     padded = problem.padded.padded_tasks
-    state = init_learner(jax.random.key(0), problem, settings)
+    params_key, (phase,) = settings.phases(jax.random.key(0), problem, "parallel")
+    state = phase.begin(jax.jit(settings.init)(params_key, problem))
     return Subject(
         update=Call(
             batch,
-            lambda: jax.block_until_ready(learner_update(state, problem, settings, "parallel")),
+            lambda: jax.block_until_ready(phase.update(state)),
         ),
         evaluations=settings.evaluations(padded),
         policy=dj.Policy(state.params, usual, method),

@@ -18,23 +18,23 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.calibrate import measure_calibration
+from doppler_jax.budget import Budget
+from doppler_jax.engine.calibration import measure_calibration
 from doppler_jax.files import write_json_atomic
-from doppler_jax.learned import policy_candidates, state_candidates
+from doppler_jax.learners.doppler import Doppler, policy_candidates
+from doppler_jax.learners.learner import train_learner
 from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.problems import Chosen, choose_workload, saved_host, use_host_devices
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.paired import Measure, Paired
-from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import SystemConfig
-from doppler_jax.training.train import train_policy
 from experiments.cells import Cells
 from experiments.config import check_settings
 from experiments.isolation import BackendChoice, choose_backend
 from experiments.machine import Machine
-from experiments.problems import Chosen, choose_workload, saved_host, use_host_devices
 from experiments.provenance import provenance
-from experiments.stages import run_stage3
 
 FACTORS = {"calibrated": 1.0, "ten times": 10.0, "a tenth": 0.1}
 """What stage 2 believed of transfers, over what they cost."""
@@ -135,6 +135,7 @@ def study(
         chosen.sharded,
         dj.make_arrays(chosen.workload, jax.random.key(settings.seed)),
         devices,
+        backend=backend,
     )
     options = {"runs": None, "quick": None, "workloads": None, "backend": backend}
     terms = {**dataclasses.asdict(settings), **options}
@@ -170,7 +171,7 @@ def calibrated(
     assert chosen.sharded is not None
     (folder / name).mkdir(parents=True, exist_ok=True)
     path = folder / name / "calibration.json"
-    calibration = measure_calibration(chosen.sharded, devices, path=path)
+    calibration = measure_calibration(chosen.sharded, devices, backend=backend, path=path)
     return dataclasses.replace(chosen, costs=dj.make_costs(chosen.sharded, calibration))
 
 
@@ -187,16 +188,13 @@ def improve(
     key, draw_key = jax.random.split(jax.random.key(settings.seed))
     problem = make_policy_inputs(chosen.graph, costs)
     links = settings.training.links
-    trained = train_policy(
-        problem,
-        key,
-        max_evaluations=settings.evaluations,
-        simulate=SimConfig(links=links),
+    trained = train_learner(
+        Doppler(), problem, key, Budget(evaluations=settings.evaluations), links=links
     )
-    policy = dj.Policy(params=trained.state.params, config=trained.policy)
+    policy = trained.policy
     candidates = np.concatenate(
         [
-            state_candidates(trained.state, chosen.graph.num_tasks),
+            trained.placements,
             policy_candidates(problem, policy, draw_key, 64),
         ]
     )

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax.budget import Budget
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.learned import policy_candidates, state_candidates
+from doppler_jax.learners.doppler import Doppler, policy_candidates
+from doppler_jax.learners.learner import train_learner
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.finalists import best_placement
-from doppler_jax.training.train import Trained, train_policy
 from experiments.cells import Cells
 from experiments.problems import Chosen
 
@@ -43,21 +44,29 @@ def topology_cell(
 
     def make() -> dict[str, Any]:
         learn_key, tune_key, *draw_keys = jax.random.split(jax.random.key(seed), 4)
-        learned = train_policy(
+        learned = train_learner(
+            Doppler(),
             make_policy_inputs(source.graph, source.costs),
             learn_key,
-            max_evaluations=evaluations,
-        )
+            Budget(evaluations=evaluations),
+        ).policy
         problem = make_policy_inputs(target.graph, target.costs)
-        tuned = train_policy(problem, tune_key, initial=_policy(learned), max_episodes=episodes)
+        tuned = train_learner(
+            Doppler(warm_up=0),
+            problem,
+            tune_key,
+            Budget(episodes=episodes),
+            params=learned.params,
+        )
         draw = partial(policy_candidates, problem, count=samples)
-        met = state_candidates(tuned.state, target.graph.num_tasks)
         candidates = {
             "critical path": dj.place(
                 target.graph, target.costs, method="critical_path"
             ).placement[None],
-            "zero-shot": draw(_policy(learned), key=draw_keys[0]),
-            "fine-tuned": np.concatenate([met, draw(_policy(tuned), key=draw_keys[1])]),
+            "zero-shot": draw(learned, key=draw_keys[0]),
+            "fine-tuned": np.concatenate(
+                [tuned.placements, draw(tuned.policy, key=draw_keys[1])]
+            ),
         }
         best = {
             placer: best_placement(target.graph, target.costs, found)
@@ -103,8 +112,3 @@ def traffic_shares(
     kind = (source != destination).astype(np.int64)
     kind += island[source] != island[destination]
     return np.bincount(kind, read_bytes, 3) / max(float(read_bytes.sum()), 1e-300)
-
-
-def _policy(trained: Trained) -> dj.Policy:
-    # On no device: what follows may run on others than training did.
-    return dj.Policy(params=jax.device_get(trained.state.params), config=trained.policy)

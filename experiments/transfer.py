@@ -15,14 +15,15 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.learned import policy_candidates, state_candidates
+from doppler_jax.budget import Budget
+from doppler_jax.learners.doppler import Doppler, policy_candidates
+from doppler_jax.learners.learner import train_learner
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.sim_rl import SimConfig
-from doppler_jax.training.train import train_policy
 from experiments.catalogue import Problem
 from experiments.grid import (
     Cell,
@@ -134,24 +135,21 @@ def train(
     """Returns the best placement of training and of its greedy policy, which is kept."""
     asked = context.settings
     problem = context.problem(f"{target}:{asked.on}")
-    trained = train_policy(
+    trained = train_learner(
+        Doppler(policy=asked.policy, simulate=asked.training),
         make_policy_inputs(problem.graph, problem.costs),
         jax.random.key(seed),
-        max_episodes=episodes,
-        initial=initial,
-        policy=asked.policy,
-        simulate=asked.training,
+        Budget(episodes=episodes),
+        params=None if initial is None else initial.params,
     )
     if initial is None:
         folder = _folder(context, target, episodes, seed)
         shutil.rmtree(folder, ignore_errors=True)
         checkpoints = Checkpoints(folder)
-        checkpoints.save(trained.state, trained.policy, {})
+        checkpoints.save(trained.state, trained.policy.config, {})
         checkpoints.close()
-    policy = dj.Policy(params=jax.device_get(trained.state.params), config=trained.policy)
-    greedy = _greedy(problem, policy)
-    met = state_candidates(trained.state, problem.graph.num_tasks)
-    candidates = np.concatenate([met, greedy[None]])
+    greedy = _greedy(problem, trained.policy)
+    candidates = np.concatenate([trained.placements, greedy[None]])
     placement, schedule = best_placement(problem.graph, problem.costs, candidates)
     return {
         "makespan_s": dj.makespan_s(schedule),

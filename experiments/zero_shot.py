@@ -27,9 +27,9 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.base_policy import FOLDERS
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.graphs.families import HELD_OUT
+from doppler_jax.policy_files import FOLDERS
 from experiments import zero_shot_cells, zero_shot_tables
 from experiments.catalogue import BEST_KNOWN_S, BEST_PLACEMENTS
 from experiments.cells import Cells

@@ -15,7 +15,7 @@ from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import HELD_OUT, make_family
 from doppler_jax.graphs.padded import Sizes
-from doppler_jax.learned import policy_candidates
+from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.stacking import pad_problem, problem_sizes
 from doppler_jax.training.checkpoint import Policy

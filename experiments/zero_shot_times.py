@@ -26,7 +26,7 @@ def main(core: int, policy_path: str, graph_path: str) -> None:
 
     import doppler_jax as dj
     from doppler_jax.graphs.families import make_family
-    from doppler_jax.learned import policy_candidates
+    from doppler_jax.learners.doppler import policy_candidates
     from doppler_jax.policies.features import make_policy_inputs
 
     policy = dj.load_policy(policy_path)

@@ -10,21 +10,22 @@ from importlib.util import module_from_spec
 from pathlib import Path
 
 if __name__ != "kernels":
-    from .automatic import OnlineFunction, place_and_compile
-    from .calibrate import measure_calibration
-    from .devices import TaskError
-    from .local import LocalDevices
+    from .automatic import place_and_compile
+    from .calibration import measure_calibration
+    from .compile_cache import cache_compilations
+    from .errors import TaskError
     from .measure import make_measure, make_paired_measure, measure_s
-    from .ops import cache_compilations
+    from .online import OnlineFunction
+    from .ops import Executables
     from .placed import PlacedFunction, compile
-    from .processes.driver import ProcessDevices
-    from .processes.ray import ray_devices
+    from .ray_processes import RayDevices
+    from .ray_start import ray_devices
 
     __all__ = [
-        "LocalDevices",
+        "Executables",
         "OnlineFunction",
         "PlacedFunction",
-        "ProcessDevices",
+        "RayDevices",
         "TaskError",
         "cache_compilations",
         "compile",

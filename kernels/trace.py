@@ -80,3 +80,51 @@ class Record:
             transfer_start_s=np.array(self.start_s[n:], dtype=np.float64),
             transfer_finish_s=np.array(self.finish_s[n:], dtype=np.float64),
         )
+
+
+def infer_times(record: Record, plan: Plan) -> None:
+    """Turns dispatch times and watched finishes into the tightest times that they prove.
+
+    On entry `start_s` holds when the host enqueued each event and `finish_s` when a
+    watcher saw it finished: a lower bound of the start and an upper bound of the finish.
+    What ran after an event proves it finished, however late its watcher woke; an event
+    then starts when it is enqueued and all that it waits for has finished.
+    """
+    events, waits = _dependences(plan)
+    start, finish = record.start_s, record.finish_s
+    for event in reversed(events):
+        for before in waits[event]:
+            finish[before] = min(finish[before], finish[event])
+    for event in events:
+        start[event] = max([start[event], *(finish[before] for before in waits[event])])
+
+
+def _dependences(plan: Plan) -> tuple[list[int], list[list[int]]]:
+    """Returns the events in the order of dispatch, and for each those that it waits for.
+
+    A task waits for its inputs and the task before it on its device, a transfer for its
+    producer.
+    """
+    num_tasks = len(plan.placement)
+    waits: list[list[int]] = [[] for _ in range(num_tasks + len(plan.transfers))]
+    events: list[int] = []
+    last: dict[int, int] = {}
+
+    def send(transfers: tuple[int, ...]) -> None:
+        for k in transfers:
+            events.append(num_tasks + k)
+            for reader in plan.transfers[k].readers:
+                waits[reader].append(num_tasks + k)
+
+    send(plan.initial_transfers)
+    for v in plan.order:
+        events.append(v)
+        if (device := plan.placement[v]) in last:
+            waits[v].append(last[device])
+        last[device] = v
+        for reader in plan.local_readers[v]:
+            waits[reader].append(v)
+        for k in plan.task_transfers[v]:
+            waits[num_tasks + k].append(v)
+        send(plan.task_transfers[v])
+    return events, waits

@@ -3,11 +3,10 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax import base_policy
-from doppler_jax.base_policy import FOLDERS, load_base_policy
-from doppler_jax.learned import policy_candidates
+from doppler_jax import policy_files
+from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION, make_policy_inputs
-from doppler_jax.training.checkpoint import read_policy
+from doppler_jax.policy_files import FOLDERS, load_base_policy, read_policy
 from experiments.catalogue import BEST_KNOWN_S
 from tests.commands import save_tiny_checkpoint, set_feature_version
 
@@ -22,7 +21,7 @@ def afresh():
 
 def test_it_is_loaded_once_from_the_first_folder_there_is(tmp_path, monkeypatch):
     folders = tuple(tmp_path / name for name in ("checkout", "installation", "third"))
-    monkeypatch.setattr(base_policy, "FOLDERS", folders)
+    monkeypatch.setattr(policy_files, "FOLDERS", folders)
     for folder in folders[1:]:
         save_tiny_checkpoint(folder)
     loaded = []
@@ -31,8 +30,8 @@ def test_it_is_loaded_once_from_the_first_folder_there_is(tmp_path, monkeypatch)
         loaded.append(folder)
         return proper(folder)
 
-    proper = base_policy.load_policy
-    monkeypatch.setattr(base_policy, "load_policy", load)
+    proper = policy_files.load_policy
+    monkeypatch.setattr(policy_files, "load_policy", load)
     policy = load_base_policy()
     assert load_base_policy() is policy
     assert loaded == [folders[1]]
@@ -40,7 +39,7 @@ def test_it_is_loaded_once_from_the_first_folder_there_is(tmp_path, monkeypatch)
 
 
 def test_none_where_none_ships(tmp_path, monkeypatch):
-    monkeypatch.setattr(base_policy, "FOLDERS", (tmp_path / "none",))
+    monkeypatch.setattr(policy_files, "FOLDERS", (tmp_path / "none",))
     assert load_base_policy() is None
 
 

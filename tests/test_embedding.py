@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.learned import policy_candidates
+from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies import FEATURE_VERSION, PolicyConfig, init_params, make_policy_inputs
 from tests.generators import random_problem
 from tests.test_readme import ROOT, read_blocks

@@ -28,7 +28,8 @@ def dry_run(*words):
 def test_stage_defaults(stage):
     assert dry_run(stage)[1:] == [
         "-m",
-        f"experiments.{stage}",
+        "doppler_jax",
+        stage,
         *("--workload", "chainmm", "--cluster", "p100x4"),
     ]
 
@@ -36,7 +37,7 @@ def test_stage_defaults(stage):
 @pytest.mark.parametrize("name", ["my graph.txt", "it's.txt", "a;b $$HOME.txt"])
 def test_graph_reaches_the_command_as_one_word(name):
     words = dry_run("stage1", f"GRAPH={name}", "CLUSTER=v100x8", "ARGS=--out 'a b'")
-    assert words[3:] == ["--graph", name, "--cluster", "v100x8", "--out", "a b"]
+    assert words[3:] == ["stage1", "--graph", name, "--cluster", "v100x8", "--out", "a b"]
 
 
 def test_environment_does_not_choose_the_workload(monkeypatch):

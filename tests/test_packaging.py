@@ -160,7 +160,7 @@ def test_an_installation_runs_a_program_from_any_folder(source, wheel, editable,
     for file, folder in zip(files, ("doppler_jax/engine", "doppler_jax"), strict=True):
         assert file.startswith(str(where))
         assert file.endswith(f"{folder}/__init__.py")
-    show = "from doppler_jax.base_policy import load_base_policy as f; print(f().method)"
+    show = "from doppler_jax.policy_files import load_base_policy as f; print(f().method)"
     assert run_python("-c", show, cwd=tmp_path, python=python) == "doppler"
 
 

@@ -8,23 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax import learned, learned_methods, methods
+from doppler_jax import learned, methods
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
-from doppler_jax.learned import policy_candidates
-from doppler_jax.learned_methods import doppler
-from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.learned import LEARNERS, doppler
+from doppler_jax.learners import doppler as doppler_learner
+from doppler_jax.learners import learner
+from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.methods import list_methods
 from doppler_jax.objective import Objective
 from doppler_jax.placing import place
 from doppler_jax.policies import apply, features, greedy
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
-from doppler_jax.request import Candidates
 from doppler_jax.search import objective as search_objective
 from doppler_jax.search.objective import make_search_problem, score_padded
 from doppler_jax.search.random_search import RandomSearch
@@ -41,11 +41,12 @@ DEVICES = 3
 BOUND = 24
 """Evaluations that the searching methods may spend here: one compilation for all."""
 
+ABLATIONS = ("doppler_plc", "doppler_sel", "doppler_per_step", "placeto_once")
 LISTED = ("critical_path", "cpop", "etf", "heft", "peft")
 SEARCHES = ("annealing", "doppler+search", "evolution", "local_search", "memetic")
 COMPILED = (*SEARCHES, "doppler", "random")
 
-ELSEWHERE = {*LEARNERS, "doppler_plc", "doppler_sel"}
+ELSEWHERE = set(list_methods()) & ({*LEARNERS, *ABLATIONS} - {"doppler"})
 """Methods whose runs are tested in tests/learners: each compiles long."""
 
 HERE = [method for method in list_methods() if method not in ELSEWHERE]
@@ -241,7 +242,7 @@ def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
 def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
     graph, costs = make("unequal")
     worst = np.full((1, 12), int(costs.compute_s.sum(axis=0).argmax()))
-    monkeypatch.setattr(learned, "state_candidates", lambda state, num_tasks: worst)
+    monkeypatch.setattr(learner, "best_placements", lambda state, num_tasks: worst)
     placed = place(graph, costs, method="doppler", max_evaluations=BOUND)
     np.testing.assert_array_equal(placed.placement, critical_path(graph, costs))
 
@@ -307,8 +308,8 @@ def test_the_first_two_candidates_of_a_policy_are_greedy_in_two_orders(policy):
 def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypatch, count):
     problem = make_policy_inputs(*make("unequal"))
     expected = policy_candidates(problem, policy, jax.random.key(5), count)
-    monkeypatch.setattr(learned, "DRAWN_STEPS", 1)
-    monkeypatch.setattr(learned, "LEAST_DRAWN", 3)
+    monkeypatch.setattr(doppler_learner, "DRAWN_STEPS", 1)
+    monkeypatch.setattr(doppler_learner, "LEAST_DRAWN", 3)
     found = policy_candidates(problem, policy, jax.random.key(5), count)
     np.testing.assert_array_equal(found, expected)
     asked = iter([False, True])
@@ -320,11 +321,11 @@ def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypa
 
 def test_samples_take_a_share_of_the_seconds_at_most(policy, drawn_from, monkeypatch):
     graph, costs = make("unequal")
-    monkeypatch.setattr(learned, "DRAWN_STEPS", 1)
-    monkeypatch.setattr(learned, "LEAST_DRAWN", 2)
+    monkeypatch.setattr(doppler_learner, "DRAWN_STEPS", 1)
+    monkeypatch.setattr(doppler_learner, "LEAST_DRAWN", 2)
     drawn = []
-    sample = learned._sample
-    monkeypatch.setattr(learned, "_sample", lambda *a: drawn.append(1) or sample(*a))
+    sample = doppler_learner._sample
+    monkeypatch.setattr(doppler_learner, "_sample", lambda *a: drawn.append(1) or sample(*a))
     monkeypatch.setattr(methods, "REFINE_S", 1e-3)
     for bounds, blocks in (
         ({"max_evaluations": BOUND}, 2),  # all of them, where no seconds are given
@@ -465,8 +466,11 @@ def test_doppler_makes_what_it_finds_fit(policy, monkeypatch):
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
     listed = critical_path(graph, costs)[None]
-    learn = mock.Mock(return_value=Candidates(listed, BOUND))
-    monkeypatch.setattr(learned_methods, "learn_placements", learn)
+    found = mock.Mock(
+        placements=listed, interrupted=False, state=mock.Mock(evaluations=BOUND - 1)
+    )
+    learn = mock.Mock(return_value=found)
+    monkeypatch.setattr(learned, "train_learner", learn)
     for given, bound in ((policy, BOUND), (None, 1), (None, BOUND)):
         placed = place(graph, costs, method="doppler", policy=given, max_evaluations=bound)
         assert (peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
@@ -649,11 +653,11 @@ def test_methods_are_sorted_names_and_doppler_with_search_is_the_default():
 def test_training_simulates_the_links_that_are_asked_for(links, guide, monkeypatch):
     asked = []
 
-    def train_policy(problem, key, *, simulate, **bounds):
-        asked.append(simulate.links)
+    def phase(key, problem, policy, config):
+        asked.append(config.links)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(learned, "train_policy", train_policy)
+    monkeypatch.setattr(doppler_learner, "sim_phase", phase)
     with pytest.raises(KeyboardInterrupt):
         place(
             *from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2),

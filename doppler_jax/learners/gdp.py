@@ -1,20 +1,25 @@
-"""GDP: all tasks placed at once by attention over GraphSAGE embeddings, trained by PPO."""
+"""GDP: all tasks placed at once by attention over GraphSAGE embeddings, trained by PPO.
+
+Read the method first (`Gdp`), then its network and the two layers it is made of.
+"""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.learners.graph_sage import GraphSage
-from doppler_jax.learners.learner import Explored
-from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
+from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.positional import OCTAVES, sinusoids
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.losses import normalised_advantage
 from doppler_jax.types import pytree
+
+SEGMENT = 128
+"""Tasks in a segment, at most."""
 
 
 @pytree
@@ -27,7 +32,7 @@ class GdpLesson:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gdp:
+class Gdp(EpisodeLearner):
     """The method GDP and its settings.
 
     A network (`GdpNetwork`) gives every task a distribution over devices, in one pass; an
@@ -53,10 +58,11 @@ class Gdp:
     - Sizes, rates and counts are ours, small enough for a CPU.
     """
 
-    batch: int = 256  # episodes per update
+    name: ClassVar[str] = "gdp"
+
+    batch: int = 256
     epochs: int = 4
     minibatches: int = 2
-    learning_rate: float = 1e-3
     width: int = 64  # of embeddings and hidden layers
     rounds: int = 3  # layers of GraphSAGE
     layers: int = 2  # of attention
@@ -64,16 +70,6 @@ class Gdp:
     clip: float = 0.2  # of the ratio of probabilities, around 1
     entropy_weight: float = 3e-2  # at the start
     entropy_halving: int = 200  # updates after which it has halved
-
-    def evaluations(self, num_tasks: int) -> int:
-        """Returns how many placements an update simulates."""
-        del num_tasks
-        return self.batch
-
-    def proposal_evaluations(self, num_tasks: int) -> int:
-        """Returns 0: a proposal is a pass of the network."""
-        del num_tasks
-        return 0
 
     def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters, all devices equally likely; the key is consumed."""
@@ -122,7 +118,7 @@ class Gdp:
         value = jnp.where(real, gain.mean(0) + bonus * _entropy(logits), 0.0)
         return -value.sum() / count
 
-    def propose(
+    def draw(
         self,
         params: chex.ArrayTree,
         problem: PolicyInputs,
@@ -217,3 +213,90 @@ def _draw(key: chex.PRNGKey, logits: chex.Array, count: int) -> chex.Array:
 
 def _real_tasks(problem: PolicyInputs) -> chex.Array:
     return jnp.arange(problem.padded.padded_tasks) < problem.padded.num_tasks
+
+
+class GraphSage(nn.Module):
+    """Embeds tasks by layers of max-pool aggregation.
+
+    A layer computes `g_v = max over neighbours u of ReLU(W h_u + b)` and
+    `h_v <- ReLU(U [h_v, g_v] + c)`; a task without neighbours has `g_v = 0`.
+
+    Reference: Hamilton, Ying and Leskovec, "Inductive representation learning on large
+    graphs", 2017, the pooling aggregator. Theirs samples neighbours and scales embeddings to
+    length 1; here all neighbours count, those at both ends of a task's edges.
+    """
+
+    width: int
+    layers: int
+
+    @nn.compact
+    def __call__(
+        self, features: chex.Array, senders: chex.Array, receivers: chex.Array
+    ) -> chex.Array:
+        """Returns embeddings `[N + 1, width]` from `features` `[N + 1, F]` and edges `[E]`."""
+        here = jnp.concatenate([receivers, senders])
+        there = jnp.concatenate([senders, receivers])
+        hidden = nn.relu(nn.Dense(self.width)(features))
+        for _ in range(self.layers):
+            sent = nn.relu(nn.Dense(self.width)(hidden))[there]
+            pooled = jax.ops.segment_max(sent, here, num_segments=features.shape[0])
+            # What is sent is not negative; the maximum of nothing would be -inf.
+            pooled = jnp.where(jnp.isfinite(pooled), pooled, 0.0)
+            hidden = nn.relu(nn.Dense(self.width)(jnp.concatenate([hidden, pooled], axis=-1)))
+        return hidden
+
+
+class SegmentAttention(nn.Module):
+    """A layer of a Transformer over segments, whose cost is linear in their number.
+
+    An element attends to all real elements of its own segment and of the one before, whose
+    hidden states are a cache: no gradient flows into them. A stack of L layers reaches L
+    segments back. What a layer caches is the output of the layer below, so that no segment
+    has to wait for another one: all go through a layer at once.
+
+    Reference: Dai et al., "Transformer-XL", 2019, the recurrence; without its relative
+    positions and its causal mask, as in GDP.
+    """
+
+    width: int
+    heads: int
+
+    @nn.compact
+    def __call__(self, hidden: chex.Array, real: chex.Array) -> chex.Array:
+        """Returns the next hidden states.
+
+        Args:
+          hidden: `[K, S, width]` of K segments of S elements.
+          real: `[K, S]` bool, which are no padding.
+        """
+        segments, length, _ = hidden.shape
+        cached = jax.lax.stop_gradient(_before(hidden))
+        seen = nn.LayerNorm()(jnp.concatenate([cached, hidden], axis=1))
+        mask = jnp.concatenate([_before(real), real], axis=1)[:, None, None, :]
+
+        def heads(values: chex.Array) -> chex.Array:
+            values = nn.Dense(self.width, use_bias=False)(values)
+            return values.reshape(segments, -1, self.heads, self.width // self.heads)
+
+        attended = jax.nn.dot_product_attention(
+            heads(seen[:, length:]),
+            heads(seen),
+            heads(seen),
+            mask=jnp.broadcast_to(mask, (segments, 1, length, 2 * length)),
+        )
+        hidden = hidden + nn.Dense(self.width)(attended.reshape(hidden.shape))
+        inner = nn.relu(nn.Dense(2 * self.width)(nn.LayerNorm()(hidden)))
+        return hidden + nn.Dense(self.width)(inner)
+
+
+def cut_segments(values: chex.Array) -> chex.Array:
+    """Returns `values` `[M, ...]` as segments `[K, S, ...]`, padded by zeros at the end."""
+    length = min(SEGMENT, values.shape[0])
+    spare = -values.shape[0] % length
+    values = jnp.pad(values, ((0, spare), *((0, 0),) * (values.ndim - 1)))
+    return values.reshape(-1, length, *values.shape[1:])
+
+
+def _before(values: chex.Array) -> chex.Array:
+    """Returns for each segment the one before; zeros for the first."""
+    return jnp.concatenate([jnp.zeros_like(values[:1]), values[:-1]])

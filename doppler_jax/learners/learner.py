@@ -1,19 +1,22 @@
-"""What a learned method is, and the trainer that all of them share."""
+"""What a learned method is, the trainer of them all, and what learns from its own episodes."""
 
+import abc
 import dataclasses
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Self
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from doppler_jax.budget import Budget
 from doppler_jax.policies.features import PolicyInputs
-from doppler_jax.training.elites import update_elites
+from doppler_jax.simulator.finalists import NUM_FINALISTS
+from doppler_jax.training.checkpoint import Policy
+from doppler_jax.training.loop import Phase, train
 from doppler_jax.training.reinforce import count_batch
 from doppler_jax.training.state import (
     TrainState,
@@ -21,55 +24,194 @@ from doppler_jax.training.state import (
     init_state,
     keep_best,
     make_optimizer,
+    update_elites,
 )
-from doppler_jax.types import pytree
+from doppler_jax.types import Costs, TaskGraph, pytree
 
 NUM_BEST = 8
-"""Placements that training hands back."""
+"""Placements that training on episodes keeps."""
+
+
+class Learner(abc.ABC):
+    """A learned method and its settings: a frozen dataclass.
+
+    Its parameters have shapes that do not depend on the numbers of tasks and devices.
+    """
+
+    name: ClassVar[str]
+    """Of the method, which its policies carry."""
+
+    num_proposals: ClassVar[int] = 32
+    """Placements proposed after training, of a quarter of the budget at most; 0: what training
+    met is all there is."""
+
+    @property
+    def settings(self) -> Any:
+        """What a checkpoint must hold to use the parameters, a dataclass."""
+        return self
+
+    def with_settings(self, settings: Any) -> "Learner":
+        """Returns the method of a policy with such settings."""
+        return settings
+
+    @abc.abstractmethod
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+        """Returns fresh parameters; the key is consumed."""
+
+    @abc.abstractmethod
+    def phases(
+        self, key: chex.PRNGKey, problem: PolicyInputs, links: str
+    ) -> tuple[chex.PRNGKey, Sequence[Phase]]:
+        """Returns the key of fresh parameters and what training does; the key is consumed."""
+
+    @abc.abstractmethod
+    def within(self, num_tasks: int, evaluations: int) -> Self:
+        """Returns the learner with updates that keep to a bound on N (padded) tasks.
+
+        Raises:
+          ValueError: the smallest would exceed it.
+        """
+
+    @abc.abstractmethod
+    def least_evaluations(self, num_tasks: int) -> int:
+        """Returns how many placements of N (padded) tasks the smallest update simulates."""
+
+    def proposal_evaluations(self, num_tasks: int) -> int:
+        """Returns how many placements one proposal simulates, the proposed one not counted."""
+        del num_tasks
+        return 0
+
+    @abc.abstractmethod
+    def propose(
+        self,
+        params: chex.ArrayTree,
+        problem: PolicyInputs,
+        key: chex.PRNGKey,
+        count: int,
+        links: str,
+    ) -> np.ndarray:
+        """Returns placements `[count, n]`, the first of likeliest choices; consumes the key."""
+
+    def teacher(self, graph: TaskGraph, costs: Costs) -> np.ndarray:
+        """Returns placements `[A, n]` that compete with what is learned: those it imitates."""
+        del costs
+        return np.zeros((0, graph.num_tasks), np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What training left."""
+
+    state: TrainState
+    policy: Policy  # its parameters are on the host: what follows may run on other devices
+    placements: np.ndarray  # [K, n] int64, the best met, the very best first
+    interrupted: bool  # by Ctrl-C
+
+
+def train_learner(
+    learner: Learner,
+    problem: PolicyInputs,
+    key: chex.PRNGKey,
+    budget: Budget,
+    *,
+    links: str = "parallel",
+    params: chex.ArrayTree | None = None,
+    report: Callable[[TrainState], None] | None = None,
+) -> Trained:
+    """Trains a learner for one problem until a bound is met; Ctrl-C ends it early.
+
+    Args:
+      learner: the method.
+      problem: what to place.
+      key: of everything random; it is consumed.
+      budget: what training may spend; updates are made smaller where a single one would
+        exceed its evaluations, and of a first phase that only imitates time alone counts.
+      links: under which placements are simulated.
+      params: to start from; fresh ones by default.
+      report: told of the state after each update.
+
+    Returns:
+      What is known after at least one update of the last phase, whatever the seconds.
+
+    Raises:
+      ValueError: there is no bound, or the evaluations are below the smallest update.
+    """
+    if not budget.is_bounded:
+        raise ValueError("training has no bound; give evaluations, episodes or seconds")
+    if budget.evaluations is not None:
+        learner = learner.within(problem.padded.padded_tasks, budget.evaluations)
+    params_key, phases = learner.phases(key, problem, links)
+    if params is None:
+        params = _init_params(params_key, problem, learner)
+    params = jax.tree.map(jnp.asarray, params)
+    for phase in phases:
+        state, interrupted = train(
+            phase,
+            phase.begin(params),
+            budget,
+            report=None if report is None else lambda state, _: report(state),
+        )
+        if interrupted and phase is not phases[-1]:
+            raise KeyboardInterrupt  # nothing was met that could be handed back
+        params = state.params
+    return Trained(
+        state=state,
+        policy=Policy(jax.device_get(state.params), learner.settings, learner.name),
+        placements=best_placements(state, int(problem.padded.num_tasks)),
+        interrupted=interrupted,
+    )
+
+
+@partial(jax.jit, static_argnames="learner")
+def _init_params(key: chex.PRNGKey, problem: PolicyInputs, learner: Learner) -> chex.ArrayTree:
+    return learner.init(key, problem)
+
+
+def best_placements(state: TrainState, num_tasks: int) -> np.ndarray:
+    """Returns the best placements that a training state has, `[B, n]`, to be judged.
+
+    They are its best, its elites, and where its chains are: elites are often all alike, and
+    worth less together where rounding to float32 hides which of two tasks is ready first. No
+    more than the oracle ranks, a teacher's beside them.
+    """
+    known = (
+        (state.best_placement[None], state.best_makespan_s[None]),
+        (state.elites.placement, state.elites.makespan_s),
+        (state.chain_placement, state.chain_makespan_s),
+    )
+    placements, makespan_s = (np.concatenate(part) for part in zip(*known, strict=True))
+    order = np.argsort(makespan_s, kind="stable")[: NUM_FINALISTS - 1]
+    chosen = order[(order == 0) | np.isfinite(makespan_s[order])]
+    return placements[chosen, :num_tasks].astype(np.int64)
 
 
 @pytree
 class Explored:
     """B episodes of a method and what they brought."""
 
-    lesson: chex.ArrayTree  # [B, ...] all that `Learner.loss` reads of the episodes
+    lesson: chex.ArrayTree  # [B, ...] all that `EpisodeLearner.loss` reads of the episodes
     placement: chex.Array  # [B, N] int32, the best placement that each episode met
     makespan_s: chex.Array  # [B] its simulated makespan
 
 
-class Learner(Protocol):
-    """A learned method and its settings: a frozen dataclass, static under `jit`.
+@dataclasses.dataclass(frozen=True)
+class EpisodeLearner(Learner):
+    """A method that learns by steps of Adam from what its own episodes met.
 
-    Its parameters have shapes that do not depend on the numbers of tasks and devices.
+    Hashable and static under `jit`; the methods below are pure.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-    @property
-    def batch(self) -> int:
-        """Episodes per update."""
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the episodes of an update."""
-
-    @property
-    def minibatches(self) -> int:
-        """Steps of the optimiser per pass, a divisor of `batch`."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Of Adam."""
+    batch: int = 16  # episodes per update
+    epochs: int = 1  # passes over the episodes of an update
+    minibatches: int = 1  # steps of the optimiser per pass, a divisor of `batch`
+    learning_rate: float = 1e-3  # of Adam
 
     def evaluations(self, num_tasks: int) -> int:
         """Returns how many placements of N (padded) tasks an update simulates."""
+        del num_tasks
+        return self.batch
 
-    def proposal_evaluations(self, num_tasks: int) -> int:
-        """Returns how many placements one proposal simulates, the proposed one not counted."""
-
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
-        """Returns fresh parameters; the key is consumed."""
-
+    @abc.abstractmethod
     def explore(
         self,
         params: chex.ArrayTree,
@@ -80,19 +222,21 @@ class Learner(Protocol):
     ) -> Explored:
         """Returns `batch` episodes, simulated under `links`; the key is consumed.
 
-        Pure; `update` `[]` counts the updates before.
+        `update` `[]` counts the updates before.
         """
 
+    @abc.abstractmethod
     def loss(
         self,
         params: chex.ArrayTree,
         problem: PolicyInputs,
-        lesson: chex.ArrayTree,
+        lesson: Any,
         update: chex.Array,
     ) -> chex.Array:
         """Returns the mean loss `[]` of a part of an update's lesson."""
 
-    def propose(
+    @abc.abstractmethod
+    def draw(
         self,
         params: chex.ArrayTree,
         problem: PolicyInputs,
@@ -102,50 +246,67 @@ class Learner(Protocol):
     ) -> chex.Array:
         """Returns placements `[count, N]`, the first of likeliest choices; consumes the key."""
 
+    def propose(
+        self,
+        params: chex.ArrayTree,
+        problem: PolicyInputs,
+        key: chex.PRNGKey,
+        count: int,
+        links: str,
+    ) -> np.ndarray:
+        """Returns what `draw` does, without padding."""
+        drawn = _draw(params, problem, key, self, count, links)
+        return np.asarray(drawn)[:, : int(problem.padded.num_tasks)].astype(np.int64)
 
-@dataclasses.dataclass(frozen=True)
-class TrainedLearner:
-    """What training left."""
+    def phases(
+        self, key: chex.PRNGKey, problem: PolicyInputs, links: str
+    ) -> tuple[chex.PRNGKey, Sequence[Phase]]:
+        """Returns the key of fresh parameters and the one phase; the key is consumed.
 
-    params: chex.ArrayTree  # on the host
-    placements: np.ndarray  # [K, N] int64, the best found, the very best first
-    evaluations: int  # placements simulated
-    updates: int
-    interrupted: bool  # by Ctrl-C
-
-
-def init_learner(
-    key: chex.PRNGKey,
-    problem: PolicyInputs,
-    learner: Learner,
-    params: chex.ArrayTree | None = None,
-) -> TrainState:
-    """Returns the state before the first update, with fresh parameters unless some are given.
-
-    The key is consumed.
-
-    Raises:
-      ValueError: `minibatches` is no divisor of `batch`.
-    """
-    if learner.batch % learner.minibatches:
-        raise ValueError(
-            f"minibatches is {learner.minibatches}; expected a divisor of batch, "
-            f"{learner.batch}"
+        Raises:
+          ValueError: `minibatches` is no divisor of `batch`.
+        """
+        if self.batch % self.minibatches:
+            raise ValueError(
+                f"minibatches is {self.minibatches}; expected a divisor of batch, {self.batch}"
+            )
+        params_key, key = jax.random.split(key)
+        optimizer = make_optimizer(self.learning_rate)
+        phase = Phase(
+            begin=lambda params: init_state(key, params, optimizer, problem, NUM_BEST),
+            update=lambda state: episode_update(state, problem, self, links),
+            evaluations=self.evaluations(problem.padded.padded_tasks),
+            episodes=self.batch,
         )
-    params_key, key = jax.random.split(key)
-    if params is None:
-        params = _init_params(params_key, problem, learner)
-    return init_state(key, params, make_optimizer(learner.learning_rate), problem, NUM_BEST)
+        return params_key, [phase]
 
+    def within(self, num_tasks: int, evaluations: int) -> Self:
+        """Returns the learner with the largest batch whose update keeps to the bound.
 
-@partial(jax.jit, static_argnames="learner")
-def _init_params(key: chex.PRNGKey, problem: PolicyInputs, learner: Learner) -> chex.ArrayTree:
-    return learner.init(key, problem)
+        Raises:
+          ValueError: an update of one episode would exceed it.
+        """
+        for batch in range(self.batch, 0, -1):
+            smaller = self._with_batch(batch)
+            if smaller.evaluations(num_tasks) <= evaluations:
+                return smaller
+        raise ValueError(
+            f"max_evaluations is {evaluations}; an update of {type(self).__name__} needs "
+            f"{self.least_evaluations(num_tasks)}"
+        )
+
+    def least_evaluations(self, num_tasks: int) -> int:
+        """Returns how many placements an update of one episode simulates."""
+        return self._with_batch(1).evaluations(num_tasks)
+
+    def _with_batch(self, batch: int) -> Self:
+        minibatches = math.gcd(self.minibatches, batch)
+        return dataclasses.replace(self, batch=batch, minibatches=minibatches)
 
 
 @partial(jax.jit, static_argnames=("learner", "links"))
-def learner_update(
-    state: TrainState, problem: PolicyInputs, learner: Learner, links: str
+def episode_update(
+    state: TrainState, problem: PolicyInputs, learner: EpisodeLearner, links: str
 ) -> tuple[TrainState, dict[str, chex.Array]]:
     """Explores once and learns from it; returns the new state and scalar metrics."""
     explore_key, order_key = jax.random.split(jax.random.fold_in(state.key, state.update))
@@ -169,7 +330,7 @@ def learner_update(
 def _learn(
     state: TrainState,
     problem: PolicyInputs,
-    learner: Learner,
+    learner: EpisodeLearner,
     lesson: chex.ArrayTree,
     key: chex.PRNGKey,
 ) -> tuple[TrainState, chex.Array]:
@@ -193,110 +354,13 @@ def _learn(
     return state, loss.mean()
 
 
-def train_learner(
-    learner: Learner,
-    problem: PolicyInputs,
-    key: chex.PRNGKey,
-    *,
-    budget_s: float | None = None,
-    max_evaluations: int | None = None,
-    links: str = "parallel",
-    params: chex.ArrayTree | None = None,
-    record: Callable[[int, float], None] | None = None,
-) -> TrainedLearner:
-    """Trains a learner for one problem until a bound is met; Ctrl-C ends it early.
-
-    Args:
-      learner: the method.
-      problem: what to place.
-      key: of everything random; it is consumed.
-      budget_s: seconds, compilation included, after which no update starts.
-      max_evaluations: placements that may be simulated; the batch is made smaller where a
-        single update would exceed it.
-      links: under which they are.
-      params: to start from; fresh ones by default.
-      record: told after each update of the evaluations spent and the best makespan.
-
-    Returns:
-      What is known after at least one update, whatever `budget_s`.
-
-    Raises:
-      ValueError: there is no bound, or `max_evaluations` is below the smallest update.
-    """
-    if budget_s is None and max_evaluations is None:
-        raise ValueError("training has no bound; give budget_s or max_evaluations")
-    began = time.monotonic()
-    learner = fit_batch(learner, problem.padded.padded_tasks, max_evaluations)
-    cost = learner.evaluations(problem.padded.padded_tasks)
-    state, done, interrupted = init_learner(key, problem, learner, params), 0, False
-    try:
-        while done == 0 or (
-            (budget_s is None or time.monotonic() - began < budget_s)
-            and (max_evaluations is None or (done + 1) * cost <= max_evaluations)
-        ):
-            state, _ = jax.block_until_ready(learner_update(state, problem, learner, links))
-            done += 1
-            if record is not None:
-                record(done * cost, float(state.best_makespan_s))
-    except KeyboardInterrupt:
-        if done == 0:
-            raise
-        interrupted = True
-    return TrainedLearner(
-        # On no device: what follows may run on others than training did.
-        params=jax.device_get(state.params),
-        placements=_best_placements(state, int(problem.padded.num_tasks)),
-        evaluations=done * cost,
-        updates=done,
-        interrupted=interrupted,
-    )
-
-
-def propose_placements(
-    learner: Learner,
-    params: chex.ArrayTree,
-    problem: PolicyInputs,
-    key: chex.PRNGKey,
-    count: int,
-    links: str,
-) -> np.ndarray:
-    """Returns placements `[count, N]` of trained parameters; the key is consumed."""
-    drawn = _propose(params, problem, key, learner, count, links)
-    return np.asarray(drawn)[:, : int(problem.padded.num_tasks)].astype(np.int64)
-
-
 @partial(jax.jit, static_argnames=("learner", "count", "links"))
-def _propose(
+def _draw(
     params: chex.ArrayTree,
     problem: PolicyInputs,
     key: chex.PRNGKey,
-    learner: Learner,
+    learner: EpisodeLearner,
     count: int,
     links: str,
 ) -> chex.Array:
-    return learner.propose(params, problem, key, count, links)
-
-
-def fit_batch(learner: Learner, num_tasks: int, max_evaluations: int | None) -> Learner:
-    """Returns the learner with the largest batch whose update keeps to the bound.
-
-    Raises:
-      ValueError: an update of one episode would exceed it.
-    """
-    if max_evaluations is None:
-        return learner
-    for batch in range(learner.batch, 0, -1):
-        minibatches = math.gcd(learner.minibatches, batch)
-        smaller = dataclasses.replace(learner, batch=batch, minibatches=minibatches)
-        if smaller.evaluations(num_tasks) <= max_evaluations:
-            return smaller
-    raise ValueError(
-        f"max_evaluations is {max_evaluations}; an update of {type(learner).__name__} needs "
-        f"{smaller.evaluations(num_tasks)}"
-    )
-
-
-def _best_placements(state: TrainState, num_tasks: int) -> np.ndarray:
-    """Returns the elites `[K, N]`, which are never none after an update."""
-    known = np.isfinite(np.asarray(state.elites.makespan_s))
-    return np.asarray(state.elites.placement)[known][:, :num_tasks].astype(np.int64)
+    return learner.draw(params, problem, key, count, links)

@@ -14,19 +14,308 @@ decays. Where we differ from the source:
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.learners.learner import Explored
-from doppler_jax.learners.placeto_policy import PlacetoPolicy, Tables, act
+from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
 
+WORD = 32
+"""Tasks in a word of `Relatives`."""
+
 ENTRIES = 1 << 24
 """Entries of the placements that are simulated in one call, at most."""
+
+
+@pytree
+class Relatives:
+    """Who is upstream and downstream of whom, a bit per pair: 10,000 tasks take 25 MB."""
+
+    ancestors: chex.Array  # [N + 1, W] uint32, of each task, itself included
+    descendants: chex.Array  # [N + 1, W] uint32, likewise
+
+
+def find_relatives(problem: PolicyInputs, order: chex.Array) -> Relatives:
+    """Returns the relatives of all tasks, given them in a topological order `[N]`."""
+    padded = problem.padded
+    return Relatives(
+        ancestors=_closure(padded.pred_task, order),
+        descendants=_closure(padded.succ_task, order[::-1]),
+    )
+
+
+def _closure(neighbours: chex.Array, order: chex.Array) -> chex.Array:
+    """Joins, task after task, the words of `neighbours` `[N + 1, K]`, which come before it."""
+    rows = neighbours.shape[0]
+    neighbours = jnp.asarray(neighbours)
+
+    def join(words: chex.Array, task: chex.Array) -> tuple[chex.Array, None]:
+        joined = jnp.bitwise_or.reduce(words[neighbours[task]], axis=0)
+        own = jnp.uint32(1) << (task % WORD).astype(jnp.uint32)
+        return words.at[task].set(joined.at[task // WORD].add(own)), None
+
+    return jax.lax.scan(join, jnp.zeros((rows, -(-rows // WORD)), jnp.uint32), order)[0]
+
+
+def group_shares(problem: PolicyInputs, relatives: Relatives, task: chex.Array) -> chex.Array:
+    """Returns the weights `[3, N + 1]` that average over a task's groups.
+
+    They are its ancestors, its descendants and all other tasks, which may run beside it.
+    """
+    rows = problem.task_features.shape[0]
+    tasks = jnp.arange(rows)
+
+    def members(words: chex.Array) -> chex.Array:
+        bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None]) & 1
+        return bits.reshape(-1)[:rows].astype(bool) & (tasks != task)
+
+    above, below = members(relatives.ancestors[task]), members(relatives.descendants[task])
+    beside = ~above & ~below & (tasks != task) & (tasks < problem.padded.num_tasks)
+    groups = jnp.stack([above, below, beside]).astype(jnp.float32)
+    return groups / jnp.maximum(groups.sum(-1, keepdims=True), 1.0)
+
+
+class TwoWayEncoder(nn.Module):
+    """Embeds tasks by what lies upstream of them and, apart from it, by what lies downstream.
+
+    In each of `rounds` rounds a task adds h2(mean of h1 over its producers' embeddings) to
+    its own, with h1 and h2 shared by the rounds, and likewise, with others, over its readers.
+    """
+
+    width: int
+    rounds: int
+
+    @nn.compact
+    def __call__(self, problem: PolicyInputs, features: chex.Array) -> chex.Array:
+        """Returns embeddings `[N + 1, ..., 2 width]` of features `[N + 1, ..., F]`."""
+        start = nn.leaky_relu(nn.Dense(self.width)(features))
+        start = nn.Dense(self.width)(start)
+        sender, receiver = problem.edge_sender, problem.edge_receiver
+        ways = [
+            self._pass_messages(neighbour_mean(*ends, start), start)
+            for ends in ((sender, receiver), (receiver, sender))
+        ]
+        return jnp.concatenate(ways, axis=-1)
+
+    def _pass_messages(
+        self, mean: Callable[[chex.Array], chex.Array], start: chex.Array
+    ) -> chex.Array:
+        message, update = nn.Dense(self.width), nn.Dense(self.width)
+        embedding = start
+        for _ in range(self.rounds):
+            received = mean(nn.leaky_relu(message(embedding)))
+            embedding = embedding + nn.leaky_relu(update(received))
+        return embedding
+
+
+def neighbour_mean(
+    source: chex.Array, target: chex.Array, like: chex.Array
+) -> Callable[[chex.Array], chex.Array]:
+    """Returns the function that averages rows of `source` `[E]` for every `target` `[E]`.
+
+    Args:
+      source: the rows that are read.
+      target: the rows that are written; those that nothing reaches become 0.
+      like: `[N + 1, ...]` of the shape that is averaged.
+    """
+    rows = like.shape[0]
+    count = jax.ops.segment_sum(jnp.ones(target.shape, jnp.float32), target, rows)
+    share = (1.0 / jnp.maximum(count, 1.0)).reshape((rows,) + (1,) * (like.ndim - 1))
+    return lambda values: jax.ops.segment_sum(values[source], target, rows) * share
+
+
+@pytree
+class Tables:
+    """What all steps and episodes share."""
+
+    order: chex.Array  # [N] int32, tasks in the order of the steps; padding comes last
+    relatives: Relatives
+    embedding: chex.Array  # [N + 1, 2h] of the static features; [N + 1, 0] if encoded per step
+
+
+class PlacetoPolicy(nn.Module):
+    """Scores devices for one task at a time; equivariant under relabelling of devices.
+
+    Where the source has a column per device, the network sees the graph once from each
+    device: whether a task is on *this* device, its compute *here*.
+    """
+
+    width: int
+    rounds: int
+    once: bool
+
+    def setup(self) -> None:
+        self.encoder = TwoWayEncoder(self.width, self.rounds)
+        self.member = nn.Dense(3 * self.width)
+        self.hidden = nn.Dense(2 * self.width)
+        self.out = nn.Dense(1, kernel_init=nn.initializers.zeros)
+
+    def tables(self, problem: PolicyInputs) -> Tables:
+        """Returns what does not depend on the placement."""
+        # Padding has the last rank of all, so that a stable sort keeps it behind.
+        order = jnp.argsort(jnp.asarray(problem.topological_rank)[:-1]).astype(jnp.int32)
+        features = problem.task_features
+        embedding = self.encoder(problem, features) if self.once else features[:, :0]
+        return Tables(
+            order=order, relatives=find_relatives(problem, order), embedding=embedding
+        )
+
+    def logits(
+        self, problem: PolicyInputs, tables: Tables, placement: chex.Array, step: chex.Array
+    ) -> chex.Array:
+        """Returns logits `[B, D]`, -inf for devices that cannot run the task of the step.
+
+        Args:
+          problem: the problem.
+          tables: its tables.
+          placement: `[B, N]` where the tasks are now.
+          step: `[]` int.
+        """
+        task = tables.order[step]
+        # Task N is on no device.
+        spare = ((0, 0), (0, 1))
+        where = jnp.pad(placement, spare, constant_values=problem.padded.num_devices).T
+        share = group_shares(problem, tables.relatives, task)
+        if self.once:
+            seen = self._view_once(problem, tables.embedding, where, task, step, share)
+        else:
+            seen = self._view_each_step(problem, where, task, step, share)
+        score = self.out(nn.leaky_relu(self.hidden(seen)))[..., 0]
+        return jnp.where(jnp.isfinite(problem.padded.compute_s[task])[None], score, -jnp.inf)
+
+    def _view_each_step(
+        self,
+        problem: PolicyInputs,
+        where: chex.Array,
+        task: chex.Array,
+        step: chex.Array,
+        share: chex.Array,
+    ) -> chex.Array:
+        """Encodes the graph as it is now; returns what the head sees, `[B, D, K]`.
+
+        `where` is `[N + 1, B]`, the other arguments as in `logits` and `group_shares`.
+        """
+        features = _state_features(problem, where, task, step)
+        embedding = self.encoder(problem, features)
+        members = jnp.split(nn.leaky_relu(self.member(embedding)), 3, axis=-1)
+        pooled = [
+            jnp.tensordot(group, member, axes=1)
+            for group, member in zip(share, members, strict=True)
+        ]
+        return jnp.concatenate([embedding[task], *pooled], axis=-1)
+
+    def _view_once(
+        self,
+        problem: PolicyInputs,
+        embedding: chex.Array,
+        where: chex.Array,
+        task: chex.Array,
+        step: chex.Array,
+        share: chex.Array,
+    ) -> chex.Array:
+        """Averages static embeddings over the tasks of each device; like `_view_each_step`.
+
+        Of each group, all tasks, those on the device, and those of them that stay there.
+        """
+        devices = problem.padded.num_devices
+        member = self.member(embedding).reshape(-1, 3, self.width)
+        on = where[:, :, None] == jnp.arange(devices)[None, None]
+        visited = _visited(problem, step)
+        on = jnp.stack([on, on & visited[:, None, None]], axis=-1).astype(jnp.float32)
+        weighed = (share.T[:, :, None] * member).reshape(len(where), -1)
+        pooled = jnp.einsum("nk,nbds->bdsk", weighed, on)
+        pooled = pooled.reshape(*pooled.shape[:2], -1)
+        static = jnp.concatenate([embedding[task], weighed.sum(0)])
+        static = jnp.broadcast_to(static, (*pooled.shape[:2], static.shape[0]))
+        near = _near_features(problem, where, task)
+        return jnp.concatenate([static, pooled, near], axis=-1)
+
+
+def _visited(problem: PolicyInputs, step: chex.Array) -> chex.Array:
+    """Whether each task was the task of an earlier step, `[N + 1]`."""
+    return jnp.asarray(problem.topological_rank) < step
+
+
+def _state_features(
+    problem: PolicyInputs, where: chex.Array, task: chex.Array, step: chex.Array
+) -> chex.Array:
+    """Returns features `[N + 1, B, D, F]` of tasks as seen from each device.
+
+    The static ones of all learned methods; compute on the device; whether the task is on the
+    device; time to move its largest output from where it is to the device; whether it is the
+    one to be placed, and whether it has been.
+    """
+    padded = problem.padded
+    rows, devices = padded.compute_s.shape
+    compute_s = jnp.where(jnp.isfinite(padded.compute_s), padded.compute_s, 0.0)
+    on = where[:, :, None] == jnp.arange(devices)[None, None]
+    num_bytes = jnp.asarray(padded.succ_bytes).max(-1)[:, None, None]
+    there = jnp.minimum(where, devices - 1)
+    move_s = padded.latency_s[there] + num_bytes * padded.seconds_per_byte[there]
+    move_s = jnp.where(padded.num_edges[:, None, None] > 0, move_s, 0.0)
+
+    def spread(values: chex.Array) -> chex.Array:
+        return jnp.broadcast_to(values[..., None].astype(jnp.float32), (*on.shape, 1))
+
+    static = problem.task_features[:, None, None]
+    return jnp.concatenate(
+        [
+            jnp.broadcast_to(static, (*on.shape, static.shape[-1])),
+            spread(jnp.log1p(compute_s / problem.unit_s)[:, None]),
+            spread(on),
+            spread(jnp.log1p(move_s / problem.unit_s)),
+            spread((jnp.arange(rows) == task)[:, None, None]),
+            spread(_visited(problem, step)[:, None, None]),
+        ],
+        axis=-1,
+    )
+
+
+def _near_features(problem: PolicyInputs, where: chex.Array, task: chex.Array) -> chex.Array:
+    """Returns features `[B, D, 5]` of moving the task to each device.
+
+    Its compute there; mean transfer times of its inputs that are there, of its outputs that
+    are read there, and of the other inputs there of its readers; whether it is there now.
+    """
+    padded = problem.padded
+    devices = jnp.arange(padded.num_devices)
+    pairs = max(padded.num_devices * (padded.num_devices - 1), 1)
+    latency_s = padded.latency_s.sum() / pairs
+    seconds_per_byte = padded.seconds_per_byte.sum() / pairs
+
+    def inputs_s(readers: chex.Array) -> chex.Array:
+        """Seconds `[B, D]` to move the inputs of readers, but for the task's own."""
+        producers = jnp.asarray(padded.pred_task)[readers]
+        transfer_s = latency_s + jnp.asarray(padded.pred_bytes)[readers] * seconds_per_byte
+        return on_each(producers, jnp.where(producers == task, 0.0, transfer_s))
+
+    def on_each(tasks: chex.Array, transfer_s: chex.Array) -> chex.Array:
+        on = where[tasks.reshape(-1)][:, :, None] == devices[None, None]
+        return jnp.einsum("k,kbd->bd", transfer_s.reshape(-1), on.astype(jnp.float32))
+
+    compute_s = padded.compute_s[task]
+    compute_s = jnp.where(jnp.isfinite(compute_s), compute_s, 0.0)
+    on = (where[task][:, None] == devices[None]).astype(jnp.float32)
+    readers = jnp.asarray(padded.succ_task)[task]
+    near_s = [
+        jnp.broadcast_to(compute_s[None], on.shape),
+        inputs_s(task),
+        on_each(readers, jnp.asarray(problem.succ_transfer_s)[task]),
+        inputs_s(readers),
+    ]
+    return jnp.stack([*(jnp.log1p(s / problem.unit_s) for s in near_s), on], axis=-1)
+
+
+def act(policy: PlacetoPolicy, params: chex.ArrayTree, method: str, *args: Any) -> Any:
+    """Runs a method of the policy."""
+    return policy.apply({"params": params}, *args, method=method)
 
 
 @pytree
@@ -39,7 +328,7 @@ class Lesson:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placeto:
+class Placeto(EpisodeLearner):
     """Settings of Placeto.
 
     `once` is the fair variant: the graph is encoded once per update, from static features,
@@ -47,10 +336,9 @@ class Placeto:
     As published, the graph is encoded at every step, with where all tasks are.
     """
 
+    name: ClassVar[str] = "placeto"
+
     once: bool = False
-    batch: int = 16  # episodes per update
-    epochs: int = 1
-    minibatches: int = 1
     learning_rate: float = 3e-3
     entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
     entropy_halving: int = 100
@@ -65,11 +353,6 @@ class Placeto:
     def evaluations(self, num_tasks: int) -> int:
         """Returns how many placements an update simulates: every episode's, at every step."""
         return self.batch * (num_tasks + 1)
-
-    def proposal_evaluations(self, num_tasks: int) -> int:
-        """Returns 0: an episode's end is proposed unseen."""
-        del num_tasks
-        return 0
 
     def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters; the key is consumed."""
@@ -147,7 +430,7 @@ class Placeto:
         log_p, entropy = jax.lax.map(lambda t: step(params, tables, t), steps)
         return log_p.T, entropy.T
 
-    def propose(
+    def draw(
         self,
         params: chex.ArrayTree,
         problem: PolicyInputs,

@@ -7,19 +7,19 @@ looked at is too large to keep, so a loss runs the recorded actions again, block
 import abc
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from doppler_jax.learners.learner import Explored
+from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies import model
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.list_schedule import ListSchedule, append, begin, device_features
 from doppler_jax.policies.model import Features, PolicyConfig
 from doppler_jax.policies.place import PlaceTables, device_logits
-from doppler_jax.policies.rollout import Actions, categorical, draw_index, teach
+from doppler_jax.policies.rollout import Actions, PolicyTables, categorical, draw_index, teach
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.losses import CHUNK, normalised_advantage
 from doppler_jax.types import pytree
@@ -29,6 +29,10 @@ IMITATED = 30
 
 ENTROPY_WEIGHT, ENTROPY_HALVING = 1e-2, 200
 """Of the entropy bonus: at the start, and the updates after which it has halved."""
+
+
+NUM_DYNAMIC = 3
+"""Features of the state: placed, start, finish."""
 
 
 @pytree
@@ -164,7 +168,7 @@ def sample(
 
 
 @dataclasses.dataclass(frozen=True)
-class Stepwise(abc.ABC):
+class Stepwise(EpisodeLearner):
     """Settings of such a method; what differs between them are `prepare` and `pairs`.
 
     REINFORCE with normalised advantages, after `IMITATED` updates that imitate the
@@ -172,7 +176,6 @@ class Stepwise(abc.ABC):
     """
 
     batch: int = 32
-    epochs: int = 1
     minibatches: int = 2
     learning_rate: float = 2e-3
     width: int = 32
@@ -198,16 +201,6 @@ class Stepwise(abc.ABC):
     def config(self) -> PolicyConfig:
         """Of the networks, which are DOPPLER's own."""
         return PolicyConfig(width=self.width, rounds=self.rounds, features=self.features)
-
-    def evaluations(self, num_tasks: int) -> int:
-        """Returns the placements that an update simulates: one per episode."""
-        del num_tasks
-        return self.batch
-
-    def proposal_evaluations(self, num_tasks: int) -> int:
-        """Returns 0: a proposal is one episode."""
-        del num_tasks
-        return 0
 
     def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
         """Returns fresh parameters; the key is consumed."""
@@ -256,7 +249,7 @@ class Stepwise(abc.ABC):
         steps = jnp.maximum(problem.padded.num_tasks, 1).astype(log_p.dtype)
         return -(lesson.weight * log_p + bonus * entropy).mean() / steps
 
-    def propose(
+    def draw(
         self,
         params: chex.ArrayTree,
         problem: PolicyInputs,
@@ -275,3 +268,91 @@ class Stepwise(abc.ABC):
 
 def _no_members(problem: PolicyInputs) -> chex.Array:
     return jnp.zeros((problem.task_features.shape[0], 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint(Stepwise):
+    """A joint policy: DOPPLER's networks under one softmax over (frontier task, device) pairs.
+
+    An ablation: the logit of a pair is SEL's score of the task plus PLC's logit of the device,
+    on the same features, so that DOPPLER's factored choice is all that differs.
+    """
+
+    name: ClassVar[str] = "joint"
+
+    @property
+    def block(self) -> int:
+        """Steps of which a gradient keeps in memory what they looked at."""
+        return 64
+
+    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> PolicyTables:
+        """Returns the tables, which one pass of the encoder makes for all episodes."""
+        return model.apply(params, self.config, problem)
+
+    def pairs(
+        self,
+        params: chex.ArrayTree,
+        prepared: PolicyTables,
+        problem: PolicyInputs,
+        state: ListSchedule,
+    ) -> Pairs:
+        """Returns the choices in a state of the list schedule."""
+        del params
+        logits, est_s = place_logits(prepared.place, problem, state)
+        logits = logits + prepared.score[state.head][:, None]
+        possible = frontier(problem, state)[:, None]
+        return Pairs(logits=jnp.where(possible, logits, -jnp.inf), est_s=est_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerStep(Stepwise):
+    """DOPPLER with message passing at every step, the paper's ablation of once per episode.
+
+    At each step the encoder runs again and sees, beside the static features of every task,
+    whether it is placed and when it starts and finishes in the list schedule so far. The
+    choice is factored as DOPPLER's: SEL's softmax over the frontier, then PLC's over devices.
+    """
+
+    name: ClassVar[str] = "per_step"
+
+    batch: int = 16
+    minibatches: int = 1
+
+    @property
+    def block(self) -> int:
+        """Steps of which a gradient keeps in memory what they looked at."""
+        return 4
+
+    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+        """Returns fresh parameters; the key is consumed."""
+        rows = problem.task_features.shape[0]
+        seen = _with_features(problem, jnp.zeros((rows, NUM_DYNAMIC)))
+        return model.init_params(key, self.config, seen)
+
+    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> None:
+        """Returns nothing: steps share nothing."""
+
+    def pairs(
+        self, params: chex.ArrayTree, prepared: None, problem: PolicyInputs, state: ListSchedule
+    ) -> Pairs:
+        """Returns the choices in a state of the list schedule."""
+        del prepared
+        placed = state.device != problem.padded.num_devices
+        times_s = jnp.stack([state.start_s, state.finish_s], axis=-1)
+        times = jnp.log1p(jnp.where(placed[:, None], times_s, 0.0) / problem.unit_s)
+        dynamic = jnp.concatenate([placed[:, None].astype(times.dtype), times], axis=-1)
+        tables = model.apply(params, self.config, _with_features(problem, dynamic))
+
+        logits, est_s = place_logits(tables.place, problem, state)
+        possible = frontier(problem, state)
+        scores = jnp.where(possible, tables.score[state.head], -jnp.inf)
+        # A row that is masked, or an empty frontier, must not make a gradient of nan.
+        scores = jax.nn.log_softmax(jnp.where(possible.any(), scores, 0.0))
+        legal = possible[:, None] & jnp.isfinite(logits)
+        logits = jax.nn.log_softmax(jnp.where(possible[:, None], logits, 0.0), axis=-1)
+        return Pairs(logits=jnp.where(legal, scores[:, None] + logits, -jnp.inf), est_s=est_s)
+
+
+def _with_features(problem: PolicyInputs, dynamic: chex.Array) -> PolicyInputs:
+    seen = jnp.concatenate([problem.task_features, dynamic], axis=-1)
+    return dataclasses.replace(problem, task_features=seen)

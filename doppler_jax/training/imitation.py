@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from doppler_jax.policies import rollout
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.training.loop import Phase
 from doppler_jax.training.losses import Lesson
 from doppler_jax.training.reinforce import descend_lesson
-from doppler_jax.training.state import TrainState
+from doppler_jax.training.state import TrainState, init_state, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,22 @@ class ImitationConfig:
 
     batch: int = 32  # episodes of the teacher per update
     learning_rate: float = 3e-3
+
+
+def imitation_phase(
+    key: chex.PRNGKey,
+    problem: PolicyInputs,
+    policy: PolicyConfig,
+    config: ImitationConfig,
+    num_updates: int,
+) -> Phase:
+    """Returns stage 1 of a problem; the key is consumed. Nothing of it counts but its time."""
+    optimizer = make_optimizer(config.learning_rate)
+    return Phase(
+        begin=lambda params: init_state(key, params, optimizer, problem, num_elites=1),
+        update=lambda state: imitation_update(state, problem, policy, config),
+        num_updates=num_updates,
+    )
 
 
 @partial(jax.jit, static_argnames=("policy", "config"))

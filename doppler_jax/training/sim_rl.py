@@ -17,9 +17,15 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
-from doppler_jax.training.elites import update_elites
+from doppler_jax.training.loop import Phase
 from doppler_jax.training.reinforce import count_batch, descend_batch
-from doppler_jax.training.state import TrainState, init_state, keep_best, make_optimizer
+from doppler_jax.training.state import (
+    TrainState,
+    init_state,
+    keep_best,
+    make_optimizer,
+    update_elites,
+)
 from doppler_jax.training.tempering import RUNGS, Chains, temper
 
 
@@ -74,6 +80,23 @@ def check_sim_config(config: SimConfig) -> None:
         raise ValueError(
             f"minibatches is {config.minibatches}; expected a divisor of batch, {config.batch}"
         )
+
+
+def sim_phase(
+    key: chex.PRNGKey,
+    problem: PolicyInputs,
+    policy: PolicyConfig,
+    config: SimConfig,
+    num_updates: float = math.inf,
+) -> Phase:
+    """Returns stage 2 of a problem; the key is consumed."""
+    return Phase(
+        begin=lambda params: init_sim_state(key, params, problem, config),
+        update=lambda state: sim_update(state, problem, policy, config),
+        num_updates=num_updates,
+        evaluations=config.evaluations,
+        episodes=config.batch,
+    )
 
 
 def init_sim_state(

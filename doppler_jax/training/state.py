@@ -1,4 +1,4 @@
-"""What training carries from update to update; everything a checkpoint must hold."""
+"""What training carries from update to update, the best placements found among it."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from doppler_jax.types import pytree
 
 @pytree
 class Elites:
-    """The K best placements seen."""
+    """The archive of the K best placements found, kept to be imitated."""
 
     placement: chex.Array  # [K, N] int32
     makespan_s: chex.Array  # [K] ascending; inf where there is none yet
@@ -95,3 +95,23 @@ def best_of(
         jnp.where(better, placements[first], known),
         jnp.where(better, makespan_s[first], known_s),
     )
+
+
+def update_elites(elites: Elites, placements: chex.Array, makespan_s: chex.Array) -> Elites:
+    """Returns the K best of the archive and the B new placements `[B, N]`.
+
+    Of placements with one makespan (nearly always relabellings of each other) one is kept.
+    """
+    makespan_s = _each_once(jnp.concatenate([elites.makespan_s, makespan_s]))
+    best = jnp.argsort(makespan_s)[: elites.makespan_s.shape[0]]
+    return Elites(
+        placement=jnp.concatenate([elites.placement, placements])[best],
+        makespan_s=makespan_s[best],
+    )
+
+
+def _each_once(makespan_s: chex.Array) -> chex.Array:
+    """Returns makespans `[B]` with inf in place of all but the first of equal ones."""
+    order = jnp.argsort(makespan_s)
+    repeated = jnp.diff(makespan_s[order], prepend=-jnp.inf) == 0
+    return makespan_s.at[order].set(jnp.where(repeated, jnp.inf, makespan_s[order]))

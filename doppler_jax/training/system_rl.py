@@ -21,11 +21,10 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode
-from doppler_jax.training.elites import update_elites
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.proposals import propose
 from doppler_jax.training.reinforce import count_batch, descend_batch
-from doppler_jax.training.state import TrainState, keep_best
+from doppler_jax.training.state import TrainState, keep_best, update_elites
 from doppler_jax.types import TaskGraph
 
 BEFORE_TRAINING = -1

@@ -10,7 +10,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.training.checkpoint import read_policy
+from doppler_jax.policy_files import read_policy
 from doppler_jax.training.stream import Bucket
 from experiments import pretraining
 from experiments.pretrain import PretrainSettings

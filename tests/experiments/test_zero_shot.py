@@ -11,7 +11,7 @@ import doppler_jax as dj
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.graphs.families import HELD_OUT
-from doppler_jax.learned import policy_candidates
+from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Policy

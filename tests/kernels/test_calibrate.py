@@ -14,14 +14,16 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration import load_calibration
-from doppler_jax.engine import calibrate
-from doppler_jax.engine.calibrate import (
-    NUM_SENT,
+from doppler_jax.engine import calibration
+from doppler_jax.engine.calibration import (
     _pooled_medians,
-    handling_program,
-    kernel_program,
     measure_calibration,
     measure_kernels_again,
+)
+from doppler_jax.engine.calibration_programs import (
+    NUM_SENT,
+    handling_program,
+    kernel_program,
     transfer_program,
 )
 from doppler_jax.types import Costs
@@ -221,7 +223,7 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
         def __call__(self, *args):
             pass
 
-    monkeypatch.setattr(calibrate, "load", Step)
+    monkeypatch.setattr(calibration, "load", Step)
     found = measure_calibration(sharded, jax.devices()[:3], repeats=1)
     assert set(pairs) == {(0, 1)}  # which stands for the other two
     costs = dj.make_costs(sharded, found)

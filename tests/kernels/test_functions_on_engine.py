@@ -24,10 +24,13 @@ def test_placed_function_equals_the_function(name, num_devices):
     expected = jax.jit(fn)(*fresh(args))
     sharded = partition(case.trace(fn, args), num_devices)
     rng = np.random.default_rng(num_devices)
-    devices = dj.LocalDevices(jax.devices()[:num_devices])
+    devices = jax.devices()[:num_devices]
+    executables = dj.Executables()
     for mode in ("work_conserving", "stream"):
         placement = rng.integers(num_devices, size=sharded.graph.num_tasks)
-        step = dj.compile(sharded, placement, devices=devices, mode=mode)
+        step = dj.compile(
+            sharded, placement, devices=devices, mode=mode, executables=executables
+        )
         assert_same(step(*fresh(args)), expected, case.tolerance)
 
 

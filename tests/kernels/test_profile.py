@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -138,13 +139,14 @@ def test_refuses_what_does_not_fit():
 
 
 @pytest.mark.parametrize("mode", ["work_conserving", "stream", "bulk_synchronous"])
-def test_of_a_real_call(mode, local):
+def test_of_a_real_call(mode, executables):
     tasks = [("spin", ["i0"]), ("spin", ["i1"]), ("mean", ["t0", "t1"]), ("spin", ["t2"])]
     step = dj.compile(
         build(tasks, ["t3"]),
         [0, 1, 1, 0],
-        devices=local[:2],
+        devices=jax.devices("cpu")[:2],
         mode=mode,
+        executables=executables,
     )
     for read in (step.profile, lambda: step.lower_bound_s):
         with pytest.raises(ValueError, match="call the function first"):

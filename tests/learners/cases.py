@@ -1,25 +1,32 @@
 """A learner that compiles in a moment, and a problem on which it must learn."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.learners.learner import Explored
+from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.simulator.simulate import simulate_padded
 
 DEVICES = 3
 
 
+def fresh(learner, problem, key=0, params=None):
+    """The state of an `EpisodeLearner` before its first update, and the update."""
+    key, (phase,) = learner.phases(jax.random.key(key), problem, "parallel")
+    start = jax.jit(learner.init)(key, problem) if params is None else params
+    return phase.begin(start), phase.update
+
+
 @dataclasses.dataclass(frozen=True)
-class Toy:
+class Toy(EpisodeLearner):
     """Draws every task's device from one softmax over devices."""
 
-    batch: int = 16
-    epochs: int = 1
-    minibatches: int = 1
+    name: ClassVar[str] = "toy"
+
     learning_rate: float = 0.3
     cost: int = 1  # simulations of an episode; as many less one of a proposal
 
@@ -43,7 +50,7 @@ class Toy:
         log_p = jax.nn.log_softmax(params["logits"])[lesson["device"]].sum(-1)
         return -(lesson["advantage"] * log_p).mean()
 
-    def propose(self, params, problem, key, count, links):
+    def draw(self, params, problem, key, count, links):
         shape = (count, problem.padded.padded_tasks)
         drawn = jax.random.categorical(key, params["logits"], shape=shape).astype(jnp.int32)
         return drawn.at[0].set(params["logits"].argmax().astype(jnp.int32))

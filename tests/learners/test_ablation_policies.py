@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax import learned
+from doppler_jax.learners import doppler
+from doppler_jax.learners.doppler import Doppler
 from doppler_jax.policies import model
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -105,16 +106,11 @@ def test_rules_have_no_parameters_and_pass_no_gradient(drawn, rule, absent, pres
 
 @pytest.mark.parametrize(("place", "weight"), [("earliest", 0.0), ("learned", 4.0)])
 def test_elites_teach_only_a_learned_place(monkeypatch, place, weight):
-    def train_policy(problem, key, *, policy, simulate, **bounds):
-        assert (policy.place, simulate.elite_weight) == (place, weight)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(learned, "train_policy", train_policy)
-    with pytest.raises(KeyboardInterrupt):
-        learned.learn_placements(
-            None, 0, None, config=PolicyConfig(place=place), budget_s=1.0,
-            max_evaluations=None, links="parallel",
-        )  # fmt: skip
+    asked = []
+    monkeypatch.setattr(doppler, "sim_phase", lambda *args: asked.append(args[2:]))
+    Doppler(policy=PolicyConfig(place=place)).phases(jax.random.key(0), None, "serial")
+    ((policy, simulate),) = asked
+    assert (policy.place, simulate.elite_weight, simulate.links) == (place, weight, "serial")
 
 
 def test_configurations_of_older_checkpoints_mean_learned_policies():

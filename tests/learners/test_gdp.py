@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.learners import segment_attention
-from doppler_jax.learners.gdp import Gdp, chosen_log_prob, clipped_gain
-from doppler_jax.learners.graph_sage import GraphSage
-from doppler_jax.learners.learner import init_learner, learner_update
-from doppler_jax.learners.segment_attention import SegmentAttention, cut_segments
+from doppler_jax.learners import gdp
+from doppler_jax.learners.gdp import (
+    Gdp,
+    GraphSage,
+    SegmentAttention,
+    chosen_log_prob,
+    clipped_gain,
+    cut_segments,
+)
 from doppler_jax.policies.features import make_policy_inputs
 from tests.generators import random_problem
+from tests.learners.cases import fresh
 from tests.policies.cases import padded_problem
 
 SMALL = Gdp(batch=32, epochs=2, minibatches=1, width=8, rounds=1, layers=1, heads=2)
@@ -20,7 +25,7 @@ TASKS, DEVICES = 21, 3
 
 logits_of = jax.jit(SMALL.logits)
 explore = jax.jit(SMALL.explore, static_argnames="links")
-propose = jax.jit(SMALL.propose, static_argnames=("count", "links"))
+propose = jax.jit(SMALL.draw, static_argnames=("count", "links"))
 loss_and_gradient = jax.jit(jax.value_and_grad(SMALL.loss))
 
 
@@ -133,7 +138,7 @@ def test_first_proposal_is_the_likeliest(problem, params):
 
 
 def test_padding_changes_nothing(case, problem, params, monkeypatch):
-    monkeypatch.setattr(segment_attention, "SEGMENT", 8)
+    monkeypatch.setattr(gdp, "SEGMENT", 8)
     padded = padded_problem(*case, tasks=40, edges=256)
     # Compiled afresh, for the segments.
     small, large = (jax.jit(lambda p: SMALL.logits(params, p))(p) for p in (problem, padded))
@@ -204,7 +209,7 @@ def test_no_gradient_flows_into_the_cache(attention):
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
 def test_segments_hold_everything_in_order(length):
     segments = cut_segments(jnp.arange(1, length + 1))
-    assert segments.shape[1] == min(length, segment_attention.SEGMENT)
+    assert segments.shape[1] == min(length, gdp.SEGMENT)
     np.testing.assert_array_equal(segments.reshape(-1)[:length], np.arange(1, length + 1))
     assert not segments.reshape(-1)[length:].any()
 
@@ -216,10 +221,10 @@ def test_the_policy_improves_over_its_start_on_chainmm():
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
     problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
-    state = init_learner(jax.random.key(0), problem, learner)
+    state, update = fresh(learner, problem)
     drawn_s = []
     for _ in range(80):
-        state, metrics = learner_update(state, problem, learner=learner, links="parallel")
+        state, metrics = update(state)
         drawn_s.append(float(metrics["makespan_mean_s"]))
     assert np.mean(drawn_s[-5:]) < 0.85 * drawn_s[0]
 
@@ -234,7 +239,7 @@ def test_ten_thousand_tasks_take_linear_memory():
         problem = make_policy_inputs(graph, costs)
         learner = Gdp()
         weights = jax.jit(learner.init)(jax.random.key(0), problem)
-        run = jax.jit(learner.propose, static_argnames=("count", "links"))
+        run = jax.jit(learner.draw, static_argnames=("count", "links"))
         run = run.lower(
             weights, problem, jax.random.key(1), count=4, links="parallel"
         ).compile()

@@ -9,9 +9,9 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.learners import giph
 from doppler_jax.learners.giph import Giph, GiphLesson, move_log_prob, step_advantage
-from doppler_jax.learners.learner import init_learner, learner_update
 from doppler_jax.policies.features import make_policy_inputs
 from tests.generators import random_problem
+from tests.learners.cases import fresh
 from tests.policies.cases import padded_problem
 
 LEARNER = Giph(batch=4, width=8, rounds=1)
@@ -205,10 +205,10 @@ def test_the_policy_improves_over_its_start():
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
     problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Giph()
-    state = init_learner(jax.random.key(0), problem, learner)
+    state, update = fresh(learner, problem)
     met_s = []
     for _ in range(50):
-        state, metrics = learner_update(state, problem, learner, "parallel")
+        state, metrics = update(state)
         met_s.append(float(metrics["makespan_mean_s"]))
     assert np.mean(met_s[-5:]) < 0.95 * np.mean(met_s[:5])
 
@@ -217,7 +217,7 @@ def test_the_policy_improves_over_its_start():
 def test_proposals_of_several_chunks(monkeypatch):
     monkeypatch.setattr(giph, "WALKS", 2)
     _, costs = case()
-    propose = jax.jit(LEARNER.propose, static_argnums=(3, 4))
+    propose = jax.jit(LEARNER.draw, static_argnums=(3, 4))
     found = propose(params(), problem_of(*case()), jax.random.key(0), 5, "parallel")
     assert found.shape == (5, PADDED)
     assert np.isfinite(costs.compute_s[np.arange(TASKS), np.asarray(found)[:, :TASKS]]).all()

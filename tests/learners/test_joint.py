@@ -8,11 +8,11 @@ import pytest
 
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners import stepwise
-from doppler_jax.learners.joint import Joint
-from doppler_jax.learners.learner import init_learner, learner_update
-from doppler_jax.learners.per_step import PerStep
+from doppler_jax.learners.learner import episode_update
+from doppler_jax.learners.stepwise import Joint, PerStep
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.simulate import simulate_padded
+from tests.learners.cases import fresh
 
 DRAWS = 4096
 LEARNERS = {
@@ -110,9 +110,9 @@ def test_it_imitates_and_then_improves(name, monkeypatch):
     monkeypatch.setattr(stepwise, "IMITATED", 5)
     learner, problem = LEARNERS[name], make_policy_inputs(*chains())
     # Compiled for this test alone: what it sets is part of the trace.
-    update = jax.jit(learner_update.__wrapped__, static_argnames=("learner", "links"))
+    update = jax.jit(episode_update.__wrapped__, static_argnames=("learner", "links"))
     params = random_params(learner, problem, 0.1)
-    state = init_learner(jax.random.key(0), problem, learner, params)
+    state, _ = fresh(learner, problem, params=params)
     losses, means_s = [], []
     for _ in range(40):
         state, metrics = update(state, problem, learner, "parallel")

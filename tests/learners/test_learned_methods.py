@@ -10,9 +10,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 import doppler_jax as dj
-from doppler_jax import learned_methods, methods
-from doppler_jax.learned_methods import NUM_PROPOSALS, learner
-from doppler_jax.learners.registry import LEARNERS
+from doppler_jax import learned, methods
+from doppler_jax.learned import LEARNERS, POLICY_SETTINGS, Learned
+from doppler_jax.learners.doppler import Doppler
+from doppler_jax.learners.placeto import Placeto
+from doppler_jax.learners.stepwise import PerStep
 from doppler_jax.policies.features import FEATURE_VERSION, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -23,8 +25,8 @@ from tests.learners.cases import Toy, slow_device
 @pytest.fixture(scope="module", autouse=True)
 def _toy():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(LEARNERS, "toy", Toy(cost=2))
-        patch.setitem(methods.METHODS, "toy", learner("toy", Toy(cost=2)))
+        patch.setitem(POLICY_SETTINGS, "toy", Toy)
+        patch.setitem(methods.METHODS, "toy", Learned(Toy(cost=2)))
         yield
 
 
@@ -55,16 +57,16 @@ def test_proposals_of_the_trained_policy_compete(monkeypatch):
         asked.append(count)
         return np.full((count, 8), 2)
 
-    monkeypatch.setattr(learned_methods, "propose_placements", propose)
+    monkeypatch.setattr(Toy, "propose", propose)
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
-    assert asked == [NUM_PROPOSALS]
+    assert asked == [Toy.num_proposals]
     np.testing.assert_array_equal(placed.placement, np.full(8, 2))
 
 
 def test_the_best_of_training_competes(monkeypatch):
     monkeypatch.setattr(
-        learned_methods,
-        "propose_placements",
+        Toy,
+        "propose",
         lambda learner, params, problem, key, count, links: np.zeros((count, 8), int),
     )
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
@@ -72,7 +74,7 @@ def test_the_best_of_training_competes(monkeypatch):
 
 
 def test_a_policy_proposes_and_does_not_train(monkeypatch):
-    monkeypatch.setattr(learned_methods, "train_learner", None)
+    monkeypatch.setattr(learned, "train_learner", None)
     placed = dj.place(
         *slow_device(), method="toy", policy=toy_policy((0, 0, 1)), max_evaluations=2
     )
@@ -84,28 +86,24 @@ def test_a_policy_proposes_and_does_not_train(monkeypatch):
     ("method", "of", "message"),
     [
         ("gdp", "joint", "'gdp' takes a policy of 'gdp'; this one is of 'joint'"),
-        ("placeto", "placeto_once", "of 'placeto'; this one is of 'placeto_once'"),
-        ("doppler", "doppler_sel", "of 'doppler'; this one is of 'doppler_sel'"),
+        ("joint", "per_step", "of 'joint'; this one is of 'per_step'"),
         ("doppler+search", "joint", "of 'doppler'; this one is of 'joint'"),
         ("heft", "joint", "'heft' takes no policy; only these do: 'doppler', 'doppler"),
     ],
 )
 def test_policies_of_other_methods_are_refused(method, of, message):
-    policy = dj.Policy(params={}, config=LEARNERS.get(of, PolicyConfig()), method=of)
+    policy = dj.Policy(params={}, config=LEARNERS.get(of, PerStep()), method=of)
     with pytest.raises(ValueError, match=message):
         dj.place(*slow_device(), method=method, policy=policy)
 
 
-POLICIES = LEARNERS | {
-    "doppler": PolicyConfig(width=8),
-    "doppler_plc": PolicyConfig(select="b_level"),
-}
+ABLATIONS = (PerStep(), Placeto(once=True), Doppler(policy=PolicyConfig(select="b_level")))
 
 
-@pytest.mark.parametrize("method", POLICIES)
-def test_every_policy_is_written_and_read(method, tmp_path):
+@pytest.mark.parametrize("learner", [*LEARNERS.values(), *ABLATIONS], ids=lambda one: one.name)
+def test_every_policy_is_written_and_read(learner, tmp_path):
     params = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
-    settings = dataclasses.replace(POLICIES[method], width=24)
+    settings, method = dataclasses.replace(learner.settings, width=24), learner.name
     policy = dj.Policy(params=params, config=settings, method=method)
     dj.save_policy(tmp_path / "here", policy, {"score": 1.5})
     read = dj.load_policy(tmp_path / "here")
@@ -145,23 +143,27 @@ def test_what_is_not_understood_is_refused(tmp_path, changes, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LEARNERS if name != "toy"])
-def test_every_learner_trains_proposes_and_keeps_to_its_bound(name, tmp_path):
+@pytest.mark.parametrize(
+    "learner",
+    [learner for learner in (*LEARNERS.values(), *ABLATIONS) if learner.num_proposals],
+    ids=lambda one: one.name,
+)
+def test_every_rival_trains_proposes_and_keeps_to_its_bound(learner, tmp_path):
     graph, costs = random_problem(np.random.default_rng(1), 7, 3)
     costs = costs.replace(compute_s=costs.compute_s + np.diag([np.inf] * 3 + [0.0] * 4)[:, :3])
-    small = dataclasses.replace(LEARNERS[name], batch=4, width=8, rounds=1)
+    name, small = "gdp", dataclasses.replace(learner, batch=4, width=8, rounds=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(methods.METHODS, name, learner(name, small))
+        patch.setitem(methods.METHODS, name, Learned(small))
         placed = dj.place(graph, costs, method=name, max_evaluations=150)
         assert 0 < placed.evaluations <= 150
         assert np.isfinite(placed.makespan_s)
         shapes = jax.eval_shape(small.init, jax.random.key(0), make_policy_inputs(graph, costs))
         params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        dj.save_policy(tmp_path, dj.Policy(params=params, config=small, method=name))
+        dj.save_policy(tmp_path, dj.Policy(params=params, config=small, method=small.name))
         policy = dj.load_policy(tmp_path)
         # As many proposals as after training, so that they share its compilation.
         each = small.proposal_evaluations(8) + 1
-        bound = min(NUM_PROPOSALS * each, max(150 // 4 // each, 1) * each)
+        bound = min(small.num_proposals * each, max(150 // 4 // each, 1) * each)
         placed = dj.place(graph, costs, method=name, policy=policy, max_evaluations=bound)
         assert placed.evaluations == bound
         assert np.isfinite(placed.makespan_s)

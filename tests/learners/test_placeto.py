@@ -10,13 +10,19 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.learners import placeto
-from doppler_jax.learners.learner import init_learner, learner_update
-from doppler_jax.learners.placeto import Placeto, advantages, placement_at, step_makespans
-from doppler_jax.learners.placeto_encoder import find_relatives, group_shares
+from doppler_jax.learners.placeto import (
+    Placeto,
+    advantages,
+    find_relatives,
+    group_shares,
+    placement_at,
+    step_makespans,
+)
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_problem
+from tests.learners.cases import fresh
 from tests.policies.cases import padded_problem
 
 TASKS, DEVICES, EPISODES = 10, 3, 64
@@ -66,7 +72,7 @@ class Compiled:
             lambda leaf: rng.normal(0, 0.7, leaf.shape).astype("f4"), shapes
         )
         self.explore = jax.jit(learner.explore, static_argnames="links")
-        self.propose = jax.jit(learner.propose, static_argnames=("count", "links"))
+        self.propose = jax.jit(learner.draw, static_argnames=("count", "links"))
         self.log_prob = jax.jit(learner.log_prob)
         self.all_logits = jax.jit(self._all_logits)
 
@@ -248,9 +254,9 @@ def test_updates_stay_finite_and_are_counted(problem):
         random_problem(np.random.default_rng(1), size, DEVICES, homes=False) for size in (0, 1)
     ]
     for one in (problem, *(pad(*each) for each in smallest)):
-        state = init_learner(jax.random.key(0), one, learner)
+        state, update = fresh(learner, one)
         for _ in range(2):
-            state, metrics = learner_update(state, one, learner=learner, links="parallel")
+            state, metrics = update(state)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
         assert all(np.isfinite(value) for value in metrics.values())
         assert int(state.evaluations) == 2 * 4 * 17
@@ -264,18 +270,18 @@ def test_it_improves_on_its_start_on_chainmm(once):
     graph = dj.partition(program, num_shards=4, cluster=cluster).graph
     problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Placeto(once=once, width=8, rounds=2)
-    ends = jax.jit(learner.propose, static_argnames=("count", "links"))
+    ends = jax.jit(learner.draw, static_argnames=("count", "links"))
 
     def mean_s(params):
         placements = ends(params, problem, jax.random.key(7), count=64, links="parallel")
         return simulate_padded(problem.padded, placements).makespan_s.mean()
 
-    state = init_learner(jax.random.key(0), problem, learner)
+    state, update = fresh(learner, problem)
     one_device = placeto.start_on(problem, jnp.zeros(1, jnp.int32))
     start_s = simulate_padded(problem.padded, one_device).makespan_s[0]
     fresh_s = mean_s(state.params)
     for _ in range(80):
-        state, _ = learner_update(state, problem, learner=learner, links="parallel")
+        state, _ = update(state)
     trained_s = mean_s(state.params)
     assert trained_s < 0.85 * fresh_s
     assert trained_s < 0.85 * start_s

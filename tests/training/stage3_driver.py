@@ -14,10 +14,10 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.problems import choose_graph
 from doppler_jax.training.paired import Paired
+from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import SystemConfig
-from experiments.problems import choose_graph
-from experiments.stages import run_stage3
 
 
 def measure(candidate, incumbent, rounds):

@@ -7,9 +7,9 @@ import sys
 import jax
 import pytest
 
+from doppler_jax import policy_files
 from doppler_jax.policies.features import FEATURE_VERSION
 from doppler_jax.policy_files import load_policy
-from doppler_jax.training import checkpoint
 from doppler_jax.training.checkpoint import Checkpoints
 from tests.policies.cases import CONFIG
 from tests.training.cases import (
@@ -133,7 +133,7 @@ def test_orbax_alone_restores_the_parameters(run, num_devices, tmp_path):
 
 
 def test_another_feature_version_is_refused(run, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FEATURE_VERSION", 77)
+    monkeypatch.setattr(policy_files, "FEATURE_VERSION", 77)
     with pytest.raises(
         ValueError, match=f"^{run}.*3: feature version {FEATURE_VERSION}, .* computes 77$"
     ):

@@ -30,7 +30,7 @@ def graph(tmp_path_factory):
 
 
 def stage_command(stage, graph, runs, save_every_s=0.2):
-    command = [sys.executable, "-m", f"experiments.{stage}", "--graph", str(graph)]
+    command = [sys.executable, "-m", "doppler_jax", stage, "--graph", str(graph)]
     command += ["--cluster", "reference_x4", "--runs", str(runs)]
     command += ["--num-updates", str(UPDATES[stage]), "--save-every-s", str(save_every_s)]
     if stage == "stage1":
@@ -88,7 +88,7 @@ def assert_same_run(folder, expected, num_updates):
     found, wanted = final_state(folder, num_updates), final_state(expected, num_updates)
     assert found.keys() == wanted.keys()
     assert any("params" in name for name in wanted)
-    assert any("elite_placement" in name for name in wanted)
+    assert any("elites" in name for name in wanted)
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
     for name in ("metrics.jsonl", "placement.json", "config.json"):

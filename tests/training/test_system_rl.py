@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.problems import Chosen
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training import proposals, system_rl
 from doppler_jax.training.paired import MeasurementLog, Paired
+from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import (
     System,
     SystemConfig,
@@ -18,8 +20,6 @@ from doppler_jax.training.system_rl import (
     set_incumbent,
     system_update,
 )
-from experiments.problems import Chosen
-from experiments.stages import run_stage3
 from tests.policies.cases import CONFIG, params
 from tests.training.cases import chains_case, fresh_state
 

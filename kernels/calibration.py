@@ -1,0 +1,330 @@
+"""Measures what kernels and transfers cost here, through the engine itself.
+
+So it is what a placed program will pay, on any backend, dispatch included.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from doppler_jax.costs.calibration import (
+    Calibration,
+    KernelTime,
+    load_calibration,
+    save_calibration,
+)
+from doppler_jax.costs.clusters import memory_bytes
+from doppler_jax.costs.digests import kernel_digests
+from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.programs.blocks import num_bytes
+from doppler_jax.types import Kernel, Schedule, ShardedProgram
+
+from .backend import Backend, Options
+from .calibration_programs import (
+    NUM_SENT,
+    handling_program,
+    kernel_program,
+    random_arguments,
+    transfer_program,
+)
+from .placed import get_backend, load
+
+WARM_UPS = 3  # beyond compilation: allocators and caches settle
+PATIENCE = 4  # times the repeats asked for, at most, where they differ much
+TOLERANCE = 0.05  # standard error of a task's seconds, from which on they do
+KERNELS_AT_ONCE = 8
+SMALL_BYTES = 1 << 16  # below, to handle a transfer takes the same whatever its size
+LEAST_SHARE = 0.05  # of a transfer's seconds that are left when both ends' are taken off
+TRANSFER_BYTES = tuple(4**k for k in range(4, 15))
+"""Sizes to choose from, 256 B to 256 MiB."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is measured next, how many measurements are done, and how many there are."""
+
+
+def measure_calibration(
+    sharded: ShardedProgram,
+    devices: Sequence[Any],
+    *,
+    backend: str = "local",
+    repeats: int = 9,
+    path: str | os.PathLike[str] | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Calibration:
+    """Returns what the kernels of a program and transfers of its sizes cost on devices.
+
+    All devices are busy while kernels are measured, as they are in a good placement. Transfers
+    are measured one at a time between devices that have nothing else to do, and what both
+    spend on them by how much longer devices that have are busy with them, once for all pairs
+    of the same kinds. Kernels run on every device, and devices of one kind on one machine share
+    the median.
+
+    Args:
+      sharded: the program.
+      devices: where it is to run, as `dj.compile` takes them.
+      backend: of `dj.compile`.
+      repeats: warm executions of each measurement, of which the median counts; up to
+        `PATIENCE` times as many on a machine that does other things.
+      path: file to go on from, if it exists; written after every few measurements. What
+        is in it is not measured again.
+      progress: called before each measurement and after the last.
+
+    Raises:
+      ValueError: `repeats` is below 1, or the file is of other devices or not readable.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; expected a positive integer")
+    bench = _Bench(get_backend(backend, devices), repeats)
+    calibration = _begin(bench, backend, _capacity_bytes(devices), path)
+    steps = [*_kernel_steps(sharded, calibration), *_transfer_steps(sharded, calibration)]
+    for done, (what, measure) in enumerate(steps):
+        progress(what, done, len(steps))
+        calibration = measure(bench, calibration)
+        if path is not None:
+            save_calibration(path, calibration)
+    progress("done", len(steps), len(steps))
+    return calibration
+
+
+def measure_kernels_again(
+    calibration: Calibration,
+    sharded: ShardedProgram,
+    devices: Sequence[Any],
+    *,
+    repeats: int = 9,
+) -> Calibration:
+    """Returns the calibration with the seconds that a program's kernels take now.
+
+    Arguments are those of `measure_calibration`, which gave the calibration.
+    """
+    bench = _Bench(get_backend(calibration.backend, devices), repeats)
+    for _, measure in _kernel_steps(sharded, dataclasses.replace(calibration, kernels={})):
+        calibration = measure(bench, calibration)
+    return calibration
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bench:
+    """Runs little programs on the devices."""
+
+    backend: Backend
+    repeats: int
+
+    def finishes(
+        self, sharded: ShardedProgram, placements: Sequence[np.ndarray], priority: np.ndarray
+    ) -> np.ndarray:
+        """Returns when each device ends `[rounds, placements, D]`; placements take turns."""
+        steps = [load(sharded, p, priority, self.backend, Options()) for p in placements]
+        arguments = random_arguments(sharded, np.random.default_rng(0))
+        num_devices = len(self.backend.device_names)
+        ends_s = np.zeros((WARM_UPS + 2 * self.repeats, len(placements), num_devices))
+        for turn in ends_s:
+            for number, step in enumerate(steps):
+                step(*arguments)
+                assert step.trace is not None
+                np.maximum.at(turn[number], step.trace.placement, step.trace.finish_s)
+        return ends_s[WARM_UPS:]
+
+    def observe(
+        self,
+        sharded: ShardedProgram,
+        placement: np.ndarray,
+        priority: np.ndarray | None = None,
+    ) -> Observations:
+        """Returns what warm executions of the program show, more of them on a busy machine."""
+        step = load(sharded, placement, priority, self.backend, Options())
+        arguments = random_arguments(sharded, np.random.default_rng(0))
+        traces: list[Schedule] = []
+
+        def run(times: int) -> None:
+            for _ in range(times):
+                step(*arguments)
+                assert step.trace is not None
+                traces.append(step.trace)
+
+        run(WARM_UPS)
+        traces.clear()
+        run(self.repeats)
+        seen = observe(sharded, traces)
+        while _is_noisy(seen) and len(traces) < PATIENCE * self.repeats:
+            run(self.repeats)
+            seen = observe(sharded, traces)
+        return seen
+
+
+_Step = tuple[str, Callable[[_Bench, Calibration], Calibration]]
+
+
+def _begin(
+    bench: _Bench,
+    backend: str,
+    capacity_bytes: np.ndarray,
+    path: str | os.PathLike[str] | None,
+) -> Calibration:
+    """Returns the calibration in the file, or an empty one."""
+    names = bench.backend.device_names
+    empty = Calibration(
+        backend=backend,
+        device_names=names,
+        capacity_bytes=capacity_bytes,
+        overhead_s=np.full(len(names), np.nan),
+        kernels={},
+        transfers={},
+        transfer_noise=float("nan"),
+    )
+    if path is None or not pathlib.Path(path).exists():
+        return empty
+    found = load_calibration(path)
+    if (found.backend, found.device_names) != (backend, names):
+        raise ValueError(
+            f"{path} is of {found.backend} {list(found.device_names)}, not of "
+            f"{backend} {list(names)}; remove the file to measure afresh"
+        )
+    return found
+
+
+def _capacity_bytes(devices: Sequence[Any]) -> np.ndarray:
+    if all(isinstance(device, jax.Device) for device in devices):
+        return np.array([memory_bytes(device, devices) for device in devices])
+    return np.full(len(devices), np.inf)
+
+
+def _kernel_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
+    """Returns the measurements of the kernels that the calibration lacks."""
+    flops: dict[Kernel, float] = {}
+    for kernel, value in zip(sharded.kernels, sharded.graph.flops.tolist(), strict=True):
+        flops.setdefault(kernel, value)
+    digests = kernel_digests(sharded.kernels)
+    one_of_each = {digest: kernel for kernel, digest in digests.items()}
+    missing = [k for digest, k in one_of_each.items() if digest not in calibration.kernels]
+    steps: list[_Step] = []
+    for first in range(0, len(missing), KERNELS_AT_ONCE):
+        chosen = {kernel: flops[kernel] for kernel in missing[first : first + KERNELS_AT_ONCE]}
+        steps.append((f"{len(chosen)} kernels", functools.partial(_with_kernels, flops=chosen)))
+    return steps
+
+
+def _with_kernels(
+    bench: _Bench, before: Calibration, flops: dict[Kernel, float]
+) -> Calibration:
+    program, placement = kernel_program(list(flops), before.num_devices)
+    seen = bench.observe(program, placement)
+    kinds = bench.backend.device_kinds
+    digests = kernel_digests(flops)
+    kernels = {**before.kernels}
+    for kernel, digest in digests.items():
+        rows = [seen.tasks[digest, d] for d in range(before.num_devices)]
+        kernels[digest] = KernelTime(
+            name=kernel.name,
+            flops=flops[kernel],
+            bytes=float(sum(map(num_bytes, (*kernel.operands, *kernel.results)))),
+            seconds=_pooled_medians(rows, kinds),
+            noise=float(np.median([_noise(row) for row in rows])),
+        )
+    overheads = [seen.overheads[d] for d in range(before.num_devices)]
+    overhead_s = np.array(_pooled_medians(overheads, kinds))
+    return dataclasses.replace(before, kernels=kernels, overhead_s=overhead_s)
+
+
+def _pooled_medians(rows: Sequence[list[float]], kinds: Sequence[str]) -> tuple[float, ...]:
+    """Returns the median seconds `[D]` of each device, over all devices of its kind.
+
+    By how much two of a kind differ within a second or so is what else the machine did then; a
+    placement that believed in it would load one of them more for ever.
+    """
+    pools: dict[str, list[float]] = {}
+    for row, kind in zip(rows, kinds, strict=True):
+        pools.setdefault(kind, []).extend(row)
+    return tuple(float(np.median(pools[kind])) for kind in kinds)
+
+
+def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
+    """Returns the measurements of the transfers that the calibration lacks."""
+    sizes = _sizes(sharded)
+    steps: list[_Step] = []
+    for s, t in itertools.combinations(range(calibration.num_devices), 2):
+        links = [(s, t), (t, s)]
+        missing = [
+            b for b in sizes if any((*link, b) not in calibration.transfers for link in links)
+        ]
+        if missing:
+            measure = functools.partial(_with_transfers, sizes=missing, s=s, t=t)
+            steps.append((f"transfers between {s} and {t}", measure))
+    return steps
+
+
+def _sizes(sharded: ShardedProgram) -> list[int]:
+    """Returns sizes that cover those of the program's tensors and per-call arguments."""
+    graph = sharded.graph
+    moved = np.concatenate([graph.tensor_bytes, graph.input_bytes[graph.input_home >= 0]])
+    if not moved.size:
+        return []
+    last = int(np.searchsorted(TRANSFER_BYTES, moved.max()))
+    first = max(int(np.searchsorted(TRANSFER_BYTES, moved.min(), side="right")) - 1, 0)
+    return list(TRANSFER_BYTES[min(first, len(TRANSFER_BYTES) - 2) : max(last, first + 1) + 1])
+
+
+def _with_transfers(
+    bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
+) -> Calibration:
+    seen = bench.observe(*transfer_program(sizes, s, t))
+    # One small size stands for all: measuring them takes long.
+    chosen_sizes = sorted({sizes[0], sizes[-1], *(b for b in sizes if b >= SMALL_BYTES)})
+    handling = _handling(bench, before, chosen_sizes, s, t)
+    ends_s = np.sum([[handling[d, o, b] for b in chosen_sizes] for d, o in ((s, t), (t, s))], 0)
+    chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}
+    medians = {}
+    for (i, j, b), seconds in chosen.items():
+        whole_s = float(np.median(seconds))
+        rest_s = whole_s - float(np.interp(b, chosen_sizes, ends_s))
+        medians[i, j, b] = max(rest_s, LEAST_SHARE * whole_s)
+    noise = [_noise(seconds) for seconds in chosen.values()]
+    known = [] if np.isnan(before.transfer_noise) else [before.transfer_noise]
+    return dataclasses.replace(
+        before,
+        transfers={**before.transfers, **medians},
+        handling={**before.handling, **handling},
+        transfer_noise=float(np.median([*known, *noise])),
+    )
+
+
+def _handling(
+    bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
+) -> dict[tuple[int, int, int], float]:
+    """Returns what a device spends on one end of a transfer, by device, other one and bytes.
+
+    That is by how much later it ends its work if it sends and receives, over how often it does.
+    One pair stands for all of the same kinds: like a kernel, it is the device's own work.
+    """
+    kinds, known = bench.backend.device_kinds, before.handling
+    for i, j in sorted({(i, j) for i, j, _ in known}):
+        alike = (kinds[i], kinds[j]) == (kinds[s], kinds[t])
+        if alike and all((i, j, b) in known and (j, i, b) in known for b in sizes):
+            there = {(s, t, b): known[i, j, b] for b in sizes}
+            return there | {(t, s, b): known[j, i, b] for b in sizes}
+    found = {}
+    for size in sizes:
+        sharded, apart, home, priority = handling_program(size, s, t)
+        apart_s, home_s = np.moveaxis(bench.finishes(sharded, (apart, home), priority), 1, 0)
+        later_s = np.median(apart_s - home_s, axis=0) / (2 * NUM_SENT)
+        for device, other in ((s, t), (t, s)):
+            found[device, other, size] = max(float(later_s[device]), 0.0)
+    return found
+
+
+def _is_noisy(seen: Observations) -> bool:
+    errors = [_noise(row) / len(row) ** 0.5 for row in seen.tasks.values()]
+    return float(np.median(errors)) > TOLERANCE
+
+
+def _noise(seconds: list[float]) -> float:
+    """Returns the log-standard-deviation, of which outliers are no part."""
+    logs = np.log(seconds)
+    return float(1.4826 * np.median(np.abs(logs - np.median(logs))))

@@ -1,0 +1,321 @@
+"""One call on one device: what a device process does between the start and its result.
+
+The thread that calls `execute` computes, and polls the mesh between tasks; where processes
+share no memory, threads of the mesh deliver and send. The device needs nobody else's word to go
+on: its own tasks release its own tasks, and what other devices make comes straight from them.
+"""
+
+import functools
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .ops import refuse_nan
+from .ray_mesh import Mesh
+from .ray_packets import Packet
+from .ray_shipping import DeviceResult, Failure, Shipment, from_bytes, to_bytes, to_host
+
+_SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
+_WAKE_S = 1e-3  # from the last arrival on that the next one is waited for awake
+_LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
+
+
+class _Step(NamedTuple):
+    """One of this device's tasks, so that between two of them nothing is looked up twice."""
+
+    kernel: Any
+    operands: tuple[int, ...]  # slots
+    results: tuple[int, ...]  # slots
+    reads: tuple[int, ...]  # slots, each once
+    readers: tuple[int, ...]  # on this device, once per tensor that is read
+    transfers: tuple[int, ...]  # of what it makes
+
+
+class DeviceRun:
+    """State of one call; what the threads share is guarded by `_lock`."""
+
+    def __init__(
+        self,
+        shipment: Shipment,
+        device: int,
+        call: int,
+        executables: Mapping[str, Any],
+        laid: dict[int, jax.Array],
+        mesh: Mesh,
+    ) -> None:
+        plan = shipment.plan
+        self.call = call
+        self._shipment = shipment
+        self._plan = plan
+        self._device = device
+        self._mesh = mesh
+        self._mine = [v for v, d in enumerate(plan.placement) if d == device]
+        self._steps = {
+            v: _Step(
+                executables[shipment.digests[v]],
+                plan.operands[v],
+                plan.results[v],
+                tuple(set(plan.operands[v])),
+                plan.local_readers[v],
+                plan.task_transfers[v],
+            )
+            for v in self._mine
+        }
+        self._slots: dict[int, jax.Array | np.ndarray] = {**laid}
+        self._laid = frozenset(laid)
+        self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
+        self._changed = threading.Condition(self._lock)
+        self._is_asleep = False
+        self._inputs_left = {v: plan.num_inputs[v] for v in self._mine}
+        self._reads_left = list(plan.num_reads)
+        self._ready: list[tuple[float, int]] = []
+        self._tasks: list[tuple[int, float, float]] = []
+        self._received: list[tuple[int, float, float]] = []
+        self._handled: list[tuple[float, float]] = []
+        self._signals: Counter[int] = Counter()
+        self._num_unsent = 0
+        self._stopped = False
+        self._running: int | None = None
+        self._failure: Failure | None = None
+        for v in self._mine:
+            if not self._inputs_left[v]:
+                self._make_ready(v, 0.0)
+
+    def execute(self, start_at_s: float) -> DeviceResult:
+        """Runs this device's part from `start_at_s` on its clock, and returns what it did."""
+        _wait_until(start_at_s)
+        if self._shipment.levels is None:
+            self._work_conserving()
+        else:
+            self._bulk_synchronous(self._shipment.levels)
+        self._wait(lambda: not self._num_unsent)
+        outputs = {}
+        if not self._stopped:
+            wanted = {s for blocks in self._plan.outputs for s in blocks}
+            outputs = {s: to_host(self._slots[s]) for s in wanted & self._slots.keys()}
+        self._slots.clear()
+        return DeviceResult(
+            self._tasks,
+            self._received,
+            self._handled,
+            outputs,
+            self._failure,
+            _allocator_peak_bytes(),
+        )
+
+    def stop(self) -> int | None:
+        """Ends the call after what it is at; returns the task that is running."""
+        with self._lock:
+            self._stopped = True
+            self._tell()
+            return self._running
+
+    def fail(self, kind: str, what: int, error: BaseException) -> None:
+        """Ends the call for a failure; the first one counts."""
+        reason = f"{type(error).__name__}: {error}"
+        with self._lock:
+            if not self._stopped:
+                self._failure = Failure(kind, what, time.perf_counter(), reason)
+        self.stop()
+
+    def lose(self, peer: int) -> None:
+        """Ends the call if the process that was lost is part of it."""
+        if peer in self._shipment.peers:
+            device = self._shipment.peers.index(peer)
+            self.fail("lost", device, ConnectionError("its process is gone"))
+
+    def arrived(self, item: int, start_s: float, body: np.ndarray) -> None:
+        """Takes a tensor (its transfer's number) or a signal (below 0) from another device."""
+        if item < 0:
+            with self._lock:
+                self._signals[item] += 1
+                self._tell()
+            return
+        transfer = self._plan.transfers[item]
+        try:
+            array = from_bytes(body, self._shipment.avals[transfer.slot])
+        except BaseException as error:
+            self.fail("transfer", item, error)
+            return
+        with self._lock:
+            finish_s = time.perf_counter()
+            self._received.append((item, start_s, finish_s))
+            self._slots[transfer.slot] = array
+            self._release(transfer.readers, finish_s)
+            self._tell()
+
+    def _work_conserving(self) -> None:
+        self._start_transfers(self._plan.initial_transfers)
+        for _ in self._mine:
+            ready = self._wait(self._next_ready)
+            if ready is None or not self._run_task(ready[1]):
+                return
+            if transfers := self._steps[ready[1]].transfers:
+                self._start_transfers(transfers)
+
+    def _next_ready(self) -> tuple[float, int] | None:
+        """Takes the next of the ready tasks, if there is any: rank and task."""
+        return heappop(self._ready) if self._ready else None
+
+    def _bulk_synchronous(self, levels: tuple[int, ...]) -> None:
+        """Runs level by level; level -1 stands for the graph inputs' transfers."""
+        plan, num_awaited = self._plan, 0
+        of_level: dict[int, list[int]] = defaultdict(list)
+        for k, t in enumerate(plan.transfers):
+            of_level[levels[t.producer] if t.producer >= 0 else -1].append(k)
+        for level in range(-1, max(levels, default=-1) + 1):
+            for v in self._mine:
+                if levels[v] == level and not self._run_task(v):
+                    return
+            self._barrier(2 * level + 2)
+            transfers = of_level[level]
+            self._start_transfers(transfers)
+            destinations = [plan.transfers[k].destination for k in transfers]
+            num_awaited += destinations.count(self._device)
+            self._wait(functools.partial(self._has_received, num_awaited))
+            if transfers:
+                self._barrier(2 * level + 3)
+
+    def _has_received(self, num_transfers: int) -> bool:
+        return len(self._received) == num_transfers
+
+    def _barrier(self, number: int) -> None:
+        """Waits until every device has come to barrier `number`."""
+        peers = [peer for d, peer in enumerate(self._shipment.peers) if d != self._device]
+        for peer in peers:
+            self._mesh.send(peer, Packet(self.call, ~number, self))
+        self._wait(lambda: self._signals[~number] == len(peers))
+
+    def _wait(self, done: Callable[[], Any]) -> Any:
+        """Returns what `done` returns once it is true, or None if the call has ended.
+
+        Looks for arrivals at least once. `done` is called with `_changed` held.
+        """
+        last_s = began_s = time.perf_counter()
+        while True:
+            if self._mesh.poll():
+                last_s = time.perf_counter()
+                self._handled.append((began_s, last_s))
+            with self._lock:
+                if self._stopped:
+                    return None
+                if found := done():
+                    return found
+                idle_s = time.perf_counter() - last_s
+                if not self._mesh.has_rings:
+                    self._sleep(None)  # threads deliver
+                elif idle_s > _WAKE_S:
+                    self._sleep(min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1]))
+            time.sleep(0)  # for whom else this core serves
+            began_s = time.perf_counter()
+
+    def _sleep(self, most_s: float | None) -> None:
+        """Waits to be told of a change; `_lock` is held, and free meanwhile."""
+        self._is_asleep = True
+        self._changed.wait(most_s)
+        self._is_asleep = False
+
+    def _tell(self) -> None:
+        """Wakes the thread that computes, where it is not the one that calls this."""
+        if self._is_asleep:
+            self._changed.notify_all()
+
+    def _run_task(self, v: int) -> bool:
+        """Runs task `v`; returns whether the call goes on."""
+        step, slots = self._steps[v], self._slots
+        with self._lock:  # who stops the call is told what runs
+            if self._stopped:
+                return False
+            self._running = v
+        operands = [slots[s] for s in step.operands]
+        try:
+            start_s = time.perf_counter()
+            results = jax.block_until_ready(step.kernel(*operands))
+            finish_s = time.perf_counter()
+            if self._shipment.check_nan:
+                refuse_nan(results)
+        except BaseException as error:
+            self.fail("task", v, error)
+            return False
+        del operands
+        with self._lock:
+            self._tasks.append((v, start_s, finish_s))
+            for slot, result in zip(step.results, results, strict=True):
+                if self._reads_left[slot]:
+                    slots[slot] = result
+            del results
+            self._drop_reads(step.reads)
+            self._release(step.readers, finish_s)
+            self._running = None
+        return True
+
+    def _start_transfers(self, transfers: Iterable[int]) -> None:
+        mine = [k for k in transfers if self._plan.transfers[k].source == self._device]
+        if not mine:
+            return
+        began_s = time.perf_counter()
+        with self._lock:
+            self._num_unsent += len(mine)
+        for k in mine:
+            peer = self._shipment.peers[self._plan.transfers[k].destination]
+            self._mesh.send(peer, Packet(self.call, k, self))
+        if self._mesh.has_rings:
+            self._handled.append((began_s, time.perf_counter()))
+
+    def open(self, item: int) -> tuple[float, np.ndarray] | None:
+        """Part of `Sender`; the items are those of `arrived`."""
+        if item < 0:
+            return time.perf_counter(), np.empty(0, np.uint8)
+        with self._lock:
+            if self._stopped:
+                return None
+            array = self._slots[self._plan.transfers[item].source_slot]
+            start_s = time.perf_counter()
+        return start_s, to_bytes(array)
+
+    def sent(self, item: int) -> None:
+        """Part of `Sender`."""
+        if item < 0:
+            return
+        with self._lock:
+            self._num_unsent -= 1
+            if not self._stopped:
+                self._drop_reads((self._plan.transfers[item].source_slot,))
+            self._tell()
+
+    def failed(self, item: int, error: BaseException) -> None:
+        """Part of `Sender`."""
+        if item >= 0:
+            self.fail("transfer", item, error)
+
+    def _release(self, readers: Iterable[int], now_s: float) -> None:
+        for v in readers:
+            self._inputs_left[v] -= 1
+            if not self._inputs_left[v]:
+                self._make_ready(v, now_s)
+
+    def _make_ready(self, v: int, now_s: float) -> None:
+        rank = self._plan.rank
+        heappush(self._ready, (now_s if rank is None else rank[v], v))
+
+    def _drop_reads(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._reads_left[slot] = left = self._reads_left[slot] - 1
+            if not left and slot not in self._laid:
+                del self._slots[slot]
+
+
+def _allocator_peak_bytes() -> int | None:
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def _wait_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.perf_counter() - _SPIN_S))
+    while time.perf_counter() < at_s:
+        pass

@@ -1,0 +1,186 @@
+"""Starts devices as Ray actors: one process each, with a core or a GPU of its own."""
+
+import logging
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .ray_processes import BOOT_ID, RayDevice, RayDevices, Session
+
+_START_S = 120.0  # for a process to start and answer
+_FREED_S = 10.0  # for Ray to hear that the devices of another session have ended
+_SETTINGS = (  # of the compilation cache, which the processes share with this one
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+def ray_devices(
+    num_devices: int, *, address: str | None = None, gpus: bool = False
+) -> RayDevices:
+    """Starts one process per device, each pinned to its own core or with its own GPU.
+
+    A core's process has one CPU device that computes in one thread, so that devices do not
+    share cores as those of one process do. On a Ray cluster of several nodes they are
+    spread over the nodes, which need this package and the same JAX.
+
+    Args:
+      num_devices: how many.
+      address: of a running Ray cluster, as for `ray.init`; None: the one that this process
+        is connected to, or else a Ray of this machine, started here and ended by `close`.
+      gpus: whether each device is a GPU rather than a core.
+
+    Raises:
+      ValueError: Ray is not installed, cores cannot be had for oneself (on Linux they can),
+        `num_devices` is not positive, or there are fewer free cores or GPUs.
+      RuntimeError: a process did not start.
+    """
+    if num_devices < 1:
+        raise ValueError(f"num_devices is {num_devices}; expected a positive integer")
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            "backend 'ray' needs the extra 'cluster': pip install 'doppler-jax[cluster]'"
+        ) from error
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError("backend 'ray' pins processes to cores; expected Linux")
+    owns_ray = not ray.is_initialized()
+    if owns_ray:
+        _start_ray(address)
+    session = Session("cuda" if gpus else "cpu", owns_ray)
+    try:
+        return _start_devices(session, num_devices, gpus)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _start_ray(address: str | None) -> None:
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 yields to everything else
+    options: dict[str, Any] = {} if address else {"include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, about its future
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **options,
+        )
+
+
+def _start_devices(session: Session, num_devices: int, gpus: bool) -> RayDevices:
+    import ray
+
+    _check_free("GPU" if gpus else "CPU", num_devices)
+    process: Any = ray.remote(_process_class()).options(
+        num_cpus=0 if gpus else 1,
+        num_gpus=1 if gpus else 0,
+        max_concurrency=8,
+        scheduling_strategy="SPREAD",
+    )
+    session.actors += [process.remote() for _ in range(num_devices)]
+    places = _get([actor.where.remote(BOOT_ID) for actor in session.actors])
+    cores = [None] * num_devices if gpus else _own_cores(places)
+    secret = secrets.token_bytes(32)
+    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+    settings |= {"jax_enable_x64": True, "jax_cpu_enable_async_dispatch": False}
+    module = f"{__package__}.ray_worker"
+    _get(
+        [
+            actor.begin.remote(core, module, (index, place[1], secret, settings))
+            for index, (actor, place, core) in enumerate(
+                zip(session.actors, places, cores, strict=True)
+            )
+        ]
+    )
+    addresses = _get([actor.call.remote("address") for actor in session.actors])
+    _get([actor.call.remote("connect", addresses) for actor in session.actors])
+    described = _get([actor.call.remote("describe") for actor in session.actors])
+    return RayDevices(
+        RayDevice(
+            name=f"{name} of {ip}" if gpus else f"core {core} of {ip}",
+            kind=f"{kind} of {host}",
+            index=index,
+            host=host,
+            actor=session.actors[index],
+            session=session,
+        )
+        for index, ((name, kind), core, (host, ip, _)) in enumerate(
+            zip(described, cores, places, strict=True)
+        )
+    )
+
+
+def _check_free(resource: str, wanted: int) -> None:
+    import ray
+
+    deadline_s = time.perf_counter() + _FREED_S
+    possible = ray.cluster_resources().get(resource, 0) >= wanted
+    while (free := ray.available_resources().get(resource, 0)) < wanted:
+        if not possible or time.perf_counter() > deadline_s:
+            raise ValueError(f"num_devices is {wanted}, but Ray has {free:g} {resource}s free")
+        time.sleep(0.1)
+
+
+def _own_cores(places: Sequence[tuple[str, str, list[int]]]) -> list[int]:
+    """Returns a core for each process; several nodes of Ray may be one machine."""
+    taken: set[tuple[str, int]] = set()
+    cores = []
+    for host, ip, allowed in places:
+        free = [core for core in allowed if (host, core) not in taken]
+        if not free:
+            raise ValueError(f"there are more devices on {ip} than its {len(allowed)} cores")
+        cores.append(free[0])
+        taken.add((host, free[0]))
+    return cores
+
+
+def _process_class() -> type:
+    """Returns the actor's class; local, so that it travels by value and imports no JAX."""
+
+    class DeviceProcess:
+        def where(self, boot_id: str) -> tuple[str, str, list[int]]:
+            import os
+
+            import ray.util
+
+            with open(boot_id) as file:
+                host = file.read().strip()
+            return host, ray.util.get_node_ip_address(), sorted(os.sched_getaffinity(0))
+
+        def begin(self, core: int | None, module: str, args: tuple[Any, ...]) -> None:
+            import importlib
+            import os
+
+            if core is not None:
+                # Before JAX: its threads stay on the cores of those that start them.
+                for thread in os.listdir("/proc/self/task"):
+                    os.sched_setaffinity(int(thread), {core})
+                os.environ |= {"NPROC": "1", "JAX_PLATFORMS": "cpu"}
+                for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):  # may ask for more devices
+                    os.environ.pop(name, None)
+            self.worker = importlib.import_module(module).Worker(*args)
+
+        def call(self, method: str, *args: Any) -> Any:
+            return getattr(self.worker, method)(*args)
+
+    return DeviceProcess
+
+
+def _get(references: list[Any]) -> list[Any]:
+    import ray
+
+    try:
+        return ray.get(references, timeout=_START_S)
+    except ray.exceptions.GetTimeoutError as error:
+        raise RuntimeError(f"a device process did not start in {_START_S:g} s") from error

@@ -1,0 +1,156 @@
+"""Stage 3 as a command: the policy of stage 2 learns on from times measured on this machine.
+
+It begins with the best of that policy's samples by costs that are measured too.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from doppler_jax.costs.build import make_costs
+from doppler_jax.learners.doppler import policy_candidates
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.problems import (
+    Chosen,
+    choose,
+    choose_workload,
+    local_devices,
+    saved_host,
+    use_host_devices,
+    workload_label,
+)
+from doppler_jax.programs.workloads import make_arrays, make_workload
+from doppler_jax.reports.tables import format_seconds
+from doppler_jax.simulator.finalists import best_placement
+from doppler_jax.training.checkpoint import Policy
+from doppler_jax.training.paired import Measure
+from doppler_jax.training.settings import Stage3Settings, check_settings
+from doppler_jax.training.stages import StageResult, find_policy, run_stage3
+
+from .calibration import measure_calibration
+from .measure import make_paired_measure
+from .placed import check_mode
+from .ray_start import ray_devices
+
+NUM_SAMPLES = 64
+"""Of stage 2's policy, the best of which is the first incumbent."""
+
+
+def stage3(settings: Stage3Settings) -> StageResult:
+    """Does `python -m doppler_jax stage3`: trains and says where the result is."""
+    if settings.graph is not None:
+        raise ValueError(
+            f"{settings.graph}: stage 3 measures real executions, and a graph file has no "
+            "kernels to execute; give a workload, or stop after stage 2"
+        )
+    check_settings(settings)
+    make_workload(settings.workload, settings.measured_preset)  # unknown names end here,
+    use_host_devices(settings.host_devices)
+    backend = choose_backend(settings.backend, settings.host_devices)
+    check_mode(backend, settings.mode)  # before anything is measured
+    simulated = choose(settings, settings.runs / "stage2")
+    before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
+    label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
+    folder = settings.runs / "stage3" / f"{label}-{backend}-after-{settings.cluster}"
+    host = saved_host(folder)
+    chosen = choose_workload(
+        settings.workload, settings.measured_preset, host, "host", settings.strategy
+    )
+    with open_devices(backend, settings.host_devices) as devices:
+        assert chosen.sharded is not None
+        calibration = measure_calibration(
+            chosen.sharded, devices, backend=backend, path=folder / "calibration.json"
+        )
+        # Times of another mode or guard must not mix with those in the log.
+        chosen = dataclasses.replace(
+            chosen,
+            name=f"{chosen.name}-{backend}-{settings.mode}-{settings.max_slowdown:g}x",
+            costs=make_costs(chosen.sharded, calibration),
+        )
+        result = run_stage3(
+            chosen,
+            folder,
+            before,
+            first_incumbent(chosen, before, settings.seed, settings.training.links),
+            make_measure(settings, chosen, backend, devices),
+            seed=settings.seed,
+            num_updates=settings.num_updates,
+            config=settings.training,
+            save_every_s=settings.save_every_s,
+        )
+    report(result)
+    return result
+
+
+def first_incumbent(chosen: Chosen, policy: Policy, seed: int, links: str) -> np.ndarray:
+    """Returns the best `[N]` of a policy's samples, by the simulator."""
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
+    candidates = policy_candidates(problem, policy, jax.random.key(seed), NUM_SAMPLES)
+    return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
+
+
+def make_measure(
+    settings: Stage3Settings, chosen: Chosen, backend: str, devices: Sequence[Any]
+) -> Measure:
+    """Returns what measures placements of a workload, on arrays of its shapes."""
+    assert chosen.workload is not None
+    assert chosen.sharded is not None
+    return make_paired_measure(
+        chosen.sharded,
+        make_arrays(chosen.workload, jax.random.key(settings.seed)),
+        devices,
+        settings.mode,
+        backend,
+        max_slowdown=settings.max_slowdown,
+    )
+
+
+def report(result: StageResult) -> None:
+    """Prints stage 3's placement beside stage 2's, as measured at the end."""
+    found = result.comparison
+    assert found is not None
+    low, high = found.interval
+    print(
+        f"stage 3: {format_seconds(found.seconds)} measured, stage 2: "
+        f"{format_seconds(found.first_s)}; the last incumbent took {found.ratio:.3f} of the "
+        f"first's time in pairs (95%: {low:.3f} to {high:.3f}); in {result.folder}"
+    )
+
+
+def choose_backend(
+    choice: Literal["auto", "local", "ray"], num_devices: int
+) -> Literal["local", "ray"]:
+    """Returns the backend of a setting, "auto" being what isolates devices best here.
+
+    CPU devices of the backend `local` share the cores of this process; those of `ray` have
+    a core each, if there are as many.
+    """
+    if choice != "auto":
+        return choice
+    has_accelerator = any(device.platform != "cpu" for device in jax.devices())
+    has_ray = importlib.util.find_spec("ray") is not None
+    enough = num_devices >= 2 and (os.cpu_count() or 1) >= num_devices
+    return "ray" if has_ray and enough and not has_accelerator else "local"
+
+
+@contextlib.contextmanager
+def open_devices(backend: Literal["local", "ray"], count: int) -> Iterator[Sequence[Any]]:
+    """Gives so many devices of a backend, which are closed with the context.
+
+    Raises:
+      ValueError: there are fewer, or the backend cannot be used here.
+    """
+    if backend == "ray":
+        with ray_devices(count) as devices:
+            yield devices
+        return
+    local = local_devices()[:count]
+    if len(local) < count:
+        raise ValueError(f"{count} devices asked for, {len(local)} there")
+    yield local
