@@ -53,10 +53,10 @@ from doppler_jax.types import (
 
 if TYPE_CHECKING:
     from doppler_jax.engine import (
-        Executables,
+        LocalDevices,
         OnlineFunction,
         PlacedFunction,
-        RayDevices,
+        ProcessDevices,
         TaskError,
         cache_compilations,
         compile,
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 
 _ENGINE = frozenset(
     {
-        "Executables",
+        "LocalDevices",
         "OnlineFunction",
+        "ProcessDevices",
         "PlacedFunction",
-        "RayDevices",
         "TaskError",
         "cache_compilations",
         "compile",
@@ -94,15 +94,15 @@ __all__ = [
     "Calibration",
     "Cluster",
     "Costs",
-    "Executables",
     "Explanation",
     "Factors",
+    "LocalDevices",
     "Objective",
     "OnlineFunction",
     "Placed",
     "PlacedFunction",
     "Policy",
-    "RayDevices",
+    "ProcessDevices",
     "Schedule",
     "ScheduleExplanation",
     "ShardedProgram",

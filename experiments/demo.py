@@ -15,7 +15,7 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.calibration import measure_calibration
+from doppler_jax.engine.calibrate import measure_calibration
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.tables import format_seconds, print_table
@@ -160,7 +160,7 @@ def choose_here(settings: DemoSettings, backend: BackendName, devices: Sequence[
     chosen = choose_workload(settings.workload, "small", host, "host", "uniform")
     assert chosen.sharded is not None
     path = settings.folder / f"calibration-{backend}.json"
-    calibration = measure_calibration(chosen.sharded, devices, backend=backend, path=path)
+    calibration = measure_calibration(chosen.sharded, devices, path=path)
     costs = dj.make_costs(chosen.sharded, calibration)
     chosen = dataclasses.replace(chosen, name=f"{chosen.name}-{backend}", costs=costs)
     return Here(chosen, backend, devices)
@@ -174,10 +174,8 @@ def train_and_compare_measured(
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = dj.make_measure(
-        chosen.sharded, args, here.devices, backend=here.backend, repeats=3
-    )
-    pair = dj.make_paired_measure(chosen.sharded, args, here.devices, backend=here.backend)
+    measure = dj.make_measure(chosen.sharded, args, here.devices, repeats=3)
+    pair = dj.make_paired_measure(chosen.sharded, args, here.devices)
     start = finished(
         dj.place(
             chosen.graph,
@@ -274,9 +272,7 @@ def run_learned(settings: DemoSettings, here: Here, measured: StageResult) -> fl
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    step = dj.compile(
-        chosen.sharded, measured.placement, devices=here.devices, backend=here.backend
-    )
+    step = dj.compile(chosen.sharded, measured.placement, devices=here.devices)
     found, expected = step(*args), jax.jit(chosen.workload.fn)(*args)
     error = max(jax.tree.leaves(jax.tree.map(_difference, found, expected)))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.engine.calibration import measure_calibration
+from doppler_jax.engine.calibrate import measure_calibration
 from experiments.engine_programs import Program, load_workload
 from experiments.machine import (
     BackendName,
@@ -194,9 +194,7 @@ def _place(
     """Returns measured costs, and the placement by critical-path list scheduling at them."""
     sharded, _ = program
     calibration.parent.mkdir(parents=True, exist_ok=True)
-    measured = measure_calibration(
-        sharded, machine.devices(backend), backend=backend, path=calibration
-    )
+    measured = measure_calibration(sharded, machine.devices(backend), path=calibration)
     costs = dj.make_costs(sharded, measured)
     return costs, dj.place(sharded.graph, costs, method="critical_path")
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.engine.blocks import Residents
-from doppler_jax.engine.ops import ExecutableKey
+from doppler_jax.engine.memory import Residents
+from doppler_jax.engine.ops import ExecutableKey, Executables
 from doppler_jax.engine.plan import make_plan
 from doppler_jax.engine.profile import Profile
 from doppler_jax.programs.blocks import flatten_args
@@ -167,7 +167,7 @@ def _bare_gaps(machine: Machine, program: Program, rounds: int) -> list[float]:
     sharded, args = program
     devices = machine.devices("local")[:1]
     plan = make_plan(sharded, np.zeros(sharded.graph.num_tasks, np.int64), None)
-    executables = dj.Executables()
+    executables = Executables()
     keys = [ExecutableKey(kernel, devices[0]) for kernel in sharded.kernels]
     executables.prepare(keys)
     tasks = [

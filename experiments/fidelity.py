@@ -17,8 +17,8 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.calibration import measure_calibration, measure_kernels_again
-from doppler_jax.engine.placed import get_backend
+from doppler_jax.engine.calibrate import measure_calibration, measure_kernels_again
+from doppler_jax.engine.placed import as_devices
 from doppler_jax.files import write_json_atomic
 from doppler_jax.programs.workloads import Workload
 from doppler_jax.reports.scatter import Panel, plot_scatter
@@ -146,7 +146,7 @@ def compare(
     sharded = dj.partition(program, settings.num_shards)
     devices = machine.devices(settings.backend)
     path = folder / "calibration.json"
-    calibration = measure_calibration(sharded, devices, backend=settings.backend, path=path)
+    calibration = measure_calibration(sharded, devices, path=path)
     costs = dj.make_costs(sharded, calibration)
     placements = choose_placements(
         sharded.graph, costs, settings.placements + settings.teaching, settings.seed
@@ -162,7 +162,7 @@ def compare(
         Cells(folder / "cells"),
         sharded,
         dj.make_arrays(workload, jax.random.key(settings.seed)),
-        get_backend(settings.backend, devices),
+        as_devices(devices),
         np.concatenate([placements[is_teaching], placements[~is_teaching]]),
         costs,
         settings.teaching,

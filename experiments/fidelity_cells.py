@@ -13,7 +13,7 @@ import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.costs.calibration import Calibration
 from doppler_jax.costs.observed import Observations, observe
-from doppler_jax.engine.backend import Backend, Options
+from doppler_jax.engine.devices import Devices, Options
 from doppler_jax.engine.placed import PlacedFunction, load
 from doppler_jax.objective import Objective
 from experiments.cells import Cells
@@ -90,7 +90,7 @@ def measure_rounds(
     cells: Cells,
     sharded: dj.ShardedProgram,
     args: Sequence[Any],
-    backend: Backend,
+    devices: Devices,
     placements: np.ndarray,
     costs: dj.Costs,
     teaching: int,
@@ -115,7 +115,7 @@ def measure_rounds(
 
     def measure_round(turn: int) -> dict[str, Any]:
         if not steps:
-            steps.extend(load(sharded, p, None, backend, Options()) for p in placements)
+            steps.extend(load(sharded, p, None, devices, Options()) for p in placements)
             for b in range(len(steps)):  # what a first run sets up is not to be timed
                 run(b)
         order = np.random.default_rng(turn).permutation(len(placements)).tolist()

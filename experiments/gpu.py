@@ -27,7 +27,6 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.placed import BACKENDS
 from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
@@ -253,6 +252,7 @@ def _output_of(*command: str) -> str:
 def engine(job: Job, emit: Emit) -> None:
     """Runs two programs on two unequal devices: in every mode, and placed by us."""
     devices = _two_devices()
+    local = dj.LocalDevices(devices)
     rounds = 2 if job.tiny else 7
     for name, fn, args in _programs(job.tiny):
         args = jax.device_put(args, devices[0])
@@ -261,17 +261,14 @@ def engine(job: Job, emit: Emit) -> None:
         jit_ms = 1e3 * _median_s(partial(plain, *args), rounds)
         emit(name, f"`jax.jit` on {devices[0]}", *[""] * 4, f"{jit_ms:.2f}")
         sharded = dj.partition(dj.trace(fn, *args), 2)
-        executables = dj.Executables()
         tasks = sharded.graph.num_tasks
         for where, placement in (
             (f"all on {devices[0]}", np.zeros(tasks, np.int32)),
             ("random on both", np.random.default_rng(0).integers(2, size=tasks)),
         ):
-            for mode in BACKENDS["local"]:
+            for mode in local.modes:
                 with _going_on(emit, 7, name, where, mode):
-                    step = dj.compile(
-                        sharded, placement, devices=devices, mode=mode, executables=executables
-                    )
+                    step = dj.compile(sharded, placement, devices=local, mode=mode)
                     emit(name, where, mode, *_judge(step, args, expected, rounds))
         with _going_on(emit, 7, name, "`place_and_compile`", ""):
             found = dj.place_and_compile(
@@ -360,15 +357,13 @@ def _time_dispatch(emit: Emit, devices: Sequence[jax.Device], depth: int) -> Non
 
     emit("tiny task, bare calls", _us(_median_s(bare_calls, 5) / depth), f"{depth} tasks")
     sharded = dj.partition(dj.trace(chain, *args), 1)
-    tasks, executables = sharded.graph.num_tasks, dj.Executables()
+    tasks, local = sharded.graph.num_tasks, dj.LocalDevices(devices)
     for where, placement in (
         (f"on {devices[0]}", np.zeros(tasks, np.int32)),
         ("by turns on both", np.arange(tasks) % 2),
     ):
-        for mode in BACKENDS["local"]:
-            step = dj.compile(
-                sharded, placement, devices=devices, mode=mode, executables=executables
-            )
+        for mode in local.modes:
+            step = dj.compile(sharded, placement, devices=local, mode=mode)
             seconds = _median_s(partial(step, *args), 5) / tasks
             emit(f"tiny task, {mode}, {where}", _us(seconds), f"{tasks} tasks")
 

@@ -24,7 +24,6 @@ class Machine(contextlib.ExitStack):
     def __init__(self, num_devices: int) -> None:
         super().__init__()
         self.num_devices = num_devices
-        self._executables = dj.Executables()
 
     def devices(self, backend: BackendName) -> Sequence[Any]:
         """Returns the devices to place on.
@@ -34,10 +33,14 @@ class Machine(contextlib.ExitStack):
         """
         if backend == "ray":
             return self._ray_devices
+        return self._local_devices
+
+    @cached_property
+    def _local_devices(self) -> Sequence[Any]:
         devices = local_devices()[: self.num_devices]
         if len(devices) < self.num_devices:
             raise ValueError(f"{self.num_devices} devices asked for, {len(devices)} there")
-        return devices
+        return dj.LocalDevices(devices)
 
     @cached_property
     def _ray_devices(self) -> Sequence[Any]:
@@ -59,10 +62,8 @@ class Machine(contextlib.ExitStack):
             placement,
             devices=self.devices(backend),
             mode=mode,
-            backend=backend,
             priority=priority,
             fuse_segments=fuse_segments,
-            executables=self._executables if backend == "local" else None,
         )
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.engine.placed import get_backend
+from doppler_jax.engine.placed import as_devices
 from doppler_jax.training.paired import Measure
 from doppler_jax.training.system_rl import SystemConfig
 from experiments import stage3_study
@@ -67,7 +67,7 @@ def make_bench(
     assert chosen.workload is not None
     assert chosen.sharded is not None
     args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = dj.make_paired_measure(chosen.sharded, args, devices, backend=backend)
+    measure = dj.make_paired_measure(chosen.sharded, args, devices)
     return Bench(workload, chosen, backend, devices, args, measure, folder / workload, study)
 
 
@@ -127,7 +127,7 @@ def run_in_turns(
         Cells(bench.folder / "rounds"),
         bench.chosen.sharded,
         bench.args,
-        get_backend(bench.backend, bench.devices),
+        as_devices(bench.devices),
         np.array(list(placements.values()), np.int64),
         bench.chosen.costs,
         0,

@@ -19,7 +19,7 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.budget import Budget
-from doppler_jax.engine.calibration import measure_calibration
+from doppler_jax.engine.calibrate import measure_calibration
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learners.doppler import Doppler, policy_candidates
 from doppler_jax.learners.learner import train_learner
@@ -135,7 +135,6 @@ def study(
         chosen.sharded,
         dj.make_arrays(chosen.workload, jax.random.key(settings.seed)),
         devices,
-        backend=backend,
     )
     options = {"runs": None, "quick": None, "workloads": None, "backend": backend}
     terms = {**dataclasses.asdict(settings), **options}
@@ -171,7 +170,7 @@ def calibrated(
     assert chosen.sharded is not None
     (folder / name).mkdir(parents=True, exist_ok=True)
     path = folder / name / "calibration.json"
-    calibration = measure_calibration(chosen.sharded, devices, backend=backend, path=path)
+    calibration = measure_calibration(chosen.sharded, devices, path=path)
     return dataclasses.replace(chosen, costs=dj.make_costs(chosen.sharded, calibration))
 
 

@@ -10,22 +10,21 @@ from importlib.util import module_from_spec
 from pathlib import Path
 
 if __name__ != "kernels":
-    from .automatic import place_and_compile
-    from .calibration import measure_calibration
-    from .compile_cache import cache_compilations
-    from .errors import TaskError
+    from .automatic import OnlineFunction, place_and_compile
+    from .calibrate import measure_calibration
+    from .devices import TaskError
+    from .local import LocalDevices
     from .measure import make_measure, make_paired_measure, measure_s
-    from .online import OnlineFunction
-    from .ops import Executables
+    from .ops import cache_compilations
     from .placed import PlacedFunction, compile
-    from .ray_processes import RayDevices
-    from .ray_start import ray_devices
+    from .processes.driver import ProcessDevices
+    from .processes.ray import ray_devices
 
     __all__ = [
-        "Executables",
+        "LocalDevices",
         "OnlineFunction",
         "PlacedFunction",
-        "RayDevices",
+        "ProcessDevices",
         "TaskError",
         "cache_compilations",
         "compile",

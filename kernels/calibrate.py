@@ -1,134 +1,477 @@
-"""The command that measures this machine.
+"""Measures what kernels and transfers cost here, through the engine itself.
 
-`python -m doppler_jax.engine.calibrate --workload ffnn --num-devices 2 --out host.json`
-
-A calibration that was stopped goes on from its file; one of another program adds to it.
+So it is what a placed program will pay, on any devices, dispatch included. The little programs
+that show it are below.
 """
 
-import contextlib
 import dataclasses
+import functools
+import itertools
+import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+import jax.numpy as jnp
+import numpy as np
 
-import doppler_jax as dj
-from doppler_jax import cli
-from doppler_jax.costs.calibration import Calibration
-from doppler_jax.reports.tables import format_seconds, print_table
+from doppler_jax.costs.calibration import (
+    Calibration,
+    KernelTime,
+    load_calibration,
+    save_calibration,
+)
+from doppler_jax.costs.digests import kernel_digests
+from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.programs.blocks import num_bytes
+from doppler_jax.types import (
+    InputBlock,
+    InputRef,
+    Kernel,
+    Ref,
+    Schedule,
+    ShardedProgram,
+    TensorRef,
+)
 
-from .calibration import measure_calibration
+from .devices import Devices, Options
+from .placed import as_devices, load
+
+WARM_UPS = 3  # beyond compilation: allocators and caches settle
+PATIENCE = 4  # times the repeats asked for, at most, where they differ much
+TOLERANCE = 0.05  # standard error of a task's seconds, from which on they do
+KERNELS_AT_ONCE = 8
+SMALL_BYTES = 1 << 16  # below, to handle a transfer takes the same whatever its size
+LEAST_SHARE = 0.05  # of a transfer's seconds that are left when both ends' are taken off
+TRANSFER_BYTES = tuple(4**k for k in range(4, 15))
+"""Sizes to choose from, 256 B to 256 MiB."""
+
+NUM_SENT = 16
+"""Tensors that each device sends in a `handling_program`."""
+
+_LAG = 3  # turns from making a tensor to reading it
+_FIRST_BYTES = 4
+_WORK_SIZE = 320
+_BYTES_PER_WORK = 1 << 19  # of a transfer, for each task of work that outlasts it
+
+Progress = Callable[[str, int, int], None]
+"""Told what is measured next, how many measurements are done, and how many there are."""
+
+
+def measure_calibration(
+    sharded: ShardedProgram,
+    devices: Sequence[Any],
+    *,
+    repeats: int = 9,
+    path: str | os.PathLike[str] | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Calibration:
+    """Returns what the kernels of a program and transfers of its sizes cost on devices.
+
+    All devices are busy while kernels are measured, as they are in a good placement. Transfers
+    are measured one at a time between devices that have nothing else to do, and what both
+    spend on them by how much longer devices that have are busy with them, once for all pairs
+    of the same kinds. Kernels run on every device, and devices of one kind on one machine share
+    the median.
+
+    Args:
+      sharded: the program.
+      devices: where it is to run, as `dj.compile` takes them.
+      repeats: warm executions of each measurement, of which the median counts; up to
+        `PATIENCE` times as many on a machine that does other things.
+      path: file to go on from, if it exists; written after every few measurements. What
+        is in it is not measured again.
+      progress: called before each measurement and after the last.
+
+    Raises:
+      ValueError: `repeats` is below 1, bad devices, or the file is of others or not readable.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; expected a positive integer")
+    bench = _Bench(as_devices(devices), repeats)
+    calibration = _begin(bench.devices, path)
+    steps = [*_kernel_steps(sharded, calibration), *_transfer_steps(sharded, calibration)]
+    for done, (what, measure) in enumerate(steps):
+        progress(what, done, len(steps))
+        calibration = measure(bench, calibration)
+        if path is not None:
+            save_calibration(path, calibration)
+    progress("done", len(steps), len(steps))
+    return calibration
+
+
+def measure_kernels_again(
+    calibration: Calibration,
+    sharded: ShardedProgram,
+    devices: Sequence[Any],
+    *,
+    repeats: int = 9,
+) -> Calibration:
+    """Returns the calibration with the seconds that a program's kernels take now.
+
+    Arguments are those of `measure_calibration`, which gave the calibration.
+    """
+    bench = _Bench(as_devices(devices), repeats)
+    for _, measure in _kernel_steps(sharded, dataclasses.replace(calibration, kernels={})):
+        calibration = measure(bench, calibration)
+    return calibration
 
 
 @dataclasses.dataclass(frozen=True)
-class CalibrateSettings:
-    """What to measure, and where to write it."""
+class _Bench:
+    """Runs little programs on the devices."""
 
-    out: pathlib.Path
-    """The file; if it exists, only what it lacks is measured."""
-    workload: str = "chainmm"
-    """Name of the workload whose kernels are measured."""
-    preset: str = "small"
-    """Its sizes."""
-    num_devices: int = 2
-    num_shards: int = 0
-    """Blocks per tensor; 0 means as many as devices, rounded up to a power of two."""
-    strategy: Literal["planner", "uniform"] = "planner"
-    """How tensors are cut."""
-    backend: Literal["local", "ray"] = "local"
-    """`local`: this process's devices (accelerators, or CPU devices that share its cores).
-    `ray`: a process per device, pinned to a core or GPU."""
-    repeats: int = 9
-    """Executions of each measurement, of which the median counts."""
+    devices: Devices
+    repeats: int
+
+    def finishes(
+        self, sharded: ShardedProgram, placements: Sequence[np.ndarray], priority: np.ndarray
+    ) -> np.ndarray:
+        """Returns when each device ends `[rounds, placements, D]`; placements take turns."""
+        steps = [load(sharded, p, priority, self.devices, Options()) for p in placements]
+        arguments = random_arguments(sharded, np.random.default_rng(0))
+        num_devices = len(self.devices)
+        ends_s = np.zeros((WARM_UPS + 2 * self.repeats, len(placements), num_devices))
+        for turn in ends_s:
+            for number, step in enumerate(steps):
+                step(*arguments)
+                assert step.trace is not None
+                np.maximum.at(turn[number], step.trace.placement, step.trace.finish_s)
+        return ends_s[WARM_UPS:]
+
+    def observe(
+        self,
+        sharded: ShardedProgram,
+        placement: np.ndarray,
+        priority: np.ndarray | None = None,
+    ) -> Observations:
+        """Returns what warm executions of the program show, more of them on a busy machine."""
+        step = load(sharded, placement, priority, self.devices, Options())
+        arguments = random_arguments(sharded, np.random.default_rng(0))
+        traces: list[Schedule] = []
+
+        def run(times: int) -> None:
+            for _ in range(times):
+                step(*arguments)
+                assert step.trace is not None
+                traces.append(step.trace)
+
+        run(WARM_UPS)
+        traces.clear()
+        run(self.repeats)
+        seen = observe(sharded, traces)
+        while _is_noisy(seen) and len(traces) < PATIENCE * self.repeats:
+            run(self.repeats)
+            seen = observe(sharded, traces)
+        return seen
 
 
-def main(settings: CalibrateSettings) -> None:
-    """Measures with a progress bar, writes the file and prints what is in it."""
-    if settings.num_devices < 1:
-        raise ValueError(f"--num-devices is {settings.num_devices}; expected at least 1")
-    workload = dj.make_workload(settings.workload, settings.preset)
-    jax.config.update("jax_num_cpu_devices", settings.num_devices)
-    num_shards = settings.num_shards or 1 << (settings.num_devices - 1).bit_length()
-    program = dj.trace(workload.fn, *workload.args)
-    sharded = dj.partition(program, num_shards, strategy=settings.strategy)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    with contextlib.ExitStack() as stack:
-        devices = _devices(settings, stack)
-        shown = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
-        bar = shown.add_task("calibrating")
-        calibration = measure_calibration(
-            sharded,
-            devices,
-            backend=settings.backend,
-            repeats=settings.repeats,
-            path=settings.out,
-            progress=lambda what, done, total: shown.update(
-                bar, description=what, completed=done, total=total
-            ),
+_Step = tuple[str, Callable[[_Bench, Calibration], Calibration]]
+
+
+def _begin(devices: Devices, path: str | os.PathLike[str] | None) -> Calibration:
+    """Returns the calibration in the file, or an empty one."""
+    backend, names = devices.backend, devices.device_names
+    if path is None or not pathlib.Path(path).exists():
+        return Calibration(
+            backend=backend,
+            device_names=names,
+            capacity_bytes=devices.capacity_bytes,
+            overhead_s=np.full(len(names), np.nan),
+            kernels={},
+            transfers={},
+            transfer_noise=float("nan"),
         )
-    _print(calibration)
-
-
-def _devices(settings: CalibrateSettings, stack: contextlib.ExitStack) -> Sequence[Any]:
-    if settings.backend == "ray":
-        from . import ray_devices  # starts processes; nothing else here needs Ray
-
-        return stack.enter_context(ray_devices(settings.num_devices))
-    found = jax.devices() if jax.device_count() > 1 else jax.devices("cpu")
-    if len(found) < settings.num_devices:
+    found = load_calibration(path)
+    if (found.backend, found.device_names) != (backend, names):
         raise ValueError(
-            f"--num-devices is {settings.num_devices}, but there are {len(found)} "
-            f"{found[0].device_kind} devices"
+            f"{path} is of {found.backend} {list(found.device_names)}, not of "
+            f"{backend} {list(names)}; remove the file to measure afresh"
         )
-    return found[: settings.num_devices]
+    return found
 
 
-def _print(calibration: Calibration) -> None:
-    names = calibration.device_names
-    print_table(
-        f"{calibration.backend}: median seconds, noise {calibration.compute_noise:.0%} of a "
-        f"task's, {calibration.transfer_noise:.0%} of a transfer's",
-        ("kernel", *names),
-        [
-            ("dispatch of a task", *map(format_seconds, calibration.overhead_s.tolist())),
-            *(
-                (kernel.name, *map(format_seconds, kernel.seconds))
-                for kernel in calibration.kernels.values()
-            ),
-        ],
-    )
-    latency_s, seconds_per_byte = calibration.links()
-    print_table(
-        "transfers",
-        ("from", "to", "latency", "seconds per MB"),
-        [
-            (
-                names[s],
-                names[t],
-                *map(format_seconds, (latency_s[s, t], seconds_per_byte[s, t] * 1e6)),
-            )
-            for s, t in sorted({link[:2] for link in calibration.transfers})
-        ],
-    )
-    handling_s, per_byte = calibration.handling_rates()
-    if handling_s is not None and per_byte is not None:
-        print_table(
-            "what a device itself spends on one end of a transfer",
-            ("device", "each", "seconds per MB"),
-            [
-                (name, format_seconds(each_s), format_seconds(one * 1e6))
-                for name, each_s, one in zip(names, handling_s, per_byte, strict=True)
-            ],
+def _kernel_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
+    """Returns the measurements of the kernels that the calibration lacks."""
+    flops: dict[Kernel, float] = {}
+    for kernel, value in zip(sharded.kernels, sharded.graph.flops.tolist(), strict=True):
+        flops.setdefault(kernel, value)
+    digests = kernel_digests(sharded.kernels)
+    one_of_each = {digest: kernel for kernel, digest in digests.items()}
+    missing = [k for digest, k in one_of_each.items() if digest not in calibration.kernels]
+    steps: list[_Step] = []
+    for first in range(0, len(missing), KERNELS_AT_ONCE):
+        chosen = {kernel: flops[kernel] for kernel in missing[first : first + KERNELS_AT_ONCE]}
+        steps.append((f"{len(chosen)} kernels", functools.partial(_with_kernels, flops=chosen)))
+    return steps
+
+
+def _with_kernels(
+    bench: _Bench, before: Calibration, flops: dict[Kernel, float]
+) -> Calibration:
+    program, placement = kernel_program(list(flops), before.num_devices)
+    seen = bench.observe(program, placement)
+    kinds = bench.devices.device_kinds
+    digests = kernel_digests(flops)
+    kernels = {**before.kernels}
+    for kernel, digest in digests.items():
+        rows = [seen.tasks[digest, d] for d in range(before.num_devices)]
+        kernels[digest] = KernelTime(
+            name=kernel.name,
+            flops=flops[kernel],
+            bytes=float(sum(map(num_bytes, (*kernel.operands, *kernel.results)))),
+            seconds=_pooled_medians(rows, kinds),
+            noise=float(np.median([_noise(row) for row in rows])),
         )
+    overheads = [seen.overheads[d] for d in range(before.num_devices)]
+    overhead_s = np.array(_pooled_medians(overheads, kinds))
+    return dataclasses.replace(before, kernels=kernels, overhead_s=overhead_s)
 
 
-if __name__ == "__main__":
-    cli.run(main, CalibrateSettings, "Measure what kernels and transfers cost here.")
+def _pooled_medians(rows: Sequence[list[float]], kinds: Sequence[str]) -> tuple[float, ...]:
+    """Returns the median seconds `[D]` of each device, over all devices of its kind.
+
+    By how much two of a kind differ within a second or so is what else the machine did then; a
+    placement that believed in it would load one of them more for ever.
+    """
+    pools: dict[str, list[float]] = {}
+    for row, kind in zip(rows, kinds, strict=True):
+        pools.setdefault(kind, []).extend(row)
+    return tuple(float(np.median(pools[kind])) for kind in kinds)
+
+
+def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
+    """Returns the measurements of the transfers that the calibration lacks."""
+    sizes = _sizes(sharded)
+    steps: list[_Step] = []
+    for s, t in itertools.combinations(range(calibration.num_devices), 2):
+        links = [(s, t), (t, s)]
+        missing = [
+            b for b in sizes if any((*link, b) not in calibration.transfers for link in links)
+        ]
+        if missing:
+            measure = functools.partial(_with_transfers, sizes=missing, s=s, t=t)
+            steps.append((f"transfers between {s} and {t}", measure))
+    return steps
+
+
+def _sizes(sharded: ShardedProgram) -> list[int]:
+    """Returns sizes that cover those of the program's tensors and per-call arguments."""
+    graph = sharded.graph
+    moved = np.concatenate([graph.tensor_bytes, graph.input_bytes[graph.input_home >= 0]])
+    if not moved.size:
+        return []
+    last = int(np.searchsorted(TRANSFER_BYTES, moved.max()))
+    first = max(int(np.searchsorted(TRANSFER_BYTES, moved.min(), side="right")) - 1, 0)
+    return list(TRANSFER_BYTES[min(first, len(TRANSFER_BYTES) - 2) : max(last, first + 1) + 1])
+
+
+def _with_transfers(
+    bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
+) -> Calibration:
+    seen = bench.observe(*transfer_program(sizes, s, t))
+    # One small size stands for all: measuring them takes long.
+    chosen_sizes = sorted({sizes[0], sizes[-1], *(b for b in sizes if b >= SMALL_BYTES)})
+    handling = _handling(bench, before, chosen_sizes, s, t)
+    ends_s = np.sum([[handling[d, o, b] for b in chosen_sizes] for d, o in ((s, t), (t, s))], 0)
+    chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}
+    medians = {}
+    for (i, j, b), seconds in chosen.items():
+        whole_s = float(np.median(seconds))
+        rest_s = whole_s - float(np.interp(b, chosen_sizes, ends_s))
+        medians[i, j, b] = max(rest_s, LEAST_SHARE * whole_s)
+    noise = [_noise(seconds) for seconds in chosen.values()]
+    known = [] if np.isnan(before.transfer_noise) else [before.transfer_noise]
+    return dataclasses.replace(
+        before,
+        transfers={**before.transfers, **medians},
+        handling={**before.handling, **handling},
+        transfer_noise=float(np.median([*known, *noise])),
+    )
+
+
+def _handling(
+    bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
+) -> dict[tuple[int, int, int], float]:
+    """Returns what a device spends on one end of a transfer, by device, other one and bytes.
+
+    That is by how much later it ends its work if it sends and receives, over how often it does.
+    One pair stands for all of the same kinds: like a kernel, it is the device's own work.
+    """
+    kinds, known = bench.devices.device_kinds, before.handling
+    for i, j in sorted({(i, j) for i, j, _ in known}):
+        alike = (kinds[i], kinds[j]) == (kinds[s], kinds[t])
+        if alike and all((i, j, b) in known and (j, i, b) in known for b in sizes):
+            there = {(s, t, b): known[i, j, b] for b in sizes}
+            return there | {(t, s, b): known[j, i, b] for b in sizes}
+    found = {}
+    for size in sizes:
+        sharded, apart, home, priority = handling_program(size, s, t)
+        apart_s, home_s = np.moveaxis(bench.finishes(sharded, (apart, home), priority), 1, 0)
+        later_s = np.median(apart_s - home_s, axis=0) / (2 * NUM_SENT)
+        for device, other in ((s, t), (t, s)):
+            found[device, other, size] = max(float(later_s[device]), 0.0)
+    return found
+
+
+def _is_noisy(seen: Observations) -> bool:
+    errors = [_noise(row) / len(row) ** 0.5 for row in seen.tasks.values()]
+    return float(np.median(errors)) > TOLERANCE
+
+
+def _noise(seconds: list[float]) -> float:
+    """Returns the log-standard-deviation, of which outliers are no part."""
+    logs = np.log(seconds)
+    return float(1.4826 * np.median(np.abs(logs - np.median(logs))))
+
+
+def kernel_program(
+    kernels: Sequence[Kernel], num_devices: int
+) -> tuple[ShardedProgram, np.ndarray]:
+    """Returns a program that runs each kernel once on each device, and its placement.
+
+    All tasks read arguments only, so no device ever waits; every device runs the kernels
+    in the given order, after a task that takes on it what the start of a call costs.
+    Arguments are the operands of all kernels, flat.
+    """
+    avals = [aval for kernel in kernels for aval in kernel.operands]
+    refs: list[tuple[Ref, ...]] = []
+    for kernel in kernels:
+        first = sum(map(len, refs))
+        refs.append(tuple(InputRef(first + i) for i in range(len(kernel.operands))))
+    first_kernel = _fill_kernel(None, 1)
+    sharded = _program([first_kernel, *kernels] * num_devices, [(), *refs] * num_devices, avals)
+    return sharded, np.repeat(np.arange(num_devices), len(kernels) + 1)
+
+
+def transfer_program(
+    sizes: Sequence[int], source: int, destination: int
+) -> tuple[ShardedProgram, np.ndarray]:
+    """Returns a chain of tasks to and fro between two devices, and its placement.
+
+    Along it each size, in bytes, is moved once each way, one transfer at a time, after 4
+    bytes that take on them what the start of a call costs.
+    """
+    lengths = [_FIRST_BYTES // 4] * 2 + [size // 4 for size in sizes for _ in range(2)]
+    chain = [
+        _fill_kernel(read, made)
+        for read, made in zip([None, *lengths], [*lengths, 1], strict=True)
+    ]
+    refs: list[tuple[Ref, ...]] = [(), *((TensorRef(x),) for x in range(len(lengths)))]
+    sharded = _program(chain, refs, ())
+    return sharded, np.where(np.arange(len(chain)) % 2, destination, source)
+
+
+def handling_program(
+    size: int, first: int, second: int
+) -> tuple[ShardedProgram, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a program in which two devices make and read `NUM_SENT` tensors of `size` bytes.
+
+    Between one tensor and the next there is other work, enough for a transfer to end in.
+
+    Returns:
+      The program, two placements and a priority: by the first placement each device reads what
+      the other made, by the second its own. Each runs as many tasks of a kind by either.
+    """
+    work, make = _work_kernel(), _fill_kernel(None, size // 4)
+    read = _total_kernel(size // 4)
+    kernels, refs, apart, home, rank = [], [], [], [], []
+    made: dict[tuple[int, int], int] = {}
+
+    def add(kernel: Kernel, operands: tuple[Ref, ...], places: tuple[int, int]) -> None:
+        kernels.append(kernel)
+        refs.append(operands)
+        apart.append(places[0])
+        home.append(places[1])
+        rank.append(turn)
+
+    for turn in range(NUM_SENT + _LAG):
+        for device, other in ((first, second), (second, first)):
+            if turn < NUM_SENT:
+                made[device, turn] = sum(len(kernel.results) for kernel in kernels)
+                add(make, (), (device, device))
+            for _ in range(1 + size // _BYTES_PER_WORK):
+                add(work, (InputRef(0),), (device, device))
+            if turn >= _LAG:
+                add(read, (TensorRef(made[device, turn - _LAG]),), (other, device))
+    sharded = _program(kernels, refs, work.operands)
+    return sharded, np.array(apart), np.array(home), np.array(rank, np.float64)
+
+
+def random_arguments(sharded: ShardedProgram, rng: np.random.Generator) -> list[jax.Array]:
+    """Returns flat arguments that any kernel can take: indices 0, positive numbers."""
+
+    def draw(aval: jax.ShapeDtypeStruct) -> jax.Array:
+        if jnp.issubdtype(aval.dtype, jnp.floating):
+            return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), aval.dtype)
+        return jnp.zeros(aval.shape, aval.dtype)
+
+    return [draw(aval) for aval in sharded.arg_avals]
+
+
+@functools.cache
+def _work_kernel() -> Kernel:
+    """Returns a kernel that takes a CPU core about a millisecond."""
+    square = jax.ShapeDtypeStruct((_WORK_SIZE, _WORK_SIZE), jnp.float32)
+    return Kernel("work", lambda a: (a @ a,), (square,), (square,))
+
+
+@functools.cache
+def _total_kernel(length: int) -> Kernel:
+    """Returns a kernel that reads all of a float32 `[length]`."""
+    vector = jax.ShapeDtypeStruct((length,), jnp.float32)
+    total = jax.ShapeDtypeStruct((1,), jnp.float32)
+    return Kernel("total", lambda x: (x.sum(keepdims=True),), (vector,), (total,))
+
+
+@functools.cache
+def _fill_kernel(read: int | None, made: int) -> Kernel:
+    """Returns a kernel that makes float32 `[made]` from the first of `[read]`, or of 1."""
+
+    def vector(length: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((length,), jnp.float32)
+
+    def fn(*operands: jax.Array) -> tuple[jax.Array]:
+        first = operands[0][0] if operands else jnp.float32(1.0)
+        return (jnp.full((made,), first),)
+
+    operands = () if read is None else (vector(read),)
+    return Kernel(f"fill {made}", fn, operands, (vector(made),))
+
+
+def _program(
+    kernels: Sequence[Kernel],
+    refs: Sequence[tuple[Ref, ...]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+) -> ShardedProgram:
+    """Returns a program without outputs whose graph inputs are its arguments."""
+    results = [(v, aval) for v, kernel in enumerate(kernels) for aval in kernel.results]
+    reads = [(ref, v) for v, row in enumerate(refs) for ref in row]
+    edges = [(ref.tensor, v) for ref, v in reads if isinstance(ref, TensorRef)]
+    input_edges = [(ref.input, v) for ref, v in reads if isinstance(ref, InputRef)]
+    graph = make_graph(
+        flops=np.zeros(len(kernels)),
+        tensor_producer=[v for v, _ in results],
+        tensor_bytes=[num_bytes(aval) for _, aval in results],
+        edge_tensor=[x for x, _ in edges],
+        edge_reader=[v for _, v in edges],
+        input_bytes=[num_bytes(aval) for aval in avals],
+        input_edge_input=[i for i, _ in input_edges],
+        input_edge_reader=[v for _, v in input_edges],
+    )
+    return ShardedProgram(
+        graph=graph,
+        names=tuple(f"{kernel.name} #{v}" for v, kernel in enumerate(kernels)),
+        kernels=tuple(kernels),
+        operands=tuple(refs),
+        inputs=tuple(
+            InputBlock(i, (0,) * len(aval.shape), aval.shape) for i, aval in enumerate(avals)
+        ),
+        outputs=(),
+        arg_avals=tuple(avals),
+        consts=(),
+        in_tree=jax.tree.structure((tuple(avals), {})),
+        out_tree=jax.tree.structure(()),
+    )

@@ -14,11 +14,8 @@ from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
 from doppler_jax.types import Schedule, ShardedProgram
 
-from .backend import Backend, Options
-from .checks import check_options
-from .errors import TaskError
-from .ops import Executables
-from .placed import PlacedFunction, check_mode, get_backend, load
+from .devices import Devices, Options, TaskError
+from .placed import PlacedFunction, as_devices, load
 
 Measure = Callable[[ArrayLike, ArrayLike | None], float]
 """Seconds of a placement `[N]`, run in the order of a priority `[N]` or the default one."""
@@ -51,10 +48,8 @@ def make_measure(
     args: Sequence[Any],
     devices: Sequence[Any],
     mode: str = "work_conserving",
-    backend: str = "local",
     repeats: int = 5,
     warmup: int = 1,
-    executables: Executables | None = None,
 ) -> Measure:
     """Returns `measure(placement, priority) -> seconds`, timed as by `measure_s`.
 
@@ -62,12 +57,12 @@ def make_measure(
     placement costs its runs and only what no other put on that device before.
 
     Raises:
-      ValueError: an unknown backend or mode, bad devices or counts, or arguments that are
+      ValueError: an unknown mode, bad devices or counts, or arguments that are
         not what the program was traced with; `measure` raises it for a bad placement or
         priority, and `TaskError` when a run fails.
     """
     _check_counts(repeats, warmup)
-    bench = _make_bench(sharded, args, devices, mode, backend, executables)
+    bench = _make_bench(sharded, args, devices, mode)
 
     def measure(placement: ArrayLike, priority: ArrayLike | None = None) -> float:
         step = bench.load(placement, priority)
@@ -81,10 +76,8 @@ def make_paired_measure(
     args: Sequence[Any],
     devices: Sequence[Any],
     mode: str = "work_conserving",
-    backend: str = "local",
     max_slowdown: float = 2.0,
     warmup: int = 1,
-    executables: Executables | None = None,
 ) -> PairedMeasure:
     """Returns `measure(candidate, incumbent, rounds)`, which runs the two in alternation.
 
@@ -98,10 +91,8 @@ def make_paired_measure(
       args: arguments to run it on.
       devices: where, as `dj.compile` takes them.
       mode: how tasks are dispatched; traces are kept of `work_conserving` only.
-      backend: of `dj.compile`.
       max_slowdown: the guard's limit.
       warmup: runs of a placement that are not timed, when it comes up.
-      executables: compiled kernels to share; local only.
 
     Raises:
       ValueError: as by `make_measure`, or `max_slowdown` is not above 1; `measure` raises
@@ -110,21 +101,23 @@ def make_paired_measure(
     _check_counts(1, warmup)
     if not max_slowdown > 1:
         raise ValueError(f"max_slowdown is {max_slowdown}; expected a number above 1")
-    bench = _make_bench(sharded, args, devices, mode, backend, executables)
+    bench = _make_bench(sharded, args, devices, mode)
     return _Pairing(bench, max_slowdown, warmup).measure
 
 
 def pair_placements(
     sharded: ShardedProgram,
     args: Sequence[Any],
-    backend: Backend,
+    devices: Sequence[Any],
     options: Options,
     candidate: np.ndarray,
     incumbent: np.ndarray,
     rounds: int,
 ) -> Paired:
     """Returns what `make_paired_measure` measures of two placements `[N]`, once."""
-    bench = _Bench(sharded, jax.tree.map(jnp.asarray, tuple(args)), backend, options)
+    bench = _Bench(
+        sharded, jax.tree.map(jnp.asarray, tuple(args)), as_devices(devices), options
+    )
     return _Pairing(bench, max_slowdown=2.0, warmup=1).measure(candidate, incumbent, rounds)
 
 
@@ -193,7 +186,7 @@ class _Bench:
 
     sharded: ShardedProgram
     args: tuple[Any, ...]
-    backend: Backend
+    devices: Devices
     options: Options
 
     def load(
@@ -204,7 +197,7 @@ class _Bench:
     ) -> PlacedFunction:
         """Returns the program, placed."""
         options = dataclasses.replace(self.options, timeout_s=timeout_s)
-        return load(self.sharded, placement, priority, self.backend, options)
+        return load(self.sharded, placement, priority, self.devices, options)
 
 
 def _make_bench(
@@ -212,14 +205,10 @@ def _make_bench(
     args: Sequence[Any],
     devices: Sequence[Any],
     mode: str,
-    backend: str,
-    executables: Executables | None,
 ) -> _Bench:
-    check_mode(backend, mode)
+    options, placed_on = Options(mode=mode), as_devices(devices)
+    placed_on.check_options(options)
     flatten_args(sharded, tuple(args), {})
-    options = Options(mode=mode)
-    placed_on = get_backend(backend, devices, executables)
-    check_options(options, placed_on)
     # Resident blocks are found again by the identity of the arrays.
     arrays = jax.tree.map(jnp.asarray, tuple(args))
     return _Bench(sharded, arrays, placed_on, options)

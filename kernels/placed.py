@@ -12,20 +12,14 @@ from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.types import Schedule, ShardedProgram, TaskGraph
 
-from .backend import Backend, Loaded, Options
-from .checks import check_options, check_placement, check_priority
-from .local import LocalBackend
-from .ops import Executables
+from .devices import Devices, LoadedProgram, Options
+from .local import LocalDevices
 from .plan import make_plan
+from .processes.driver import ProcessDevices
+from .processes.session import ProcessDevice
 from .profile import Profile, measured_lower_bound_s, profile
 from .segments import fuse_segments as fuse
 from .trace import Handling
-
-BACKENDS: dict[str, tuple[str, ...]] = {
-    "local": LocalBackend.modes,
-    "ray": ("bulk_synchronous", "work_conserving"),
-}
-"""The backends and their modes."""
 
 
 def compile(
@@ -34,9 +28,7 @@ def compile(
     *,
     devices: Sequence[Any],
     mode: str = "work_conserving",
-    backend: str = "local",
     priority: ArrayLike | None = None,
-    executables: Executables | None = None,
     fuse_segments: bool = False,
     check_nan: bool = False,
     timeout_s: float | None = None,
@@ -47,15 +39,15 @@ def compile(
     Args:
       sharded: the program, N tasks.
       placement: `[N]` int, position in `devices` of each task.
-      devices: where to run: JAX devices for "local", `dj.ray_devices(...)` for "ray".
+      devices: where to run: JAX devices, on which threads of this process run tasks, or
+        `dj.ray_devices(...)`, a process per device. `dj.LocalDevices(...)` in place of a list
+        keeps compiled kernels for other placements; processes always do.
       mode: "work_conserving" (a device takes its next ready task), "bulk_synchronous"
-        (level by level, with barriers before and after each level's transfers) or, local
-        only, "stream" (the host enqueues everything in one order and waits at the end).
-      backend: "local", threads of this process, or "ray", a process per device.
+        (level by level, with barriers before and after each level's transfers) or, on JAX
+        devices only, "stream" (the host enqueues everything in one order and waits at the end).
       priority: `[N]` order of tasks, smallest first: among the ready ones (default: ready
         time, then id), and in stream of enqueuing among those whose producers are
         enqueued (default: id).
-      executables: compiled kernels to share with other placements; local only.
       fuse_segments: whether tasks of one device that nothing separates become one task;
         the trace is then of the tasks of `PlacedFunction.graph`.
       check_nan: whether a NaN in what a task made ends the call with a `TaskError`.
@@ -64,68 +56,53 @@ def compile(
         first block was made.
 
     Raises:
-      ValueError: an unknown mode or backend, no devices or one twice, an option out of
+      ValueError: an unknown mode, no devices, one twice or closed ones, an option out of
         range, or a placement or priority of another shape or out of range. Nothing is
         compiled then.
       TaskError: a kernel does not compile.
     """
-    check_mode(backend, mode)
     options = Options(mode, check_nan, timeout_s, out_device)
-    placed_on = get_backend(backend, devices, executables)
-    return load(sharded, placement, priority, placed_on, options, fuse_segments=fuse_segments)
+    return load(
+        sharded, placement, priority, as_devices(devices), options, fuse_segments=fuse_segments
+    )
+
+
+def as_devices(devices: Sequence[Any]) -> Devices:
+    """Returns what runs programs on the devices given, which say themselves what they are.
+
+    Raises:
+      ValueError: there is none, one occurs twice, they are of different sorts or closed.
+    """
+    if not isinstance(devices, Devices):
+        are_processes = any(isinstance(device, ProcessDevice) for device in devices)
+        devices = ProcessDevices(devices) if are_processes else LocalDevices(devices)
+    devices.check_open()
+    return devices
 
 
 def load(
     sharded: ShardedProgram,
     placement: ArrayLike,
     priority: ArrayLike | None,
-    backend: Backend,
+    devices: Devices,
     options: Options,
     *,
     fuse_segments: bool = False,
 ) -> "PlacedFunction":
-    """Returns the placed program on a backend, which many placements may share.
+    """Returns the placed program on devices, which many placements may share.
 
     Raises:
       ValueError: a placement or priority of another shape or out of range, or an option.
       TaskError: a kernel does not compile.
     """
-    check_options(options, backend)
+    devices.check_options(options)
     num_tasks = sharded.graph.num_tasks
-    places = check_placement(placement, num_tasks, len(backend.device_names))
-    ranks = check_priority(priority, num_tasks)
+    places = _check_placement(placement, num_tasks, len(devices))
+    ranks = _check_priority(priority, num_tasks)
     if fuse_segments:
         sharded, places, ranks = fuse(sharded, places, ranks)
-    loaded = backend.load(sharded, make_plan(sharded, places, ranks), options)
-    return PlacedFunction(sharded, loaded, options.mode, backend.device_names)
-
-
-def check_mode(backend: str, mode: str) -> None:
-    """Raises `ValueError` unless the named backend has this mode; starts nothing."""
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; known: {sorted(BACKENDS)}")
-    if mode not in BACKENDS[backend]:
-        known = sorted(BACKENDS[backend])
-        raise ValueError(f"unknown mode {mode!r}; {backend} has: {known}")
-
-
-def get_backend(
-    name: str, devices: Sequence[Any], executables: Executables | None = None
-) -> Backend:
-    """Returns a backend on these devices.
-
-    Raises:
-      ValueError: unknown backend, or devices that are not its own.
-    """
-    if name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; known: {sorted(BACKENDS)}")
-    if name == "local":
-        return LocalBackend(devices, executables)
-    if executables is not None:
-        raise ValueError("executables are shared by local devices only; ray's keep their own")
-    from .ray_backend import RayBackend  # the extra that not everyone installs
-
-    return RayBackend(devices)
+    loaded = devices.load(sharded, make_plan(sharded, places, ranks), options)
+    return PlacedFunction(sharded, loaded, options.mode, devices.device_names)
 
 
 class PlacedFunction:
@@ -150,7 +127,7 @@ class PlacedFunction:
     def __init__(
         self,
         sharded: ShardedProgram,
-        loaded: Loaded,
+        loaded: LoadedProgram,
         mode: str,
         device_names: tuple[str, ...],
     ) -> None:
@@ -221,3 +198,35 @@ class PlacedFunction:
         if self.trace is None or self.handling is None or self.peak_bytes is None:
             raise ValueError("there is no trace: call the function first")
         return self.trace, self.handling, self.peak_bytes
+
+
+def _check_placement(placement: ArrayLike, num_tasks: int, num_devices: int) -> np.ndarray:
+    """Returns the placement as int64 `[N]`.
+
+    Raises:
+      ValueError: it has another shape or type, or an entry names no device.
+    """
+    places = np.asarray(placement)
+    if places.shape != (num_tasks,):
+        raise ValueError(f"placement has shape {places.shape}, expected ({num_tasks},)")
+    if places.size and not np.issubdtype(places.dtype, np.integer):
+        raise ValueError(f"placement must hold integers, holds {places.dtype}")
+    for v in np.flatnonzero((places < 0) | (places >= num_devices)):
+        raise ValueError(f"placement[{v}] is {places[v]}, but there are {num_devices} devices")
+    return places.astype(np.int64)
+
+
+def _check_priority(priority: ArrayLike | None, num_tasks: int) -> np.ndarray | None:
+    """Returns the priority as float64 `[N]`, or None.
+
+    Raises:
+      ValueError: it has another shape, or an entry is not finite.
+    """
+    if priority is None:
+        return None
+    ranks = np.asarray(priority, dtype=np.float64)
+    if ranks.shape != (num_tasks,):
+        raise ValueError(f"priority has shape {ranks.shape}, expected ({num_tasks},)")
+    for v in np.flatnonzero(~np.isfinite(ranks)):
+        raise ValueError(f"priority[{v}] is {ranks[v]}; expected a finite number")
+    return ranks

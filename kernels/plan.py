@@ -1,11 +1,18 @@
-"""What an execution of a placement has to do, worked out once before any call."""
+"""What an execution of a placement has to do, and by which rules what may run when.
+
+A plan is worked out once, before any call. The rules of a mode are told what has happened and
+say what may happen next; threads and device processes follow the same ones.
+"""
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.types import RESIDENT, InputRef, Ref, ShardedProgram, TaskGraph
 
 
@@ -36,6 +43,7 @@ class Plan:
     placement: tuple[int, ...]  # [N]
     rank: tuple[float, ...] | None  # [N] order among ready tasks; None: first come
     order: tuple[int, ...]  # [N] topological, by rank and id among available tasks
+    levels: tuple[int, ...]  # [N] hops from an entry
     operands: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel takes them
     results: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel gives them
     num_inputs: tuple[int, ...]  # [N] tensors and moved graph inputs to wait for
@@ -77,6 +85,7 @@ def make_plan(
         placement=tuple(places),
         rank=None if priority is None else tuple(priority.tolist()),
         order=tuple(topological_order(graph, priority).tolist()),
+        levels=tuple(hop_levels(graph).tolist()),
         operands=tuple(operands),
         results=tuple(map(tuple, results)),
         num_inputs=tuple(waits.tolist()),
@@ -169,3 +178,117 @@ def _local_readers(graph: TaskGraph, placement: np.ndarray) -> tuple[tuple[int, 
         if placement[u] == placement[v]:
             local[u].append(v)
     return tuple(map(tuple, local))
+
+
+Next = tuple[Iterable[int], Iterable[int]]
+"""Tasks that may run now, and transfers that start now."""
+
+NOTHING: Next = ((), ())
+
+
+class Rules(Protocol):
+    """What may run when; one object a call, told of each event once.
+
+    All has run when every task has finished, for what is moved is read.
+    """
+
+    def begin(self) -> Next:
+        """The call begins."""
+
+    def launched(self, v: int) -> Next:
+        """Task `v` has run, or will have before any task given to its device later."""
+
+    def finished(self, v: int) -> Next:
+        """Task `v` has finished."""
+
+    def arrived(self, k: int) -> Next:
+        """Transfer `k` has arrived."""
+
+
+class WorkConserving:
+    """A device that has a ready task runs one.
+
+    A task that finishes releases those on its device that wait only for it, and starts the
+    transfers of what it made; an arrival releases likewise.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._inputs_left = list(plan.num_inputs)
+
+    def begin(self) -> Next:
+        ready = [v for v, count in enumerate(self._inputs_left) if not count]
+        return ready, self._plan.initial_transfers
+
+    def launched(self, v: int) -> Next:
+        return self._release(self._plan.local_readers[v]), ()
+
+    def finished(self, v: int) -> Next:
+        return (), self._plan.task_transfers[v]
+
+    def arrived(self, k: int) -> Next:
+        return self._release(self._plan.transfers[k].readers), ()
+
+    def _release(self, readers: Sequence[int]) -> list[int]:
+        ready, left = [], self._inputs_left
+        for v in readers:
+            left[v] -= 1
+            if not left[v]:
+                ready.append(v)
+        return ready
+
+
+def phases(plan: Plan) -> list[tuple[list[int], list[int]]]:
+    """Returns the tasks of each phase of bulk-synchronous dispatch, and its transfers.
+
+    The first moves inputs that have a home; each other one runs a level of tasks (equally many
+    hops from an entry) and then moves what they made. All of it ends before the next begins.
+    """
+    found: list[tuple[list[int], list[int]]] = [([], list(plan.initial_transfers))]
+    found += [([], []) for _ in range(max(plan.levels, default=-1) + 1)]
+    for v, level in enumerate(plan.levels):
+        tasks, transfers = found[level + 1]
+        tasks.append(v)
+        transfers.extend(plan.task_transfers[v])
+    return found
+
+
+class BulkSynchronous:
+    """Level by level, with barriers before and after transfers; for comparison."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._phases = deque(phases(plan))
+        self._transfers: list[int] = []  # of the phase, once its tasks have finished
+        self._left = 0  # of the phase's tasks, or then of its transfers
+
+    def begin(self) -> Next:
+        return self._next_phase()
+
+    def launched(self, v: int) -> Next:
+        return NOTHING
+
+    def finished(self, v: int) -> Next:
+        self._left -= 1
+        return NOTHING if self._left else self._move()
+
+    def arrived(self, k: int) -> Next:
+        self._left -= 1
+        return NOTHING if self._left else self._next_phase()
+
+    def _next_phase(self) -> Next:
+        if not self._phases:
+            return NOTHING
+        tasks, self._transfers = self._phases.popleft()
+        self._left = len(tasks)
+        return (tasks, ()) if tasks else self._move()
+
+    def _move(self) -> Next:
+        self._left = len(self._transfers)
+        return ((), self._transfers) if self._transfers else self._next_phase()
+
+
+RULES: dict[str, Callable[[Plan], Rules]] = {
+    "bulk_synchronous": BulkSynchronous,
+    "work_conserving": WorkConserving,
+}
+"""By mode."""

@@ -33,10 +33,12 @@ from doppler_jax.training.paired import Measure
 from doppler_jax.training.settings import Stage3Settings, check_settings
 from doppler_jax.training.stages import StageResult, find_policy, run_stage3
 
-from .calibration import measure_calibration
+from .calibrate import measure_calibration
+from .devices import Options
+from .local import LocalDevices
 from .measure import make_paired_measure
-from .placed import check_mode
-from .ray_start import ray_devices
+from .placed import as_devices
+from .processes.ray import ray_devices
 
 NUM_SAMPLES = 64
 """Of stage 2's policy, the best of which is the first incumbent."""
@@ -53,19 +55,22 @@ def stage3(settings: Stage3Settings) -> StageResult:
     make_workload(settings.workload, settings.measured_preset)  # unknown names end here,
     use_host_devices(settings.host_devices)
     backend = choose_backend(settings.backend, settings.host_devices)
-    check_mode(backend, settings.mode)  # before anything is measured
     simulated = choose(settings, settings.runs / "stage2")
     before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
     label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
     folder = settings.runs / "stage3" / f"{label}-{backend}-after-{settings.cluster}"
-    host = saved_host(folder)
-    chosen = choose_workload(
-        settings.workload, settings.measured_preset, host, "host", settings.strategy
-    )
     with open_devices(backend, settings.host_devices) as devices:
+        as_devices(devices).check_options(Options(mode=settings.mode))
+        chosen = choose_workload(
+            settings.workload,
+            settings.measured_preset,
+            saved_host(folder),
+            "host",
+            settings.strategy,
+        )
         assert chosen.sharded is not None
         calibration = measure_calibration(
-            chosen.sharded, devices, backend=backend, path=folder / "calibration.json"
+            chosen.sharded, devices, path=folder / "calibration.json"
         )
         # Times of another mode or guard must not mix with those in the log.
         chosen = dataclasses.replace(
@@ -78,7 +83,7 @@ def stage3(settings: Stage3Settings) -> StageResult:
             folder,
             before,
             first_incumbent(chosen, before, settings.seed, settings.training.links),
-            make_measure(settings, chosen, backend, devices),
+            make_measure(settings, chosen, devices),
             seed=settings.seed,
             num_updates=settings.num_updates,
             config=settings.training,
@@ -95,9 +100,7 @@ def first_incumbent(chosen: Chosen, policy: Policy, seed: int, links: str) -> np
     return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
 
 
-def make_measure(
-    settings: Stage3Settings, chosen: Chosen, backend: str, devices: Sequence[Any]
-) -> Measure:
+def make_measure(settings: Stage3Settings, chosen: Chosen, devices: Sequence[Any]) -> Measure:
     """Returns what measures placements of a workload, on arrays of its shapes."""
     assert chosen.workload is not None
     assert chosen.sharded is not None
@@ -106,7 +109,6 @@ def make_measure(
         make_arrays(chosen.workload, jax.random.key(settings.seed)),
         devices,
         settings.mode,
-        backend,
         max_slowdown=settings.max_slowdown,
     )
 
@@ -153,4 +155,4 @@ def open_devices(backend: Literal["local", "ray"], count: int) -> Iterator[Seque
     local = local_devices()[:count]
     if len(local) < count:
         raise ValueError(f"{count} devices asked for, {len(local)} there")
-    yield local
+    yield LocalDevices(local)

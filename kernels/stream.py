@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import ops
-from .blocks import Slots
-from .buffers import Buffers
-from .errors import TaskError
-from .job import Job
-from .trace import Clock, Record, infer_times
-from .workers import GRACE_S
+from .devices import TaskError
+from .memory import Buffers, Slots
+from .plan import Plan
+from .threads import GRACE_S, LocalProgram
+from .trace import Clock, Record
 
 LOOK_S = 2e-4
 """While the host enqueues, it looks this often at what has finished."""
@@ -26,8 +25,8 @@ Watched = tuple[int, int, Sequence[Any]]
 """Place in the order of dispatch, event, and arrays that are there when it has finished."""
 
 
-def run_stream(job: Job, slots: Slots) -> Record:
-    """Runs a job; leaves the outputs in `slots`, from which all else is dropped after use.
+def run_as_stream(program: LocalProgram, slots: Slots) -> Record:
+    """Runs a program; leaves the outputs in `slots`, from which all else is dropped after use.
 
     Returns:
       When each task and transfer ran, with inferred starts.
@@ -36,13 +35,13 @@ def run_stream(job: Job, slots: Slots) -> Record:
       TaskError: time ran out, or a task or transfer failed; the earliest in the order of
         dispatch, which is no victim of another.
     """
-    run = _StreamRun(job, slots)
+    run = _Stream(program, slots)
     # In a thread of its own, for a device that computes at once may keep it for long.
     host = threading.Thread(target=run.work, name="stream", daemon=True)
     grace_s = None
     try:
         host.start()
-        if not run.ended.wait(job.options.timeout_s):
+        if not run.ended.wait(program.options.timeout_s):
             run.time_out()
             grace_s = GRACE_S
     finally:
@@ -50,25 +49,25 @@ def run_stream(job: Job, slots: Slots) -> Record:
         host.join(grace_s)
     if run.failures:
         raise min(run.failures, key=lambda failure: failure[0])[1]
-    infer_times(run.record, job.plan)
+    infer_times(run.record, program.plan)
     return run.record
 
 
-class _StreamRun:
+class _Stream:
     """State of one execution."""
 
-    def __init__(self, job: Job, slots: Slots) -> None:
-        self.record = Record(job.plan)
+    def __init__(self, program: LocalProgram, slots: Slots) -> None:
+        self.record = Record(program.plan)
         self.ended = threading.Event()
         self.abandoned = False
         self.failures: list[tuple[int, TaskError]] = []  # (place in the dispatch order, error)
-        self._job = job
-        self._buffers = Buffers(job.plan, slots)
+        self._program = program
+        self._buffers = Buffers(program.plan, slots)
         self._clock = Clock()
         self._look_s = LOOK_S  # when to look next
         self._num_dispatched = 0
         # Tasks and incoming transfers of a device finish in no common order: a queue each.
-        self._queues: list[deque[Watched]] = [deque() for _ in range(2 * len(job.devices))]
+        self._queues: list[deque[Watched]] = [deque() for _ in range(2 * len(program.devices))]
 
     def work(self) -> None:
         """Enqueues everything and waits for it."""
@@ -94,13 +93,15 @@ class _StreamRun:
         for _, event, arrays in (item for queue in self._queues for item in queue.copy()):
             if ops.are_ready(arrays):
                 self.record.finish_s[event] = self._clock.now_s()
-        cause = TimeoutError(f"the call has taken more than {self._job.options.timeout_s} s")
-        error = self._job.event_error(self.record.first_unfinished(), cause)
+        cause = TimeoutError(
+            f"the call has taken more than {self._program.options.timeout_s} s"
+        )
+        error = self._program.event_error(self.record.first_unfinished(), cause)
         self.failures.append((-1, error))
 
     def _dispatch(self) -> None:
         """Enqueues every task, and right after it its transfers; stops at a failure."""
-        plan = self._job.plan
+        plan = self._program.plan
         self._clock = Clock()
         for k in plan.initial_transfers:
             if not self._dispatch_transfer(k):
@@ -113,10 +114,10 @@ class _StreamRun:
                     return
 
     def _dispatch_task(self, v: int) -> bool:
-        plan, now_s = self._job.plan, self._clock.now_s()
+        plan, now_s = self._program.plan, self._clock.now_s()
         self.record.start_s[v] = now_s
         try:
-            results = self._job.executables[v](*self._buffers.operands(v))
+            results = self._program.executables[v](*self._buffers.operands(v))
         except Exception as error:
             self._fail(v, self._num_dispatched, error)
             return False
@@ -127,15 +128,15 @@ class _StreamRun:
         return self._goes_on(now_s)
 
     def _dispatch_transfer(self, k: int) -> bool:
-        transfer, event = self._job.plan.transfers[k], self.record.num_tasks + k
-        device, now_s = self._job.devices[transfer.destination], self._clock.now_s()
+        transfer, event = self._program.plan.transfers[k], self.record.num_tasks + k
+        device, now_s = self._program.devices[transfer.destination], self._clock.now_s()
         self.record.start_s[event] = now_s
         try:
             copy = ops.transfer(self._buffers.get(transfer.source_slot), device)
         except Exception as error:
             self._fail(event, self._num_dispatched, error)
             return False
-        self._watch_later(len(self._job.devices) + transfer.destination, event, (copy,))
+        self._watch_later(len(self._program.devices) + transfer.destination, event, (copy,))
         self._buffers.keep(transfer.slot, copy)
         self._buffers.drop_reads([transfer.source_slot])
         return self._goes_on(now_s)
@@ -171,11 +172,59 @@ class _StreamRun:
         try:
             for array in arrays:
                 ops.wait_for(array)
-            if self._job.options.check_nan and event < self.record.num_tasks:
+            if self._program.options.check_nan and event < self.record.num_tasks:
                 ops.refuse_nan(arrays)
         except BaseException as error:
             self._fail(event, place, error)
         self.record.finish_s[event] = self._clock.now_s()
 
     def _fail(self, event: int, place: int, cause: BaseException) -> None:
-        self.failures.append((place, self._job.event_error(event, cause)))
+        self.failures.append((place, self._program.event_error(event, cause)))
+
+
+def infer_times(record: Record, plan: Plan) -> None:
+    """Turns dispatch times and watched finishes into the tightest times that they prove.
+
+    On entry `start_s` holds when the host enqueued each event and `finish_s` when a
+    watcher saw it finished: a lower bound of the start and an upper bound of the finish.
+    What ran after an event proves it finished, however late its watcher woke; an event
+    then starts when it is enqueued and all that it waits for has finished.
+    """
+    events, waits = _dependences(plan)
+    start, finish = record.start_s, record.finish_s
+    for event in reversed(events):
+        for before in waits[event]:
+            finish[before] = min(finish[before], finish[event])
+    for event in events:
+        start[event] = max([start[event], *(finish[before] for before in waits[event])])
+
+
+def _dependences(plan: Plan) -> tuple[list[int], list[list[int]]]:
+    """Returns the events in the order of dispatch, and for each those that it waits for.
+
+    A task waits for its inputs and the task before it on its device, a transfer for its
+    producer.
+    """
+    num_tasks = len(plan.placement)
+    waits: list[list[int]] = [[] for _ in range(num_tasks + len(plan.transfers))]
+    events: list[int] = []
+    last: dict[int, int] = {}
+
+    def send(transfers: tuple[int, ...]) -> None:
+        for k in transfers:
+            events.append(num_tasks + k)
+            for reader in plan.transfers[k].readers:
+                waits[reader].append(num_tasks + k)
+
+    send(plan.initial_transfers)
+    for v in plan.order:
+        events.append(v)
+        if (device := plan.placement[v]) in last:
+            waits[v].append(last[device])
+        last[device] = v
+        for reader in plan.local_readers[v]:
+            waits[reader].append(v)
+        for k in plan.task_transfers[v]:
+            waits[num_tasks + k].append(v)
+        send(plan.task_transfers[v])
+    return events, waits

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine.local import MODES
-from doppler_jax.engine.ray_processes import end_ray
+from doppler_jax.engine.local import RUNNERS
+from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.types import (
     InputBlock,
@@ -53,9 +53,9 @@ KERNELS = {
 
 
 @pytest.fixture(scope="session")
-def executables():
-    """Compiled once for all tests that place the kernels above."""
-    return dj.Executables()
+def local():
+    """All devices, with what all tests that place the kernels above compile once."""
+    return dj.LocalDevices()
 
 
 @pytest.fixture(scope="session")
@@ -171,12 +171,11 @@ def live_slots(slots):
     return {s for s, array in enumerate(slots) if array is not None}
 
 
-all_modes = pytest.mark.parametrize("mode", sorted(MODES))
+all_modes = pytest.mark.parametrize("mode", sorted(RUNNERS))
 
 
-def compile_on(sharded, placement, executables, num_devices=2, **options):
-    devices = jax.devices()[:num_devices]
-    return dj.compile(sharded, placement, devices=devices, executables=executables, **options)
+def compile_on(sharded, placement, local, num_devices=2, **options):
+    return dj.compile(sharded, placement, devices=local[:num_devices], **options)
 
 
 def num_threads():
@@ -186,15 +185,15 @@ def num_threads():
 
 def delay(step, v, seconds):
     """Lets task v sleep before it runs, on no core."""
-    run = step._loaded._job.executables[v]
+    run = step._loaded.executables[v]
 
     def run_late(*operands):
         time.sleep(seconds)
         return run(*operands)
 
-    calls = list(step._loaded._job.executables)
+    calls = list(step._loaded.executables)
     calls[v] = run_late
-    step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))
+    step._loaded = dataclasses.replace(step._loaded, executables=tuple(calls))
 
 
 def seconds_until_ctrl_c(call, after_s):

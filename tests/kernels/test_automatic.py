@@ -36,7 +36,7 @@ def pairing(monkeypatch, ratio):
     """Makes the placement found seem `ratio` times as slow as a single device."""
     asked = []
 
-    def pair(sharded, args, backend, options, candidate, incumbent, rounds):
+    def pair(sharded, args, devices, options, candidate, incumbent, rounds):
         asked.append((candidate, incumbent))
         return Paired((ratio,) * rounds, (1.0,) * rounds)
 
@@ -101,7 +101,7 @@ def test_placing_gets_what_calibration_leaves(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "remote"}, "unknown backend 'remote'"),
+        ({"devices": ["remote"]}, r"devices\[0\] is 'remote'; expected a JAX device"),
         ({"mode": "lazy"}, "unknown mode 'lazy'"),
         ({"mode": "stream", "online": True}, "mode is 'stream'"),
         ({"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a number above 1"),

@@ -15,7 +15,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import make_cluster
-from doppler_jax.engine.donation import MIN_BYTES
+from doppler_jax.engine.memory import MIN_BYTES
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import make_arrays, make_workload
@@ -60,7 +60,7 @@ def test_peak_is_the_simulators_of_the_trace(name, mode):
     sharded = partition(trace(workload.fn, *workload.args), 4)
     costs = make_costs(sharded.graph, make_cluster("p100x4"))
     placement = np.random.default_rng(0).integers(0, 3, sharded.graph.num_tasks)
-    step = compile_on(sharded, placement, None, 3, mode=mode)
+    step = compile_on(sharded, placement, dj.LocalDevices(), 3, mode=mode)
     for _ in range(2):
         step(*args)
         expected = peak_memory_bytes(sharded.graph, costs, step.trace)[:3]
@@ -68,16 +68,16 @@ def test_peak_is_the_simulators_of_the_trace(name, mode):
 
 
 @pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
-def test_peak_counts_what_lies_there(executables, mode):
+def test_peak_counts_what_lies_there(local, mode):
     # Four bytes a number: inputs of 16 each, tensors of 16 each.
     sharded = build([("mean", ["i0", "i2"]), ("split", ["t0"]), ("make", [])], ["t2"])
-    step = compile_on(sharded, [0, 1, 1], executables, mode=mode)
+    step = compile_on(sharded, [0, 1, 1], local, mode=mode)
     step(X)
     # Device 0: two blocks and the result, beside the block that is an output as it is.
     # Device 1: the copy and two results, beside the output once that is made.
     assert step.peak_bytes.tolist() in ([64.0, 48.0], [64.0, 64.0])
     moved = at_home(sharded, (0, 0, RESIDENT))
-    step = compile_on(moved, [1, 0, 0], executables, mode=mode)
+    step = compile_on(moved, [1, 0, 0], local, mode=mode)
     step(X)
     assert step.peak_bytes[1] == 48.0  # the resident block, the copy of the other, the result
 
@@ -85,13 +85,15 @@ def test_peak_counts_what_lies_there(executables, mode):
 @all_modes
 def test_a_chain_holds_two_tensors_at_most(mode):
     tasks = [("big", []), *[("scale", [f"t{v}"]) for v in range(12)]]
-    step = compile_on(with_sizes(build(tasks, ["t12"])), [0] * 13, None, 1, mode=mode)
+    step = compile_on(
+        with_sizes(build(tasks, ["t12"])), [0] * 13, dj.LocalDevices(), 1, mode=mode
+    )
     step(X)
     assert step.peak_bytes[0] == 2 * MIN_BYTES + 16
     if mode == "stream":
         return  # the host is far ahead of what it could count
     seen = []
-    job = step._loaded._job
+    job = step._loaded
     calls = [
         lambda *operands, run=run: seen.append(big_bytes()) or run(*operands)
         for run in job.executables
@@ -111,10 +113,10 @@ def big_bytes():
 def test_results_take_the_memory_of_what_nobody_reads_any_more(mode):
     tasks = [("big", []), ("scale", ["t0"]), ("add", ["t1", "t1"]), ("add", ["t2", "t3"])]
     sharded = build([*tasks[:3], ("big", []), ("add", ["t2", "t3"])], ["t4"])
-    shared = dj.Executables()
+    shared = dj.LocalDevices()
     step = compile_on(sharded, [0] * 5, shared, 1, mode=mode)
     pointers, alive = {}, {}
-    job = step._loaded._job
+    job = step._loaded
 
     def watch(v, run):
         def call(*operands):
@@ -153,9 +155,11 @@ def test_keeps_what_others_read():
         ],
         ["t1", "t2", "t5", "t6", "t7"],
     )
-    shared = dj.Executables()
+    shared = dj.LocalDevices()
     compile_on(sharded, [0, 0, 0, 0, 0, 0, 0, 0], shared)
-    donated = [key.donated for key in shared._compiled if key.kernel.name == "scale"]
+    donated = [
+        key.donated for key in shared.executables._compiled if key.kernel.name == "scale"
+    ]
     assert sorted(donated) == [(), (0,)]
     step = compile_on(sharded, [0, 0, 1, 0, 1, 0, 0, 0], shared)
     out = step(X)["out"].reshape(5, -1)
@@ -164,14 +168,16 @@ def test_keeps_what_others_read():
 
 
 def test_stream_donates_nothing():
-    shared = dj.Executables()
+    shared = dj.LocalDevices()
     compile_on(build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 0], shared, mode="stream")
-    assert {key.donated for key in shared._compiled} == {()}
+    assert {key.donated for key in shared.executables._compiled} == {()}
 
 
 @all_modes
 def test_a_call_leaves_nothing_behind(mode):
-    step = compile_on(build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 1], None, mode=mode)
+    step = compile_on(
+        build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 1], dj.LocalDevices(), mode=mode
+    )
     gc.collect()
     before = big_bytes()  # other tests of this process may keep some
     for _ in range(3):
@@ -202,7 +208,7 @@ def main(mode):
     jax.config.update("jax_num_cpu_devices", 2)
     KERNELS.update(BIG_KERNELS)
     tasks = [("big", []), *[("scale", [f"t{v}"]) for v in range(6)]]
-    step = compile_on(build(tasks, ["t6"]), np.arange(7) % 2, None, mode=mode)
+    step = compile_on(build(tasks, ["t6"]), np.arange(7) % 2, dj.LocalDevices(), mode=mode)
 
     def held():
         gc.collect()

@@ -14,16 +14,14 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration import load_calibration
-from doppler_jax.engine import calibration
-from doppler_jax.engine.calibration import (
-    _pooled_medians,
-    measure_calibration,
-    measure_kernels_again,
-)
-from doppler_jax.engine.calibration_programs import (
+from doppler_jax.engine import calibrate
+from doppler_jax.engine.calibrate import (
     NUM_SENT,
+    _pooled_medians,
     handling_program,
     kernel_program,
+    measure_calibration,
+    measure_kernels_again,
     transfer_program,
 )
 from doppler_jax.types import Costs
@@ -223,7 +221,7 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
         def __call__(self, *args):
             pass
 
-    monkeypatch.setattr(calibration, "load", Step)
+    monkeypatch.setattr(calibrate, "load", Step)
     found = measure_calibration(sharded, jax.devices()[:3], repeats=1)
     assert set(pairs) == {(0, 1)}  # which stands for the other two
     costs = dj.make_costs(sharded, found)

@@ -12,7 +12,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.engine import ops
-from doppler_jax.engine.buffers import Buffers
+from doppler_jax.engine.memory import Buffers
 from doppler_jax.types import Kernel
 from tests.kernels.conftest import (
     BLOCK,
@@ -44,8 +44,8 @@ FAILING_PROGRAM = build(
 
 
 @all_modes
-def test_a_failing_kernel_ends_the_call_and_the_next_works(executables, mode, monkeypatch):
-    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 0, 1, 0], executables, mode=mode)
+def test_a_failing_kernel_ends_the_call_and_the_next_works(local, mode, monkeypatch):
+    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 0, 1, 0], local, mode=mode)
     threads = num_threads()
     for fails in (True, False, True, False):
         monkeypatch.setitem(FAILING, "now", fails)
@@ -59,9 +59,9 @@ def test_a_failing_kernel_ends_the_call_and_the_next_works(executables, mode, mo
 
 
 @all_modes
-def test_the_error_names_task_and_device(executables, mode, monkeypatch):
+def test_the_error_names_task_and_device(local, mode, monkeypatch):
     monkeypatch.setitem(FAILING, "now", True)
-    step = compile_on(FAILING_PROGRAM, [0, 0, 3, 0, 0, 1], executables, 4, mode=mode)
+    step = compile_on(FAILING_PROGRAM, [0, 0, 3, 0, 0, 1], local, 4, mode=mode)
     with pytest.raises(dj.TaskError) as caught:
         step(X)
     assert (caught.value.task, caught.value.device) == (2, 3)
@@ -87,25 +87,25 @@ class Poisoned:
 
 
 @all_modes
-def test_names_the_first_to_fail_and_not_its_victims(executables, mode, monkeypatch):
+def test_names_the_first_to_fail_and_not_its_victims(local, mode, monkeypatch):
     sharded = build(
         [("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "i0"]), ("make", [])],
         ["t2", "t3"],
     )
-    step = compile_on(sharded, [0, 1, 2, 2], executables, 3, mode=mode)
+    step = compile_on(sharded, [0, 1, 2, 2], local, 3, mode=mode)
     # Task 0 fails late; transfers and readers of what it made are seen to fail before.
     calls = [lambda *_, s=s: (Poisoned(s),) for s in (0.2, 0.0, 0.0)]
-    calls.append(step._loaded._job.executables[3])
-    step._loaded._job = dataclasses.replace(step._loaded._job, executables=tuple(calls))
+    calls.append(step._loaded.executables[3])
+    step._loaded = dataclasses.replace(step._loaded, executables=tuple(calls))
     monkeypatch.setattr(ops, "transfer", lambda *_: Poisoned(0.0))
     with pytest.raises(dj.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
         step(X)
 
 
 @all_modes
-def test_a_failing_transfer_ends_the_call_and_the_next_works(executables, mode, monkeypatch):
+def test_a_failing_transfer_ends_the_call_and_the_next_works(local, mode, monkeypatch):
     sharded = random_program(1, 40)
-    step = compile_on(sharded, np.arange(40) % 4, executables, 4, mode=mode)
+    step = compile_on(sharded, np.arange(40) % 4, local, 4, mode=mode)
     threads = num_threads()
 
     def lose(array, device):
@@ -123,10 +123,10 @@ def test_a_failing_transfer_ends_the_call_and_the_next_works(executables, mode, 
 
 
 @all_modes
-def test_ctrl_c_ends_the_call_and_the_next_works(executables, mode):
+def test_ctrl_c_ends_the_call_and_the_next_works(local, mode):
     spins = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(9)]]
     sharded = build(spins, ["t9"])
-    step = compile_on(sharded, np.arange(10) % 2, executables, mode=mode)
+    step = compile_on(sharded, np.arange(10) % 2, local, mode=mode)
     step(X)
     threads = num_threads()
     shares = []
@@ -141,16 +141,16 @@ def test_ctrl_c_ends_the_call_and_the_next_works(executables, mode):
 
 
 @all_modes
-def test_check_nan_names_the_first_task_that_makes_one(executables, mode, monkeypatch):
+def test_check_nan_names_the_first_task_that_makes_one(local, mode, monkeypatch):
     root = Kernel("root", lambda a: (jnp.sqrt(a),), (BLOCK,), (BLOCK,))
     monkeypatch.setitem(KERNELS, "root", root)
     sharded = build([("root", ["i0"]), ("mean", ["t0", "i0"]), ("root", ["i1"])], ["t1", "t2"])
-    step = compile_on(sharded, [1, 0, 0], executables, mode=mode, check_nan=True)
+    step = compile_on(sharded, [1, 0, 0], local, mode=mode, check_nan=True)
     with pytest.raises(dj.TaskError, match=r"^task 0 \(root0\) .*device 1.* NaN") as e:
         step(X)  # its first block is negative
     assert (e.value.task, e.value.device) == (0, 1)
     assert np.isfinite(step(np.abs(X))["out"]).all()
-    unchecked = compile_on(sharded, [1, 0, 0], executables, mode=mode)
+    unchecked = compile_on(sharded, [1, 0, 0], local, mode=mode)
     assert np.isnan(unchecked(X)["out"]).any()
 
 
@@ -162,7 +162,7 @@ def test_a_device_out_of_memory_names_the_task(mode, monkeypatch):
     shrink = Kernel("shrink", lambda a: (a[:4],), (huge,), (BLOCK,))
     monkeypatch.setitem(KERNELS, "shrink", shrink)
     sharded = build([("mean", ["i0", "i1"]), ("huge", ["t0"]), ("shrink", ["t1"])], ["t2"])
-    step = compile_on(sharded, [0, 1, 1], None, mode=mode)
+    step = compile_on(sharded, [0, 1, 1], dj.LocalDevices(), mode=mode)
     threads = num_threads()
     for _ in range(2):
         with pytest.raises(dj.TaskError, match=r"^task 1 \(huge1\) .*RESOURCE_EXHAUSTED"):
@@ -180,7 +180,7 @@ def test_a_kernel_that_does_not_compile_names_the_task(mode, monkeypatch):
     with pytest.raises(
         dj.TaskError, match=r"^task 1 \(refuse1\): .*compile.*no such operation"
     ) as caught:
-        compile_on(sharded, [0, 1], None, mode=mode)
+        compile_on(sharded, [0, 1], dj.LocalDevices(), mode=mode)
     assert (caught.value.task, caught.value.device) == (1, 1)
 
 
@@ -194,16 +194,16 @@ def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
     monkeypatch.setattr(
         ops, "_lower", lambda *key: Refused() if key[0] is make else lower(*key)
     )
-    shared = dj.Executables()
+    shared = dj.LocalDevices()
     with pytest.raises(dj.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
         compile_on(build([("mean", ["i0", "i1"]), ("make", [])], ["t0", "t1"]), [0, 1], shared)
-    assert len(shared) == 1  # what compiled before is kept
+    assert len(shared.executables) == 1  # what compiled before is kept
 
 
 @all_modes
-def test_a_timeout_names_what_ran_and_the_next_call_works(executables, mode, monkeypatch):
+def test_a_timeout_names_what_ran_and_the_next_call_works(local, mode, monkeypatch):
     sharded = build([("make", []), ("boom", ["t0"]), ("mean", ["t1", "i0"])], ["t2"])
-    step = compile_on(sharded, [0, 1, 0], executables, mode=mode, timeout_s=0.3)
+    step = compile_on(sharded, [0, 1, 0], local, mode=mode, timeout_s=0.3)
     step(X)
     threads = num_threads()
     monkeypatch.setitem(FAILING, "sleep_s", 0.8)
@@ -217,12 +217,12 @@ def test_a_timeout_names_what_ran_and_the_next_call_works(executables, mode, mon
 
 
 @all_modes
-def test_a_timeout_does_not_wait_for_a_stuck_task(executables, mode, monkeypatch):
-    monkeypatch.setattr("doppler_jax.engine.workers.GRACE_S", 0.05)
+def test_a_timeout_does_not_wait_for_a_stuck_task(local, mode, monkeypatch):
+    monkeypatch.setattr("doppler_jax.engine.threads.GRACE_S", 0.05)
     monkeypatch.setattr("doppler_jax.engine.stream.GRACE_S", 0.05)
     go_on = threading.Event()
     sharded = build([("boom", ["i0"]), ("mean", ["t0", "i0"])], ["t1"])
-    step = compile_on(sharded, [0, 1], executables, mode=mode, timeout_s=0.1)
+    step = compile_on(sharded, [0, 1], local, mode=mode, timeout_s=0.1)
     monkeypatch.setitem(FAILING, "wait", go_on)
     threads = num_threads()
     try:
@@ -237,9 +237,9 @@ def test_a_timeout_does_not_wait_for_a_stuck_task(executables, mode, monkeypatch
 
 
 @blocking_modes
-def test_a_worker_that_dies_ends_the_call(executables, mode, monkeypatch):
+def test_a_worker_that_dies_ends_the_call(local, mode, monkeypatch):
     sharded = random_program(1, 8)
-    step = compile_on(sharded, np.arange(8) % 2, executables, mode=mode)
+    step = compile_on(sharded, np.arange(8) % 2, local, mode=mode)
     threads = num_threads()
     with monkeypatch.context() as patch:
         patch.setattr(Buffers, "drop_reads", lambda *_: 1 / 0)

@@ -24,13 +24,10 @@ def test_placed_function_equals_the_function(name, num_devices):
     expected = jax.jit(fn)(*fresh(args))
     sharded = partition(case.trace(fn, args), num_devices)
     rng = np.random.default_rng(num_devices)
-    devices = jax.devices()[:num_devices]
-    executables = dj.Executables()
+    devices = dj.LocalDevices(jax.devices()[:num_devices])
     for mode in ("work_conserving", "stream"):
         placement = rng.integers(num_devices, size=sharded.graph.num_tasks)
-        step = dj.compile(
-            sharded, placement, devices=devices, mode=mode, executables=executables
-        )
+        step = dj.compile(sharded, placement, devices=devices, mode=mode)
         assert_same(step(*fresh(args)), expected, case.tolerance)
 
 

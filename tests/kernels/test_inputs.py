@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.engine import blocks, ops
+from doppler_jax.engine import memory, ops
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import RESIDENT
 from tests.kernels.conftest import all_modes, build, compile_on, random_program, run_plainly
@@ -20,11 +20,11 @@ def at_home(sharded, homes):
 
 @all_modes
 @pytest.mark.parametrize("homes", [(0, 0, RESIDENT), (1, 2, 0)])
-def test_runs_programs_whose_inputs_are_moved(executables, mode, homes):
+def test_runs_programs_whose_inputs_are_moved(local, mode, homes):
     rng = np.random.default_rng(0)
     for seed in range(6):
         sharded = at_home(random_program(seed, 20), homes)
-        step = compile_on(sharded, rng.integers(0, 4, 20), executables, 4, mode=mode)
+        step = compile_on(sharded, rng.integers(0, 4, 20), local, 4, mode=mode)
         for _ in range(2):
             out, expected = step(X), run_plainly(sharded, X)
             for name in ("in", "out"):
@@ -36,12 +36,12 @@ def test_runs_programs_whose_inputs_are_moved(executables, mode, homes):
 
 
 @all_modes
-def test_an_input_is_moved_once_for_all_its_readers(executables, mode, monkeypatch):
+def test_an_input_is_moved_once_for_all_its_readers(local, mode, monkeypatch):
     moved = []
     move = ops.transfer
     monkeypatch.setattr(ops, "transfer", lambda *a: moved.append(a[1].id) or move(*a))
     sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
-    step = compile_on(sharded, [0, 1, 1], executables, mode=mode)
+    step = compile_on(sharded, [0, 1, 1], local, mode=mode)
     step(X)
     assert moved == [1]
     assert step.trace.transfer_tensor.tolist() == [~0]
@@ -50,9 +50,9 @@ def test_an_input_is_moved_once_for_all_its_readers(executables, mode, monkeypat
 
 
 @all_modes
-def test_a_failing_input_transfer_names_the_input(executables, mode, monkeypatch):
+def test_a_failing_input_transfer_names_the_input(local, mode, monkeypatch):
     sharded = at_home(build([("mean", ["i0", "i2"])], ["t0"]), (0, 0, RESIDENT))
-    step = compile_on(sharded, [1], executables, mode=mode)
+    step = compile_on(sharded, [1], local, mode=mode)
     with monkeypatch.context() as patch:
         patch.setattr(ops, "transfer", lambda *_: 1 / 0)
         with pytest.raises(RuntimeError, match=r"^transfer of graph input 0, .*device 1") as e:
@@ -61,13 +61,13 @@ def test_a_failing_input_transfer_names_the_input(executables, mode, monkeypatch
     np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"])
 
 
-def test_residents_stay_until_another_array_comes(executables, monkeypatch):
+def test_residents_stay_until_another_array_comes(local, monkeypatch):
     cuts = []
-    cut = blocks.slice_block
-    monkeypatch.setattr(blocks, "slice_block", lambda *a: cuts.append(a[1].start) or cut(*a))
+    cut = memory.slice_block
+    monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a[1].start) or cut(*a))
     sharded = build([("mean", ["i0", "i1"]), ("mean", ["i1", "i2"])], ["t0", "t1"])
     sharded = at_home(sharded, (RESIDENT, 0, RESIDENT))
-    step = compile_on(sharded, [0, 1], executables)
+    step = compile_on(sharded, [0, 1], local)
     first, second = jax.numpy.asarray(X), jax.numpy.asarray(X + 1)
     step(first)
     assert sorted(cuts) == [(0,), (0,), (4,)]
@@ -79,9 +79,9 @@ def test_residents_stay_until_another_array_comes(executables, monkeypatch):
 
 @all_modes
 @pytest.mark.parametrize("out_device", [None, 0, 2])
-def test_outputs_land_where_asked(executables, mode, out_device):
+def test_outputs_land_where_asked(local, mode, out_device):
     sharded = build([("mean", ["i0", "i1"]), ("mean", ["t0", "i2"])], ["t1", "t0"])
-    step = compile_on(sharded, [2, 1], executables, 3, mode=mode, out_device=out_device)
+    step = compile_on(sharded, [2, 1], local, 3, mode=mode, out_device=out_device)
     out = step(X)
     np.testing.assert_allclose(out["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
     where = jax.devices()[1 if out_device is None else out_device]

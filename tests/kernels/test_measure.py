@@ -5,21 +5,20 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import blocks
 from doppler_jax.engine import measure as measure_module
-from doppler_jax.engine.backend import Options
+from doppler_jax.engine import memory
+from doppler_jax.engine.devices import Options
 from doppler_jax.engine.plan import make_plan
-from doppler_jax.engine.trace import Record, infer_times
+from doppler_jax.engine.stream import infer_times
+from doppler_jax.engine.trace import Record
 from tests.kernels.conftest import build, random_program
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 
 
-def test_measure_s_is_the_median_makespan_after_warmup(executables, monkeypatch):
+def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
     sharded = random_program(0, 8)
-    step = dj.compile(
-        sharded, np.zeros(8, int), devices=jax.devices()[:1], executables=executables
-    )
+    step = dj.compile(sharded, np.zeros(8, int), devices=local[:1])
     makespans = []
     run = type(step._loaded).run
 
@@ -38,11 +37,11 @@ def test_measure_s_is_the_median_makespan_after_warmup(executables, monkeypatch)
 def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
     sharded = random_program(5, 8)
     cuts = []
-    cut = blocks.slice_block
-    monkeypatch.setattr(blocks, "slice_block", lambda *a: cuts.append(a) or cut(*a))
-    compiled = dj.Executables()
-    devices = jax.devices()[:2]
-    measure = dj.make_measure(sharded, (X,), devices, mode, repeats=2, executables=compiled)
+    cut = memory.slice_block
+    monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a) or cut(*a))
+    devices = dj.LocalDevices(jax.devices()[:2])
+    compiled = devices.executables
+    measure = dj.make_measure(sharded, (X,), devices, mode, repeats=2)
     assert len(compiled) == len(cuts) == 0
     assert measure(np.zeros(8, int), None) > 0
     measure(np.ones(8, int), np.arange(8))
@@ -53,14 +52,12 @@ def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
     assert (len(compiled), len(cuts)) == before
 
 
-def test_longer_work_measures_longer(executables):
+def test_longer_work_measures_longer(local):
     one = build([("spin", ["i0"])], ["t0"])
     three = build([("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(2)]], ["t2"])
     placed = []
     for program in (one, three):
-        measure = dj.make_measure(
-            program, (X,), jax.devices()[:1], repeats=3, executables=executables
-        )
+        measure = dj.make_measure(program, (X,), local[:1], repeats=3)
         placed.append((measure, np.zeros(program.graph.num_tasks, int)))
     # Other work on the cores only lengthens: the least of several takes is compared.
     seconds = [np.inf, np.inf]
@@ -192,11 +189,9 @@ def test_a_call_out_of_time_is_recognised():
     assert isinstance(caught.value.__cause__, TimeoutError)
 
 
-def test_placements_are_measured_in_pairs_on_devices(executables):
+def test_placements_are_measured_in_pairs_on_devices(local):
     sharded = random_program(3, 8)
-    measure = dj.make_paired_measure(
-        sharded, (X,), jax.devices()[:2], max_slowdown=1e3, executables=executables
-    )
+    measure = dj.make_paired_measure(sharded, (X,), local[:2], max_slowdown=1e3)
     split = np.arange(8) % 2
     paired = measure(split, np.zeros(8, int), 3)
     assert len(paired.candidate_s) == len(paired.incumbent_s) == 3
@@ -211,7 +206,6 @@ def test_placements_are_measured_in_pairs_on_devices(executables):
     [
         ({"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a number above 1"),
         ({"warmup": -1}, "warmup is -1"),
-        ({"backend": "remote"}, "unknown backend 'remote'"),
         ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
     ],
 )

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import online
-from doppler_jax.engine.placed import get_backend
+from doppler_jax.engine import automatic
 from doppler_jax.types import Costs
 from tests.kernels.conftest import build
 
@@ -48,11 +47,11 @@ def learner(monkeypatch):
 
     def make(true, believed, start, fails=lambda placement: False, max_slowdown=10.0):
         monkeypatch.setattr(
-            online, "load", lambda s, placement, *_: Step(placement, true, fails)
+            automatic, "load", lambda s, placement, *_: Step(placement, true, fails)
         )
-        monkeypatch.setattr(online, "_EVALUATIONS", 256)
-        backend = get_backend("local", jax.devices()[:2])
-        made.append(dj.OnlineFunction(SHARDED, believed, backend, start, max_slowdown))
+        monkeypatch.setattr(automatic, "_EVALUATIONS", 256)
+        devices = dj.LocalDevices(jax.devices()[:2])
+        made.append(dj.OnlineFunction(SHARDED, believed, devices, start, max_slowdown))
         return made[-1]
 
     yield make
@@ -94,7 +93,7 @@ def test_the_incumbent_stays_where_nothing_is_faster(learner):
     assert not any(taken for _, _, taken in function.history)
     # A candidate that is slower each time has a call that warms it up and as few as show it.
     tried = len(ran) - ran.count(tuple(TOGETHER))
-    assert tried <= (1 + online._LOOK) * len(function.history)
+    assert tried <= (1 + automatic._LOOK) * len(function.history)
 
 
 def test_a_candidate_beyond_the_limit_has_one_call(learner):
@@ -122,8 +121,8 @@ def test_a_call_that_fails_on_the_incumbent_raises(learner):
 
 
 def test_an_online_function_runs_on_devices():
-    backend = get_backend("local", jax.devices()[:2])
-    function = dj.OnlineFunction(SHARDED, make_costs(0.1), backend, APART)
+    devices = dj.LocalDevices(jax.devices()[:2])
+    function = dj.OnlineFunction(SHARDED, make_costs(0.1), devices, APART)
     step = dj.compile(SHARDED, TOGETHER, devices=jax.devices()[:2])
     for _ in range(3):
         jax.tree.map(np.testing.assert_array_equal, function(X), step(X))
@@ -138,7 +137,7 @@ def test_a_limit_must_leave_room(learner):
 
 
 def test_trials_alternate_which_runs_first():
-    trial = online._Trial(step=None, placement=APART, is_warm=True)
+    trial = automatic._Trial(step=None, placement=APART, is_warm=True)
     order = []
     for _ in range(4):
         mine = trial.is_candidates_turn

@@ -1,4 +1,3 @@
-import jax
 import numpy as np
 import pytest
 
@@ -139,14 +138,13 @@ def test_refuses_what_does_not_fit():
 
 
 @pytest.mark.parametrize("mode", ["work_conserving", "stream", "bulk_synchronous"])
-def test_of_a_real_call(mode, executables):
+def test_of_a_real_call(mode, local):
     tasks = [("spin", ["i0"]), ("spin", ["i1"]), ("mean", ["t0", "t1"]), ("spin", ["t2"])]
     step = dj.compile(
         build(tasks, ["t3"]),
         [0, 1, 1, 0],
-        devices=jax.devices("cpu")[:2],
+        devices=local[:2],
         mode=mode,
-        executables=executables,
     )
     for read in (step.profile, lambda: step.lower_bound_s):
         with pytest.raises(ValueError, match="call the function first"):

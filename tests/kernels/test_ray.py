@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import ray_backend
+from doppler_jax.engine.processes import driver
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.memory import peak_memory_bytes
 from tests.kernels.conftest import build, random_program, run_plainly
 
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
-MODES = ray_backend.MODES
+MODES = driver.ProcessDevices.modes
 SIZES = {
     "chainmm": {"n": 64},
     "ffnn": {"batch": 64, "features": 64, "hidden": 64, "classes": 32},
@@ -27,7 +27,7 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 
 
 def compile_on(sharded, placement, devices, **options):
-    return dj.compile(sharded, placement, devices=devices, backend="ray", **options)
+    return dj.compile(sharded, placement, devices=devices, **options)
 
 
 def check(sharded, step, x=X):
@@ -163,9 +163,9 @@ def test_counts_memory_as_the_simulator_does(ray_pair, mode):
 
 def test_lays_arguments_once_and_forgets_them(ray_pair, monkeypatch):
     asked = []
-    ask_all = ray_backend.ask_all
+    ask_all = driver.ask_all
     monkeypatch.setattr(
-        ray_backend, "ask_all", lambda *args: asked.append(args[1]) or ask_all(*args)
+        driver, "ask_all", lambda *args: asked.append(args[1]) or ask_all(*args)
     )
     sharded = build([("mean", ["i0", "i2"]), ("mean", ["i0", "i1"])], ["t0", "t1"])
     x, session = jnp.asarray(X), ray_pair[0].session
@@ -215,12 +215,34 @@ def test_a_device_does_not_idle_with_a_ready_task(ray_pair):
     assert min(shares) <= 0.02
 
 
+def test_closed_devices_refuse_and_start_nothing(ray_pair):
+    sharded = random_program(0, 8)
+    devices = dj.ray_devices(1)
+    step = compile_on(sharded, np.zeros(8, int), devices)
+    check(sharded, step)
+    devices.close()
+    for use in (
+        lambda: compile_on(sharded, np.zeros(8, int), devices),
+        lambda: compile_on(sharded, np.zeros(8, int), list(devices)),
+        lambda: dj.measure_calibration(sharded, devices),
+        lambda: dj.make_measure(sharded, (X,), devices),
+        lambda: step(X),
+    ):
+        with pytest.raises(
+            ValueError, match=r"the devices were closed; start others by dj\.ray"
+        ):
+            use()
+    check(sharded, compile_on(sharded, np.zeros(8, int), ray_pair))
+
+
 def test_refuses_what_it_cannot_do(ray_pair, monkeypatch):
     sharded = build([("make", [])], ["t0"])
     with pytest.raises(ValueError, match="unknown mode 'stream'"):
         compile_on(sharded, [0], ray_pair, mode="stream")
-    with pytest.raises(ValueError, match=r"kernels\.ray_devices"):
-        compile_on(sharded, [0], jax.devices())
+    with pytest.raises(
+        ValueError, match=r"devices\[1\] is .*; expected a device of dj\.ray_dev"
+    ):
+        compile_on(sharded, [0], [ray_pair[0], *jax.devices()[:1]])
     with pytest.raises(ValueError, match="occurs before"):
         compile_on(sharded, [0], [ray_pair[0], ray_pair[0]])
     with pytest.raises(ValueError, match="out_device"):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import ray_clocks
 from doppler_jax.engine.plan import make_plan
-from doppler_jax.engine.ray_shipping import DeviceResult
+from doppler_jax.engine.processes import driver
+from doppler_jax.engine.processes.device import DeviceResult
 from tests.kernels.conftest import build
 
 SHARDED = build([("make", []), ("mean", ["t0", "t0"]), ("mean", ["t1", "t1"])], ["t2"])
@@ -40,7 +40,7 @@ def results(ahead_s):
 
 @pytest.mark.parametrize("error_s", [0.0, 0.05, 0.5, -0.5])
 def test_no_tensor_arrives_before_it_is_sent(error_s):
-    record = ray_clocks.make_record(PLAN, results(7.0), [10.0, 7.0 + error_s])
+    record = driver.make_record(PLAN, results(7.0), [10.0, 7.0 + error_s])
     trace = record.schedule()
     dj.validate(SHARDED.graph, trace, tolerance=1e-12)
     assert trace.start_s.min() == 0.0
@@ -63,8 +63,8 @@ def test_clocks_of_other_machines_are_read_by_round_trips(monkeypatch):
         now[0] += 0.25
         return [there_s]
 
-    monkeypatch.setattr(ray_clocks, "ask_all", answer)
-    monkeypatch.setattr(ray_clocks, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-    here = types.SimpleNamespace(host=ray_clocks.this_host())
+    monkeypatch.setattr(driver, "ask_all", answer)
+    monkeypatch.setattr(driver, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    here = types.SimpleNamespace(host=driver.this_host())
     there = types.SimpleNamespace(host="another")
-    assert ray_clocks.clock_offsets_s([here, there]) == [0.0, 100.0]
+    assert driver.clock_offsets_s([here, there]) == [0.0, 100.0]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine.ray_backend import MODES
-from doppler_jax.engine.ray_processes import RayDevice
+from doppler_jax.engine.processes.driver import ProcessDevices
+from doppler_jax.engine.processes.session import ProcessDevice
 from doppler_jax.types import Kernel
 from tests.kernels.conftest import (
     BLOCK,
@@ -23,7 +23,7 @@ from tests.kernels.conftest import (
 from tests.kernels.test_ray import X, check, compile_on
 
 ray = pytest.importorskip("ray")
-both_modes = pytest.mark.parametrize("mode", MODES)
+both_modes = pytest.mark.parametrize("mode", ProcessDevices.modes)
 
 HUGE = jax.ShapeDtypeStruct((2**44,), jnp.float32)
 KERNELS["huge"] = Kernel(
@@ -102,7 +102,7 @@ def test_ctrl_c_while_devices_are_told(ray_pair, monkeypatch, mode, interrupted)
     sharded = build(SPINS, ["t9"])
     step = compile_on(sharded, np.arange(10) % 2, ray_pair, mode=mode, timeout_s=60)
     left = list(interrupted)
-    tell = RayDevice.call
+    tell = ProcessDevice.call
 
     def call(device, method, *args):
         if left and (method, device.index) == left[0]:
@@ -111,7 +111,7 @@ def test_ctrl_c_while_devices_are_told(ray_pair, monkeypatch, mode, interrupted)
         return tell(device, method, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RayDevice, "call", call)
+        patched.setattr(ProcessDevice, "call", call)
         with pytest.raises(KeyboardInterrupt):
             step(X)
     assert not left
@@ -123,7 +123,7 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
     sharded = build([("mean", ["i0", "i2"]), ("mean", ["i1", "i0"])], ["t0", "t1"])
     step = compile_on(sharded, [0, 1], ray_pair)
     session, laid = ray_pair[0].session, []
-    tell = RayDevice.call
+    tell = ProcessDevice.call
 
     def call(device, method, *args):
         if method == "keep" and device.index == 1:
@@ -133,7 +133,7 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
         return tell(device, method, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RayDevice, "call", call)
+        patched.setattr(ProcessDevice, "call", call)
         with pytest.raises(KeyboardInterrupt):
             step(X)
     assert laid

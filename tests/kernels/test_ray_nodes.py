@@ -39,7 +39,7 @@ def main():
     with dj.ray_devices(2, address=cluster.address) as devices:
         run_a_workload(devices)
         left = lose_a_node(devices, lambda: cluster.remove_node(second, allow_graceful=False))
-        step = dj.compile(SPINS, np.zeros(200, int), devices=left, backend="ray")
+        step = dj.compile(SPINS, np.zeros(200, int), devices=left)
         expected = run_plainly(SPINS, X)["out"]
         np.testing.assert_allclose(step(X)["out"], expected, rtol=1e-4)
     cluster.shutdown()
@@ -52,14 +52,14 @@ def run_a_workload(devices):
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), 2)
     placement = np.arange(sharded.graph.num_tasks) % 2
     for mode in ("work_conserving", "bulk_synchronous"):
-        step = dj.compile(sharded, placement, devices=devices, backend="ray", mode=mode)
+        step = dj.compile(sharded, placement, devices=devices, mode=mode)
         np.testing.assert_allclose(step(*args), jax.jit(workload.fn)(*args), atol=1e-4)
         dj.validate(sharded.graph, step.trace, tolerance=0)
 
 
 def lose_a_node(devices, kill):
     """Kills a node in the middle of a call; returns the devices that are left."""
-    step = dj.compile(SPINS, np.arange(200) % 2, devices=devices, backend="ray")
+    step = dj.compile(SPINS, np.arange(200) % 2, devices=devices)
     step(X)
     timer = threading.Timer(step.trace.finish_s.max() / 16, kill)
     timer.start()

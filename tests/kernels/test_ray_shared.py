@@ -6,13 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from doppler_jax.engine import ray_shared
-from doppler_jax.engine.ray_mesh import Mesh
-from doppler_jax.engine.ray_packets import Packet
-from doppler_jax.engine.ray_shared import NO_OFFER, Ring
-from doppler_jax.engine.ray_streams import Inlet, Outlet
+from doppler_jax.engine.processes import transport
+from doppler_jax.engine.processes.transport import NO_OFFER, Inlet, Mesh, Outlet, Packet, Ring
 
-SIZES = (0, 100, 70_000, 1 << 20, ray_shared._CAPACITY, ray_shared._CAPACITY + 12_345)
+SIZES = (0, 100, 70_000, 1 << 20, transport._CAPACITY, transport._CAPACITY + 12_345)
 
 
 class Inbox:
@@ -91,7 +88,7 @@ def test_bodies_arrive_whole_and_in_order(shares_memory, has_rings):
 def test_what_finds_no_room_goes_later_and_what_is_unwanted_never():
     ring, offer = Ring.create()
     outlet, inlet = Outlet(ring), Inlet(Ring.attach(offer))
-    large = np.arange(ray_shared._CAPACITY + 5, dtype=np.uint8)
+    large = np.arange(transport._CAPACITY + 5, dtype=np.uint8)
     error = MemoryError("none left")
     sender = Sender((large, None, error, large[:3]))
     for item in range(len(sender.bodies)):

@@ -24,18 +24,18 @@ blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_cons
 
 @pytest.fixture(autouse=True)
 def run_ahead_on_cpu(monkeypatch):
-    for module in ("job", "workers"):
+    for module in ("local", "threads"):
         monkeypatch.setattr(f"doppler_jax.engine.{module}.run_ahead", lambda device: 1)
 
 
 @blocking_modes
 @pytest.mark.parametrize("num_tasks", [1, 8, 40])
-def test_runs_random_programs(executables, num_tasks, mode):
+def test_runs_random_programs(local, num_tasks, mode):
     rng = np.random.default_rng(num_tasks)
     for seed in range(10):
         sharded = at_home(random_program(seed, num_tasks), (0, -1, -1))
         placement = rng.integers(0, 3, num_tasks)
-        step = compile_on(sharded, placement, executables, 3, mode=mode)
+        step = compile_on(sharded, placement, local, 3, mode=mode)
         np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
         validate(sharded.graph, step.trace, tolerance=0)
 
@@ -52,19 +52,19 @@ class Late:
         self.now.pop()
 
 
-def test_a_device_has_one_task_waiting_and_no_more(executables, monkeypatch):
+def test_a_device_has_one_task_waiting_and_no_more(local, monkeypatch):
     # A chain: what follows on the same device is enqueued before its operand is there.
     tasks = [("make", []), *[("mean", [f"t{v}", "i0"]) for v in range(5)]]
-    step = compile_on(build(tasks, ["t5"]), [0] * 6, executables, 1)
+    step = compile_on(build(tasks, ["t5"]), [0] * 6, local, 1)
     now, seen = [], []
-    job = step._loaded._job
+    job = step._loaded
 
     def later(*_):
         now.append(0)
         return (Late(None, now, seen),)
 
     object.__setattr__(job, "executables", (later,) * 5 + (job.executables[0],))
-    monkeypatch.setattr("doppler_jax.engine.buffers.Buffers.operands", lambda self, v: [])
+    monkeypatch.setattr("doppler_jax.engine.memory.Buffers.operands", lambda self, v: [])
     step(X)
     assert max(seen) == 2
     assert seen[:4] == [2] * 4  # the device never waited for the host
@@ -73,8 +73,8 @@ def test_a_device_has_one_task_waiting_and_no_more(executables, monkeypatch):
 
 
 @blocking_modes
-def test_the_first_to_fail_is_named_and_the_next_call_works(executables, mode, monkeypatch):
-    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 1, 1, 0], executables, mode=mode)
+def test_the_first_to_fail_is_named_and_the_next_call_works(local, mode, monkeypatch):
+    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 1, 1, 0], local, mode=mode)
     threads = num_threads()
     for fails in (True, False, True):
         monkeypatch.setitem(FAILING, "now", fails)

@@ -176,16 +176,15 @@ def test_like_segments_share_a_kernel_while_it_is_in_use():
 
 
 @pytest.mark.parametrize("mode", ["work_conserving", "stream"])
-def test_segments_run(executables, mode):
+def test_segments_run(local, mode):
     for seed in range(6):
         sharded = random_program(seed, 30)
         placement = np.arange(30) % 7 // 4
         step = dj.compile(
             sharded,
             placement,
-            devices=jax.devices()[:2],
+            devices=local[:2],
             mode=mode,
-            executables=executables,
             fuse_segments=True,
         )
         out, expected = step(X), evaluate(sharded, X)

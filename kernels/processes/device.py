@@ -1,29 +1,190 @@
-"""One call on one device: what a device process does between the start and its result.
+"""What a device process does: all that lives there between calls, and one call.
 
-The thread that calls `execute` computes, and polls the mesh between tasks; where processes
-share no memory, threads of the mesh deliver and send. The device needs nobody else's word to go
-on: its own tasks release its own tasks, and what other devices make comes straight from them.
+A `Worker` keeps kernels, arguments, programs and connections. A `DeviceCall` is one call on one
+device. The thread that calls `execute` computes, and polls the mesh between tasks; where
+processes share no memory, threads of the mesh deliver and send. The device needs nobody else's
+word to go on: its own tasks release its own tasks, and what other devices make comes straight
+from them.
 """
 
+import dataclasses
 import functools
+import os
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import export
 
-from .ops import refuse_nan
-from .ray_mesh import Mesh
-from .ray_packets import Packet
-from .ray_shipping import DeviceResult, Failure, Shipment, from_bytes, to_bytes, to_host
+from ..ops import refuse_nan
+from ..plan import Plan, WorkConserving, phases
+from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
 
 _SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
 _WAKE_S = 1e-3  # from the last arrival on that the next one is waited for awake
 _LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Shipment:
+    """A placed program as every device process gets it."""
+
+    plan: Plan
+    peers: tuple[int, ...]  # [D] index in the mesh of each device
+    digests: tuple[str, ...]  # [N] kernel of each task
+    avals: tuple[jax.ShapeDtypeStruct, ...]  # [S] what lies in each slot
+    mode: str
+    check_nan: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a device ended a call early."""
+
+    kind: str  # "task", "transfer" or "lost"
+    id: int  # task, transfer, or device that was lost
+    at_s: float  # on the clock of the device that tells
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceResult:
+    """What one device has to tell after a call; seconds on its own clock."""
+
+    tasks: list[tuple[int, float, float]]  # (task, start, finish)
+    received: list[tuple[int, float, float]]  # (transfer, start by the source's clock, finish)
+    handled: list[tuple[float, float]]  # (start, finish) of moving tensors between tasks
+    outputs: dict[int, np.ndarray]  # by slot
+    failure: Failure | None
+    peak_bytes: int | None  # most since the process began, where the allocator tells
+
+
+class Worker:
+    """One device's process; its methods are called through Ray, from several threads."""
+
+    def __init__(self, index: int, host: str, secret: bytes, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        self._mesh = Mesh(index, host, secret, self, jax.default_backend() == "cpu")
+        self._executables: dict[str, Any] = {}  # by digest
+        self._blocks: dict[int, jax.Array] = {}
+        self._programs: dict[int, tuple[Shipment, int]] = {}
+        self._one_call = threading.Lock()
+        self._lock = threading.Lock()  # of what follows
+        self._run: DeviceCall | None = None
+        self._last_call = -1
+        self._last_stopped = -1
+        self._early: dict[int, list[tuple[int, float, np.ndarray]]] = {}
+        self._lost: set[int] = set()
+
+    def describe(self) -> tuple[str, str]:
+        """Returns the name and the kind of the device."""
+        device = jax.devices()[0]
+        return str(device), device.device_kind
+
+    def address(self) -> tuple[str, int]:
+        return self._mesh.address
+
+    def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
+        self._mesh.connect(addresses)
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def missing_kernels(self, digests: Iterable[str]) -> set[str]:
+        """Returns those of the digests whose kernels are not compiled here."""
+        return set(digests) - self._executables.keys()
+
+    def compile(self, kernels: dict[str, bytes]) -> tuple[str, str] | None:
+        """Compiles kernels by digest; returns the one that fails, and why."""
+        for digest, serialised in kernels.items():
+            try:
+                self._executables[digest] = compile_kernel(serialised)
+            except Exception as error:
+                return digest, f"{type(error).__name__}: {error}"
+        return None
+
+    def load(self, program: int, shipment: Shipment, device: int) -> None:
+        """Keeps a program, of which this process is device `device`."""
+        self._programs[program] = shipment, device
+
+    def keep(self, blocks: dict[int, tuple[np.ndarray, jax.ShapeDtypeStruct]]) -> None:
+        """Lays blocks of arguments here, by the numbers that the driver gives them."""
+        for number, (host, aval) in blocks.items():
+            self._blocks[number] = to_device(np.array(host), aval)
+        jax.block_until_ready(list(self._blocks.values()))
+
+    def forget(self, programs: Iterable[int], blocks: Iterable[int]) -> None:
+        """Drops what the driver needs no more."""
+        for number in programs:
+            self._programs.pop(number, None)
+        for number in blocks:
+            self._blocks.pop(number, None)
+
+    def run(
+        self, program: int, call: int, laid: dict[int, int], start_at_s: float
+    ) -> DeviceResult:
+        """Runs this device's part of a call; `laid` tells the block in each slot."""
+        self.stop(call - 1)  # Ctrl-C may have kept the driver from ending it everywhere
+        with self._one_call:
+            shipment, device = self._programs[program]
+            slots = {slot: self._blocks[number] for slot, number in laid.items()}
+            run = DeviceCall(shipment, device, call, self._executables, slots, self._mesh)
+            with self._lock:
+                self._run, self._last_call = run, max(self._last_call, call)
+                early = self._early.pop(call, [])
+                self._early = {c: items for c, items in self._early.items() if c > call}
+                lost, is_stopped = set(self._lost), call <= self._last_stopped
+            for item in early:
+                run.arrived(*item)
+            for peer in lost:
+                run.lose(peer)
+            if is_stopped:
+                run.stop()
+            try:
+                return run.execute(start_at_s)
+            finally:
+                with self._lock:
+                    self._run = None
+
+    def stop(self, call: int) -> int | None:
+        """Ends a call, begun or not, and all before it; returns the task that is running."""
+        with self._lock:
+            self._last_stopped = max(self._last_stopped, call)
+            run = self._run
+        return run.stop() if run is not None and run.call <= call else None
+
+    def arrived(self, call: int, item: int, start_s: float, body: np.ndarray) -> None:
+        """Part of `Inbox`; what comes before the call has begun here waits for it."""
+        with self._lock:
+            run = self._run
+            if call > self._last_call:
+                self._early.setdefault(call, []).append((item, start_s, body))
+        if run is not None and run.call == call:
+            run.arrived(item, start_s, body)
+
+    def lost(self, peer: int) -> None:
+        """Part of `Inbox`."""
+        with self._lock:
+            self._lost.add(peer)
+            run = self._run
+        if run is not None:
+            run.lose(peer)
+
+
+def compile_kernel(serialised: bytes) -> Any:
+    """Returns the kernel compiled for this process's device."""
+    exported = export.deserialize(bytearray(serialised))
+    operands = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
+    return jax.jit(exported.call).lower(*operands).compile()
 
 
 class _Step(NamedTuple):
@@ -33,11 +194,9 @@ class _Step(NamedTuple):
     operands: tuple[int, ...]  # slots
     results: tuple[int, ...]  # slots
     reads: tuple[int, ...]  # slots, each once
-    readers: tuple[int, ...]  # on this device, once per tensor that is read
-    transfers: tuple[int, ...]  # of what it makes
 
 
-class DeviceRun:
+class DeviceCall:
     """State of one call; what the threads share is guarded by `_lock`."""
 
     def __init__(
@@ -62,8 +221,6 @@ class DeviceRun:
                 plan.operands[v],
                 plan.results[v],
                 tuple(set(plan.operands[v])),
-                plan.local_readers[v],
-                plan.task_transfers[v],
             )
             for v in self._mine
         }
@@ -72,7 +229,7 @@ class DeviceRun:
         self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
         self._changed = threading.Condition(self._lock)
         self._is_asleep = False
-        self._inputs_left = {v: plan.num_inputs[v] for v in self._mine}
+        self._rules = WorkConserving(plan)
         self._reads_left = list(plan.num_reads)
         self._ready: list[tuple[float, int]] = []
         self._tasks: list[tuple[int, float, float]] = []
@@ -83,17 +240,16 @@ class DeviceRun:
         self._stopped = False
         self._running: int | None = None
         self._failure: Failure | None = None
-        for v in self._mine:
-            if not self._inputs_left[v]:
-                self._make_ready(v, 0.0)
+        ready, self._first_transfers = self._rules.begin()
+        self._make_ready((v for v in ready if plan.placement[v] == device), 0.0)
 
     def execute(self, start_at_s: float) -> DeviceResult:
         """Runs this device's part from `start_at_s` on its clock, and returns what it did."""
         _wait_until(start_at_s)
-        if self._shipment.levels is None:
-            self._work_conserving()
+        if self._shipment.mode == "bulk_synchronous":
+            self._bulk_synchronous()
         else:
-            self._bulk_synchronous(self._shipment.levels)
+            self._work_conserving()
         self._wait(lambda: not self._num_unsent)
         outputs = {}
         if not self._stopped:
@@ -147,40 +303,34 @@ class DeviceRun:
             finish_s = time.perf_counter()
             self._received.append((item, start_s, finish_s))
             self._slots[transfer.slot] = array
-            self._release(transfer.readers, finish_s)
+            self._make_ready(self._rules.arrived(item)[0], finish_s)
             self._tell()
 
     def _work_conserving(self) -> None:
-        self._start_transfers(self._plan.initial_transfers)
+        self._start_transfers(self._first_transfers)
         for _ in self._mine:
             ready = self._wait(self._next_ready)
             if ready is None or not self._run_task(ready[1]):
                 return
-            if transfers := self._steps[ready[1]].transfers:
-                self._start_transfers(transfers)
+            self._start_transfers(self._rules.finished(ready[1])[1])
 
     def _next_ready(self) -> tuple[float, int] | None:
         """Takes the next of the ready tasks, if there is any: rank and task."""
         return heappop(self._ready) if self._ready else None
 
-    def _bulk_synchronous(self, levels: tuple[int, ...]) -> None:
-        """Runs level by level; level -1 stands for the graph inputs' transfers."""
-        plan, num_awaited = self._plan, 0
-        of_level: dict[int, list[int]] = defaultdict(list)
-        for k, t in enumerate(plan.transfers):
-            of_level[levels[t.producer] if t.producer >= 0 else -1].append(k)
-        for level in range(-1, max(levels, default=-1) + 1):
-            for v in self._mine:
-                if levels[v] == level and not self._run_task(v):
+    def _bulk_synchronous(self) -> None:
+        num_awaited = 0
+        for number, (tasks, transfers) in enumerate(phases(self._plan)):
+            for v in tasks:
+                if self._plan.placement[v] == self._device and not self._run_task(v):
                     return
-            self._barrier(2 * level + 2)
-            transfers = of_level[level]
+            self._barrier(2 * number)
             self._start_transfers(transfers)
-            destinations = [plan.transfers[k].destination for k in transfers]
+            destinations = [self._plan.transfers[k].destination for k in transfers]
             num_awaited += destinations.count(self._device)
             self._wait(functools.partial(self._has_received, num_awaited))
             if transfers:
-                self._barrier(2 * level + 3)
+                self._barrier(2 * number + 1)
 
     def _has_received(self, num_transfers: int) -> bool:
         return len(self._received) == num_transfers
@@ -251,7 +401,7 @@ class DeviceRun:
                     slots[slot] = result
             del results
             self._drop_reads(step.reads)
-            self._release(step.readers, finish_s)
+            self._make_ready(self._rules.launched(v)[0], finish_s)
             self._running = None
         return True
 
@@ -294,15 +444,10 @@ class DeviceRun:
         if item >= 0:
             self.fail("transfer", item, error)
 
-    def _release(self, readers: Iterable[int], now_s: float) -> None:
-        for v in readers:
-            self._inputs_left[v] -= 1
-            if not self._inputs_left[v]:
-                self._make_ready(v, now_s)
-
-    def _make_ready(self, v: int, now_s: float) -> None:
+    def _make_ready(self, tasks: Iterable[int], now_s: float) -> None:
         rank = self._plan.rank
-        heappush(self._ready, (now_s if rank is None else rank[v], v))
+        for v in tasks:
+            heappush(self._ready, (now_s if rank is None else rank[v], v))
 
     def _drop_reads(self, slots: Iterable[int]) -> None:
         for slot in slots:

@@ -1,5 +1,9 @@
-"""Starts devices as Ray actors: one process each, with a core or a GPU of its own."""
+"""Starts devices as Ray actors: one process each, with a core or a GPU of its own.
 
+All that knows of Ray is here.
+"""
+
+import gc
 import logging
 import os
 import secrets
@@ -10,7 +14,8 @@ from typing import Any
 
 import jax
 
-from .ray_processes import BOOT_ID, RayDevice, RayDevices, Session
+from .driver import ProcessDevices
+from .session import BOOT_ID, ProcessDevice, Session
 
 _START_S = 120.0  # for a process to start and answer
 _FREED_S = 10.0  # for Ray to hear that the devices of another session have ended
@@ -21,9 +26,71 @@ _SETTINGS = (  # of the compilation cache, which the processes share with this o
 )
 
 
+class RaySession(Session):
+    """Devices that are Ray actors."""
+
+    backend = "ray"
+
+    def __init__(self, platform: str, owns_ray: bool) -> None:
+        super().__init__(platform)
+        self.actors: list[Any] = []
+        self._owns_ray = owns_ray
+
+    @property
+    def is_open(self) -> bool:
+        # A call of an actor after `ray.shutdown` would start another Ray.
+        import ray
+
+        return bool(self.actors) and ray.is_initialized()
+
+    def call(self, index: int, method: str, *args: Any) -> Any:
+        return self.actors[index].call.remote(method, *args)
+
+    def wait(
+        self, references: Sequence[Any], timeout_s: float, *, for_all: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        import ray
+
+        num_returns = len(references) if for_all else 1
+        return ray.wait(list(references), num_returns=num_returns, timeout=timeout_s)
+
+    def outcome(self, reference: Any, wait_s: float | None = 0.0) -> Any:
+        import ray
+
+        try:
+            return ray.get(reference, timeout=wait_s)
+        except ray.exceptions.GetTimeoutError:
+            return None
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:
+            return error
+
+    def close(self) -> None:
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors.clear()
+        self.num_processes = 0
+        if self._owns_ray:
+            end_ray()
+            self._owns_ray = False
+
+
+def end_ray() -> None:
+    """Ends this process's Ray, daemons included, which Ray itself does not wait for."""
+    import ray
+
+    ray.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 def ray_devices(
     num_devices: int, *, address: str | None = None, gpus: bool = False
-) -> RayDevices:
+) -> ProcessDevices:
     """Starts one process per device, each pinned to its own core or with its own GPU.
 
     A core's process has one CPU device that computes in one thread, so that devices do not
@@ -47,14 +114,14 @@ def ray_devices(
         import ray
     except ImportError as error:
         raise ValueError(
-            "backend 'ray' needs the extra 'cluster': pip install 'doppler-jax[cluster]'"
+            "ray_devices needs the extra 'cluster': pip install 'doppler-jax[cluster]'"
         ) from error
     if not hasattr(os, "sched_setaffinity"):
-        raise ValueError("backend 'ray' pins processes to cores; expected Linux")
+        raise ValueError("ray_devices pins processes to cores; expected Linux")
     owns_ray = not ray.is_initialized()
     if owns_ray:
         _start_ray(address)
-    session = Session("cuda" if gpus else "cpu", owns_ray)
+    session = RaySession("cuda" if gpus else "cpu", owns_ray)
     try:
         return _start_devices(session, num_devices, gpus)
     except BaseException:
@@ -78,7 +145,7 @@ def _start_ray(address: str | None) -> None:
         )
 
 
-def _start_devices(session: Session, num_devices: int, gpus: bool) -> RayDevices:
+def _start_devices(session: RaySession, num_devices: int, gpus: bool) -> ProcessDevices:
     import ray
 
     _check_free("GPU" if gpus else "CPU", num_devices)
@@ -89,12 +156,13 @@ def _start_devices(session: Session, num_devices: int, gpus: bool) -> RayDevices
         scheduling_strategy="SPREAD",
     )
     session.actors += [process.remote() for _ in range(num_devices)]
+    session.num_processes = num_devices
     places = _get([actor.where.remote(BOOT_ID) for actor in session.actors])
     cores = [None] * num_devices if gpus else _own_cores(places)
     secret = secrets.token_bytes(32)
     settings = {name: getattr(jax.config, name) for name in _SETTINGS}
     settings |= {"jax_enable_x64": True, "jax_cpu_enable_async_dispatch": False}
-    module = f"{__package__}.ray_worker"
+    module = f"{__package__}.device"
     _get(
         [
             actor.begin.remote(core, module, (index, place[1], secret, settings))
@@ -106,18 +174,19 @@ def _start_devices(session: Session, num_devices: int, gpus: bool) -> RayDevices
     addresses = _get([actor.call.remote("address") for actor in session.actors])
     _get([actor.call.remote("connect", addresses) for actor in session.actors])
     described = _get([actor.call.remote("describe") for actor in session.actors])
-    return RayDevices(
-        RayDevice(
-            name=f"{name} of {ip}" if gpus else f"core {core} of {ip}",
-            kind=f"{kind} of {host}",
-            index=index,
-            host=host,
-            actor=session.actors[index],
-            session=session,
-        )
-        for index, ((name, kind), core, (host, ip, _)) in enumerate(
-            zip(described, cores, places, strict=True)
-        )
+    return ProcessDevices(
+        [
+            ProcessDevice(
+                name=f"{name} of {ip}" if gpus else f"core {core} of {ip}",
+                kind=f"{kind} of {host}",
+                index=index,
+                host=host,
+                session=session,
+            )
+            for index, ((name, kind), core, (host, ip, _)) in enumerate(
+                zip(described, cores, places, strict=True)
+            )
+        ]
     )
 
 

@@ -1,15 +1,60 @@
-"""The arrays of one call: dropped after their last reader, and how much they take."""
+"""Where arrays are: arguments on devices, a call's arrays by slot, and what it all takes."""
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from doppler_jax.types import RESIDENT, TaskGraph
+from doppler_jax.programs.blocks import num_bytes, slice_block
+from doppler_jax.types import RESIDENT, Kernel, ShardedProgram, TaskGraph
 
-from .blocks import Slots
 from .plan import Plan
 from .trace import Record
+
+Slots = list[jax.Array | np.ndarray | None]
+"""The arrays of one call, by slot of its plan; None before they are made and after use."""
+
+MIN_BYTES = 1 << 20
+"""Smaller operands are kept: giving them away saves nothing, and costs an executable."""
+
+
+class Residents:
+    """The latest blocks of a program's resident arguments, kept on their devices.
+
+    They are found again as long as the caller brings the same arrays, in whatever placement;
+    another array takes the place of the one before.
+    """
+
+    def __init__(self, sharded: ShardedProgram, devices: Sequence[jax.Device]) -> None:
+        self._inputs = sharded.inputs
+        self._homes = sharded.graph.input_home.tolist()
+        self._devices = devices
+        # By flat argument: which array it is, and its blocks by (graph input, device).
+        self._kept: dict[int, tuple[weakref.ref[Any], dict[tuple[int, int], jax.Array]]] = {}
+
+    def lay(self, plan: Plan, values: Sequence[Any]) -> Slots:
+        """Returns a call's slots `[S]`, those of graph inputs filled with arrived blocks."""
+        slots: Slots = [None] * len(plan.num_reads)
+        cut: dict[int, jax.Array] = {}
+        for i, device, slot in plan.inputs:
+            block = self._inputs[i]
+            kept = self._blocks(block.source, values[block.source])
+            if (array := kept.get((i, device))) is None:
+                if i not in cut:
+                    cut[i] = slice_block(values[block.source], block)
+                array = jax.device_put(cut[i], self._devices[device])
+                if self._homes[i] == RESIDENT:
+                    kept[i, device] = array
+            slots[slot] = array
+        jax.block_until_ready(slots)
+        return slots
+
+    def _blocks(self, source: int, value: Any) -> dict[tuple[int, int], jax.Array]:
+        if source not in self._kept or self._kept[source][0]() is not value:
+            self._kept[source] = (weakref.ref(value), {})
+        return self._kept[source][1]
 
 
 class Buffers:
@@ -42,6 +87,27 @@ class Buffers:
             self._reads_left[slot] -= 1
             if not self._reads_left[slot]:
                 self._slots[slot] = None
+
+
+def donated_operands(plan: Plan, v: int, kernel: Kernel) -> tuple[int, ...]:
+    """Returns the positions of the operands of task `v` whose memory its results may take.
+
+    Those that the task alone reads, once, that were made or received in the same call, and
+    that have the shape and type of a result that takes no other's memory. Who donates
+    cannot ask the operand any more whether it is there, so this is for dispatch that waits
+    for every task before it goes on.
+    """
+    laid = {slot for _, _, slot in plan.inputs}
+    free = [(result.shape, result.dtype) for result in kernel.results]
+    donated = []
+    for position, slot in enumerate(plan.operands[v]):
+        operand = kernel.operands[position]
+        kind = (operand.shape, operand.dtype)
+        once = plan.num_reads[slot] == 1 and plan.operands[v].count(slot) == 1
+        if once and slot not in laid and kind in free and num_bytes(operand) >= MIN_BYTES:
+            free.remove(kind)
+            donated.append(position)
+    return tuple(donated)
 
 
 class Footprint:

@@ -1,27 +1,32 @@
-"""Threads that run one call: for each device one that computes and one that receives.
+"""A placed program in this process, and the threads that run a call of it.
 
-What may run when is for the rules of a mode (a subclass of `Run`) to say. Every stamp is
-taken before what it allows can begin, which makes the trace legal without tolerance.
+For each device one thread computes and one receives. What may run when is for the rules of a
+mode to say (`plan.py`). Every stamp is taken before what it allows can begin, which makes the
+trace legal without tolerance.
 
 On CPU devices a worker waits for its task before it takes the next. Accelerators have a
 queue of their own: there a worker enqueues one task more while the device is at another,
 and a third thread waits for them in turn, so that the device never waits for the host.
 """
 
+import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from queue import SimpleQueue
+from typing import Any
 
 import jax
 import numpy as np
 
+from doppler_jax.programs.blocks import assemble_output
+from doppler_jax.types import ShardedProgram
+
 from . import ops
-from .blocks import Slots
-from .buffers import Buffers
-from .errors import TaskError
-from .job import Job, run_ahead
+from .devices import Execution, Options, TaskError, task_error, transfer_error
+from .memory import Buffers, Footprint, Residents, Slots
+from .plan import RULES, Next, Plan
 from .trace import Clock, Record
 
 GRACE_S = 1.0
@@ -31,21 +36,103 @@ Launched = tuple[int, Sequence[jax.Array], BaseException | None]
 """A task that was enqueued: its results, or why it could not be."""
 
 
-class Run:
-    """One call; a subclass holds the rules of a mode, which are called with the lock held."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalProgram:
+    """A placed program on devices of this process, its kernels compiled."""
 
-    def __init__(self, job: Job, slots: Slots) -> None:
-        self.job = job
-        self.plan = job.plan
-        self.record = Record(job.plan)
-        self._buffers = Buffers(job.plan, slots)
+    sharded: ShardedProgram
+    plan: Plan
+    options: Options
+    devices: tuple[jax.Device, ...]  # [D]
+    executables: tuple[ops.Executable, ...]  # [N]
+    residents: Residents
+    footprint: Footprint
+    runner: Callable[["LocalProgram", Slots], Record]  # of the mode; leaves outputs in slots
+    compile_s: float
+
+    def lay(self, values: Sequence[Any]) -> Slots:
+        """Returns the slots of a call, with the blocks of its arguments there."""
+        return self.residents.lay(self.plan, values)
+
+    def run(self, laid: Slots) -> Execution:
+        """Returns one execution; `laid` stays as it is.
+
+        Raises:
+          TaskError: a task or transfer failed, or time ran out.
+        """
+        slots = list(laid)
+        record = self.runner(self, slots)
+        outputs = [
+            assemble_output(output, self._gather([slots[s] for s in blocks]))
+            for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
+        ]
+        return Execution(outputs, record.schedule(), record.handling, self._peak_bytes(record))
+
+    def event_error(self, event: int, cause: BaseException) -> TaskError:
+        """Returns the error for an event of a `Record`."""
+        num_tasks, names = len(self.plan.placement), self.sharded.names
+        if event < num_tasks:
+            return task_error(self.plan, names, self.devices, event, cause)
+        return transfer_error(self.plan, names, self.devices, event - num_tasks, cause)
+
+    def _gather(self, blocks: list[Any]) -> list[jax.Array]:
+        """Returns an output's blocks on the device where it shall land."""
+        if self.options.out_device is None:
+            (where,) = blocks[0].devices()
+        else:
+            where = self.devices[self.options.out_device]
+        return jax.device_put(blocks, where)
+
+    def _peak_bytes(self, record: Record) -> np.ndarray:
+        """Returns `[D]` by our own count, or by the allocator's where a device has one.
+
+        The allocator's is the most since the process began, whatever took it.
+        """
+        peak = self.footprint.peak_bytes(record)
+        for d, device in enumerate(self.devices):
+            peak[d] = (device.memory_stats() or {}).get("peak_bytes_in_use", peak[d])
+        return peak
+
+
+def run_ahead(device: jax.Device) -> int:
+    """Returns how many tasks a device may be given beyond the one that it is at.
+
+    None on a CPU device, which has no queue worth keeping full: its workers wait for their
+    tasks. Accelerators are given one, so that they need not wait for the host.
+    """
+    return 0 if device.platform == "cpu" else 1
+
+
+def run_by_threads(program: LocalProgram, slots: Slots) -> Record:
+    """Runs a program; leaves the outputs in `slots`, from which all else is dropped after use.
+
+    Returns:
+      When each task and transfer ran, as the workers saw it.
+
+    Raises:
+      TaskError: a task or transfer failed, or time ran out; the other workers end after
+        what they are at.
+    """
+    return _Call(program, slots).run()
+
+
+class _Call:
+    """One call; the rules are asked with the lock taken."""
+
+    def __init__(self, program: LocalProgram, slots: Slots) -> None:
+        self.program = program
+        self.plan = program.plan
+        self.record = Record(program.plan)
+        self._rules = RULES[program.options.mode](program.plan)
+        self._num_unfinished = len(self.plan.placement)
+        self._buffers = Buffers(program.plan, slots)
         self._clock = Clock()
         self._error: TaskError | None = None
         self._ended = threading.Event()
         self._stopped = False
         self._lock = threading.Lock()  # guards all that the workers share
-        devices = range(len(job.devices))
-        self._room = [1 + run_ahead(device) for device in job.devices]  # for more tasks
+        devices = range(len(program.devices))
+        self._room = [1 + run_ahead(device) for device in program.devices]  # for more tasks
         self._ready: list[list[tuple[float, int]]] = [[] for _ in devices]  # heaps
         self._requested: list[deque[int]] = [deque() for _ in devices]
         self._in_flight: list[SimpleQueue[Launched | None]] = [SimpleQueue() for _ in devices]
@@ -56,7 +143,7 @@ class Run:
                 target=self._work, args=(worker, d), name=f"{what} {d}", daemon=True
             )
             for d in devices
-            for what, worker in self._workers(job.devices[d])
+            for what, worker in self._workers(program.devices[d])
         ]
 
     def run(self) -> Record:
@@ -71,8 +158,10 @@ class Run:
                 thread.start()
             with self._lock:
                 self._clock = Clock()
-                self.begin()
-            if not self._ended.wait(self.job.options.timeout_s):
+                self._go_on(self._rules.begin(), 0.0)
+                if not self._num_unfinished:
+                    self._ended.set()
+            if not self._ended.wait(self.program.options.timeout_s):
                 self._time_out()
                 grace_s = GRACE_S
         finally:
@@ -84,36 +173,23 @@ class Run:
             raise self._error
         return self.record
 
-    def begin(self) -> None:
-        """Rule: releases what waits for nothing."""
-        raise NotImplementedError
+    def _go_on(self, following: Next, now_s: float) -> None:
+        """Requests transfers and gives tasks to their devices, as the rules say."""
+        tasks, transfers = following
+        for k in transfers:
+            destination = self.plan.transfers[k].destination
+            self._requested[destination].append(k)
+            self._has_request[destination].notify()
+        for v in tasks:
+            device, rank = self.plan.placement[v], self.plan.rank
+            heappush(self._ready[device], (now_s if rank is None else rank[v], v))
+            self._has_ready[device].notify()
 
-    def launched(self, v: int, now_s: float) -> None:
-        """Rule: task `v` has run, or will have before any task given to its device later."""
-
-    def finished(self, v: int, now_s: float) -> None:
-        """Rule: task `v` has finished."""
-        raise NotImplementedError
-
-    def arrived(self, k: int, now_s: float) -> None:
-        """Rule: transfer `k` has arrived."""
-        raise NotImplementedError
-
-    def make_ready(self, v: int, now_s: float) -> None:
-        """Gives task `v` to its device."""
-        device, rank = self.plan.placement[v], self.plan.rank
-        heappush(self._ready[device], (now_s if rank is None else rank[v], v))
-        self._has_ready[device].notify()
-
-    def request(self, k: int) -> None:
-        """Starts transfer `k`."""
-        destination = self.plan.transfers[k].destination
-        self._requested[destination].append(k)
-        self._has_request[destination].notify()
-
-    def end(self) -> None:
-        """Lets the call return: everything has run."""
-        self._ended.set()
+    def _finished(self, v: int, now_s: float) -> None:
+        self._go_on(self._rules.finished(v), now_s)
+        self._num_unfinished -= 1
+        if not self._num_unfinished:
+            self._ended.set()
 
     def _workers(self, device: jax.Device) -> list[tuple[str, Callable[[int], None]]]:
         receive = ("receive", self._receive)
@@ -126,7 +202,7 @@ class Run:
             worker(device)
         except BaseException as error:
             name = threading.current_thread().name
-            what = f"worker '{name}' died on device {device} ({self.job.devices[device]})"
+            what = f"worker '{name}' died on device {device} ({self.program.devices[device]})"
             self._fail(TaskError(what, -1, device, error))
 
     def _compute(self, device: int) -> None:
@@ -137,13 +213,13 @@ class Run:
                 results = self._launch(v)
                 self._wait_for(results)
             except BaseException as error:
-                self._fail(self.job.task_error(v, error))
+                self._fail(self.program.event_error(v, error))
                 return
             self.record.finish_s[v] = finish_s = self._clock.now_s()
             with self._lock:
                 self._keep(v, results)
-                self.launched(v, finish_s)
-                self.finished(v, finish_s)
+                self._go_on(self._rules.launched(v), finish_s)
+                self._finished(v, finish_s)
                 self._room[device] += 1
                 v = self._take(device)
 
@@ -158,7 +234,7 @@ class Run:
                 results = self._launch(v)
                 with self._lock:
                     self._keep(v, results)
-                    self.launched(v, self._clock.now_s())
+                    self._go_on(self._rules.launched(v), self._clock.now_s())
                 self._in_flight[device].put((v, results, None))
                 del results
             except BaseException as error:
@@ -174,14 +250,14 @@ class Run:
                     raise failure
                 self._wait_for(results)
             except BaseException as error:
-                self._fail(self.job.task_error(v, error))
+                self._fail(self.program.event_error(v, error))
                 return
             finish_s = self._clock.now_s()
             self.record.start_s[v] = max(self.record.start_s[v], free_s)
             self.record.finish_s[v] = free_s = finish_s
             del item, results  # else a waiting worker would keep them
             with self._lock:
-                self.finished(v, finish_s)
+                self._finished(v, finish_s)
                 self._room[device] += 1
                 self._has_ready[device].notify()
 
@@ -197,12 +273,12 @@ class Run:
     def _launch(self, v: int) -> Sequence[jax.Array]:
         operands = self._buffers.operands(v)
         self.record.start_s[v] = self._clock.now_s()
-        return self.job.executables[v](*operands)
+        return self.program.executables[v](*operands)
 
     def _wait_for(self, results: Sequence[jax.Array]) -> None:
         for result in results:
             result.block_until_ready()
-        if self.job.options.check_nan:
+        if self.program.options.check_nan:
             ops.refuse_nan(results)
 
     def _keep(self, v: int, results: Sequence[jax.Array]) -> None:
@@ -224,7 +300,7 @@ class Run:
                     self._finish_transfer(k, copy)
                     del copy
             except BaseException as error:
-                self._fail(self.job.transfer_error(k, error))
+                self._fail(self.program.event_error(self.record.num_tasks + k, error))
                 return
 
     def _next_transfers(self, device: int) -> list[int]:
@@ -238,7 +314,7 @@ class Run:
     def _start_transfer(self, k: int) -> jax.Array | np.ndarray:
         transfer = self.plan.transfers[k]
         source = self._buffers.get(transfer.source_slot)
-        device = self.job.devices[transfer.destination]
+        device = self.program.devices[transfer.destination]
         self.record.start_s[self.record.num_tasks + k] = self._clock.now_s()
         return ops.transfer(source, device)
 
@@ -248,11 +324,11 @@ class Run:
         with self._lock:
             self._buffers.keep(transfer.slot, copy)
             self._buffers.drop_reads([transfer.source_slot])
-            self.arrived(k, finish_s)
+            self._go_on(self._rules.arrived(k), finish_s)
 
     def _time_out(self) -> None:
-        cause = TimeoutError(f"the call has taken more than {self.job.options.timeout_s} s")
-        self._fail(self.job.event_error(self.record.first_unfinished(), cause))
+        cause = TimeoutError(f"the call has taken more than {self.program.options.timeout_s} s")
+        self._fail(self.program.event_error(self.record.first_unfinished(), cause))
 
     def _fail(self, error: TaskError) -> None:
         with self._lock:

@@ -1,0 +1,163 @@
+"""What every function of the engine takes as `devices`, and what a call gives back.
+
+There are two kinds: `LocalDevices`, threads of this process over JAX devices, and
+`ProcessDevices`, a process per device. Either keeps what was compiled for it, so one object
+given to calibration, measurements and the program compiles each kernel once a device.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from doppler_jax.types import Schedule, ShardedProgram
+
+from .plan import Plan
+from .trace import Handling
+
+
+class TaskError(RuntimeError):
+    """A task or a transfer failed; says which, and keeps the cause as `__cause__`.
+
+    It is the one error by which an execution ends.
+    """
+
+    def __init__(self, what: str, task: int, device: int, cause: BaseException) -> None:
+        lines = str(cause).strip().splitlines() or [""]
+        reason = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+        super().__init__(f"{what}: {type(cause).__name__}: {reason}")
+        self.task = task  # that failed, or whose tensor could not be moved; -1 if none
+        self.device = device  # position in `devices` of where it should have been
+        self.__cause__ = cause
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How the calls of a placed program run."""
+
+    mode: str = "work_conserving"
+    check_nan: bool = False  # whether a NaN among a task's results ends the call
+    timeout_s: float | None = None  # of one call
+    out_device: int | None = None  # where outputs land; None: where their first block is
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """One call: what it returned, when what ran, and how much memory it took."""
+
+    outputs: list[jax.Array]  # flat, assembled from their blocks
+    trace: Schedule  # seconds from the first dispatch; transfers of graph input i as ~i
+    handling: Handling  # what devices themselves spent on transfers, on the trace's clock
+    peak_bytes: np.ndarray  # [D] most that lay on each device at once, arguments included
+
+
+class LoadedProgram(Protocol):
+    """A placed program on its devices."""
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent on it, kernels compiled before not counted."""
+
+    def lay(self, values: Sequence[Any]) -> Any:
+        """Returns the flat arguments (`flatten_args`) laid on the devices that hold them.
+
+        Resident ones stay there, and are found again if the next call brings the same array.
+        """
+
+    def run(self, laid: Any) -> Execution:
+        """Returns one execution; what `lay` gave may be run again.
+
+        Raises:
+          TaskError: a task or transfer failed, a device was lost or time ran out.
+        """
+
+
+class Devices(Sequence[Any]):
+    """Devices in order, what was compiled for them, and the arguments that stay on them.
+
+    Raises:
+      ValueError: there is none, or one occurs twice.
+
+    Attributes:
+      backend: what runs programs there: "local" (threads of this process) or "ray".
+      modes: names of the ways of dispatch that it knows.
+      device_names: `[D]`, for people to read.
+      device_kinds: `[D]`; devices of one kind are equally fast, but for what else runs on them.
+      capacity_bytes: `[D]` memory of each, inf where it is not known.
+    """
+
+    backend: str
+    modes: tuple[str, ...]
+    device_names: tuple[str, ...]
+    device_kinds: tuple[str, ...]
+    capacity_bytes: np.ndarray
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._devices = tuple(devices)
+        if not self._devices:
+            raise ValueError("devices is empty; expected one device or more")
+        for i, device in enumerate(self._devices):
+            if device in self._devices[:i]:
+                raise ValueError(f"devices[{i}] is {device}, which occurs before")
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    @abc.abstractmethod
+    def __getitem__(self, i: Any) -> Any:
+        """Returns a device, or for a slice such devices, which share what was compiled."""
+
+    @abc.abstractmethod
+    def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> LoadedProgram:
+        """Returns the program ready to run, its kernels compiled; options are checked.
+
+        Raises:
+          ValueError: these devices cannot run the program.
+          TaskError: a kernel does not compile.
+        """
+
+    def check_open(self) -> None:
+        """Raises `ValueError` if the devices were closed."""
+
+    def check_options(self, options: Options) -> None:
+        """Raises `ValueError` for a mode, timeout or output device that there is not."""
+        if options.mode not in self.modes:
+            raise ValueError(
+                f"unknown mode {options.mode!r}; {self.backend} devices have: "
+                f"{sorted(self.modes)}"
+            )
+        timeout_s = options.timeout_s
+        if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ValueError(f"timeout_s is {timeout_s}; expected a number above 0, or None")
+        if options.out_device is not None and not 0 <= options.out_device < len(self):
+            raise ValueError(
+                f"out_device is {options.out_device}, but there are {len(self)} devices"
+            )
+
+
+def task_error(
+    plan: Plan, names: Sequence[str], devices: Sequence[Any], v: int, cause: BaseException
+) -> TaskError:
+    """Returns the error that says that task `v` failed; `devices` `[D]` as people know them."""
+    d = plan.placement[v]
+    return TaskError(f"task {v} ({names[v]}) failed on device {d} ({devices[d]})", v, d, cause)
+
+
+def transfer_error(
+    plan: Plan, names: Sequence[str], devices: Sequence[Any], k: int, cause: BaseException
+) -> TaskError:
+    """Returns the error that says that transfer `k` of the plan failed."""
+    t = plan.transfers[k]
+    if t.producer < 0:
+        moved = f"graph input {~t.tensor}, at home"
+    else:
+        moved = f"tensor {t.tensor}, made by task {t.producer} ({names[t.producer]})"
+    what = (
+        f"transfer of {moved} on device {t.source}, failed on its way to device "
+        f"{t.destination} ({devices[t.destination]})"
+    )
+    return TaskError(what, t.producer, t.destination, cause)

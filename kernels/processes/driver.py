@@ -1,0 +1,427 @@
+"""Devices that are processes: placed programs on them, and a call as this process sees it.
+
+`load` ships the whole plan to every process once. A call then takes one message to each
+and one back: in between, a process runs its own ready tasks in order and sends what others
+read straight to them, and the driver only waits.
+
+Last comes one clock for all devices: offsets between machines, and the record of a call.
+"""
+
+import dataclasses
+import math
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from doppler_jax.programs.blocks import assemble_output, slice_block
+from doppler_jax.types import RESIDENT, ShardedProgram
+
+from ..devices import Devices, Execution, Options, TaskError, task_error, transfer_error
+from ..memory import Footprint
+from ..plan import RULES, Plan
+from ..trace import Record, make_handling
+from .device import DeviceResult, Failure, Shipment
+from .session import ProcessDevice, Session, ask_all, lost_device, this_host
+from .transport import to_device, to_host
+
+_LEAD_S = 3e-3  # until the agreed start, in which the call reaches every process
+_LEAD_PER_TASK_S = 2e-6  # and is made ready there
+_ANSWER_S = 5.0  # for a live process to answer
+_POLL_S = 0.05  # between looks for Ctrl-C, for which a launcher may look once a second
+_END_S = 10.0  # for a stopped device to end what it is at
+_NUM_TRIPS = 8  # to another machine, to read its clock
+
+
+class ProcessDevices(Devices):
+    """Device processes in order, which a launcher (`dj.ray_devices`) started.
+
+    Close them when done, or use them as a context manager. Some of them, as a slice or a list,
+    are devices, too.
+
+    Raises:
+      ValueError: there is none, one occurs twice, or they are of several sessions.
+    """
+
+    modes = tuple(sorted(RULES))
+
+    def __init__(self, devices: Sequence[ProcessDevice]) -> None:
+        super().__init__(devices)
+        for i, device in enumerate(self._devices):
+            if not isinstance(device, ProcessDevice):
+                raise ValueError(
+                    f"devices[{i}] is {device!r}; expected a device of dj.ray_devices(...)"
+                )
+        self._session: Session = self._devices[0].session
+        if any(device.session is not self._session for device in self._devices):
+            raise ValueError("devices are of several calls of ray_devices; expected one")
+        self.backend = self._session.backend
+        self.device_names = tuple(device.name for device in self._devices)
+        self.device_kinds = tuple(device.kind for device in self._devices)
+        self.capacity_bytes = np.full(len(self), np.inf)
+
+    def __getitem__(self, i: Any) -> Any:
+        return ProcessDevices(self._devices[i]) if isinstance(i, slice) else self._devices[i]
+
+    def __enter__(self) -> "ProcessDevices":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all processes of the session, and the launcher's own if it started them."""
+        self._session.close()
+
+    def check_open(self) -> None:
+        """Raises `ValueError` if the devices were closed."""
+        check_open(self._session)
+
+    def alive(self) -> tuple[int, ...]:
+        """Returns the positions of the devices that answer; takes seconds if some do not."""
+        answers = [device.call("process_id") for device in self._devices]
+        self._session.wait(answers, _ANSWER_S, for_all=True)
+        found = [self._session.outcome(answer) for answer in answers]
+        return tuple(i for i, answer in enumerate(found) if isinstance(answer, int))
+
+    def without_lost(self) -> "ProcessDevices":
+        """Returns the devices that answer, to place on anew what a lost one had."""
+        return ProcessDevices([self._devices[i] for i in self.alive()])
+
+    def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> "_Program":
+        """Returns the program ready to run, its kernels compiled where they are needed.
+
+        Raises:
+          ValueError: a kernel cannot be serialised, the devices are closed, or `out_device` is
+            given, since outputs come to this process.
+          TaskError: a kernel does not compile, or a device is lost.
+        """
+        self.check_open()
+        if options.out_device is not None:
+            raise ValueError(
+                f"out_device is {options.out_device}, but device processes return their "
+                "outputs to this process; expected None"
+            )
+        started = time.perf_counter()
+        digests = _compile(sharded, plan, self._devices)
+        compile_s = time.perf_counter() - started
+        shipment = Shipment(
+            plan=plan,
+            peers=tuple(device.index for device in self._devices),
+            digests=digests,
+            avals=_slot_avals(sharded, plan),
+            mode=options.mode,
+            check_nan=options.check_nan,
+        )
+        return _Program(sharded, shipment, options.timeout_s, self._devices, compile_s)
+
+
+def check_open(session: Session) -> None:
+    """Raises `ValueError` if the processes of a session have been ended."""
+    if not session.is_open:
+        raise ValueError("the devices were closed; start others by dj.ray_devices(...)")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Laid:
+    """A call's arguments on their devices."""
+
+    blocks: tuple[dict[int, int], ...]  # [D] number of the block in each slot
+    values: tuple[Any, ...]  # kept, so that their blocks are
+
+
+class _Program:
+    """A placed program on device processes."""
+
+    def __init__(
+        self,
+        sharded: ShardedProgram,
+        shipment: Shipment,
+        timeout_s: float | None,
+        devices: tuple[ProcessDevice, ...],
+        compile_s: float,
+    ) -> None:
+        self.compile_s = compile_s
+        self._sharded = sharded
+        self._shipment = shipment
+        self._timeout_s = timeout_s
+        self._devices = devices
+        self._footprint = Footprint(sharded.graph, shipment.plan, len(devices))
+        self._session = session = devices[0].session
+        self._number = session.new_number()
+        session.tell_forgotten()
+        weakref.finalize(self, session.forgotten.append, ("program", self._number))
+        ask_all(devices, "load", [(self._number, shipment, d) for d in range(len(devices))])
+
+    def lay(self, values: Sequence[Any]) -> _Laid:
+        """Returns the flat arguments on the devices that hold them.
+
+        Raises:
+          ValueError: the devices are closed.
+          TaskError: a device is lost.
+        """
+        check_open(self._session)
+        self._session.tell_forgotten()
+        plan, homes = self._shipment.plan, self._sharded.graph.input_home
+        laid: list[dict[int, int]] = [{} for _ in self._devices]
+        new: list[dict[int, Any]] = [{} for _ in self._devices]
+        kept = []  # to be noted once they are there
+        for i, d, slot in plan.inputs:
+            block = self._sharded.inputs[i]
+            value = values[block.source]
+            blocks = self._session.blocks_of(value) if homes[i] == RESIDENT else {}
+            place = (block.start, block.limit, self._devices[d].index)
+            if (number := blocks.get(place)) is None:
+                number = self._session.new_number()
+                new[d][number] = to_host(slice_block(value, block)), self._shipment.avals[slot]
+                kept.append((blocks, place, number))
+            laid[d][slot] = number
+        if kept:
+            try:
+                ask_all(self._devices, "keep", [(blocks,) for blocks in new])
+            except BaseException:  # some may be there, and nothing will ask for them
+                numbers = (number for blocks in new for number in blocks)
+                self._session.forgotten.extend(("block", number) for number in numbers)
+                raise
+        for blocks, place, number in kept:
+            blocks[place] = number
+        result = _Laid(tuple(laid), tuple(values))
+        for i, d, slot in plan.inputs:
+            if homes[i] != RESIDENT:
+                forget = ("block", laid[d][slot])
+                weakref.finalize(result, self._session.forgotten.append, forget)
+        return result
+
+    def run(self, laid: _Laid) -> Execution:
+        """Returns one execution; the outputs come to this process.
+
+        Raises:
+          TaskError: a task or transfer failed, a device was lost, or time ran out.
+        """
+        plan, devices = self._shipment.plan, self._devices
+        with self._session.one_call:
+            offsets_s = clock_offsets_s(devices)
+            call = _Call(self._session.new_number(), self._sharded.names, plan, devices)
+            lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(plan.placement)
+            start_s = time.perf_counter() + lead_s
+            arguments = [
+                (self._number, call.number, blocks, start_s + offset_s)
+                for blocks, offset_s in zip(laid.blocks, offsets_s, strict=True)
+            ]
+            results = call.run(arguments, self._timeout_s)
+        slots = {slot: host for result in results for slot, host in result.outputs.items()}
+        avals = self._shipment.avals
+        outputs = [
+            assemble_output(output, [to_device(slots[s].copy(), avals[s]) for s in blocks])
+            for output, blocks in zip(self._sharded.outputs, plan.outputs, strict=True)
+        ]
+        record = make_record(plan, results, offsets_s)
+        peak_bytes = self._footprint.peak_bytes(record)
+        for d, result in enumerate(results):
+            if result.peak_bytes is not None:
+                peak_bytes[d] = result.peak_bytes
+        return Execution(outputs, record.schedule(), record.handling, peak_bytes)
+
+
+def _compile(
+    sharded: ShardedProgram, plan: Plan, devices: tuple[ProcessDevice, ...]
+) -> tuple[str, ...]:
+    """Compiles each kernel where it is needed and not there yet; returns the digests `[N]`."""
+    digests, kernels = devices[0].session.exports.of(sharded)
+    needed: list[set[str]] = [set() for _ in devices]
+    for digest, d in zip(digests, plan.placement, strict=True):
+        needed[d].add(digest)
+    missing = ask_all(devices, "missing_kernels", [(digests,) for digests in needed])
+    wanted = [({digest: kernels[digest] for digest in sorted(some)},) for some in missing]
+    for d, failure in enumerate(ask_all(devices, "compile", wanted)):
+        if failure is not None:
+            digest, reason = failure
+            v = digests.index(digest)
+            what = f"task {v} ({sharded.names[v]}) does not compile on device {d}"
+            raise TaskError(f"{what} ({devices[d].name})", v, d, RuntimeError(reason))
+    return digests
+
+
+def _slot_avals(sharded: ShardedProgram, plan: Plan) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns what lies in each slot of a plan `[S]`."""
+    avals: dict[int, jax.ShapeDtypeStruct] = {}
+    for kernel, slots in zip(sharded.kernels, plan.results, strict=True):
+        avals.update(zip(slots, kernel.results, strict=True))
+    for i, _, slot in plan.inputs:
+        avals[slot] = _block_aval(sharded, i)
+    for transfer in plan.transfers:
+        avals[transfer.slot] = avals[transfer.source_slot]
+    return tuple(avals[s] for s in range(len(plan.num_reads)))
+
+
+def _block_aval(sharded: ShardedProgram, i: int) -> jax.ShapeDtypeStruct:
+    block = sharded.inputs[i]
+    values: Sequence[Any] = (*sharded.arg_avals, *sharded.consts)
+    shape = tuple(b - a for a, b in zip(block.start, block.limit, strict=True))
+    return jax.ShapeDtypeStruct(shape, values[block.source].dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a placed program."""
+
+    number: int
+    names: tuple[str, ...]  # [N]
+    plan: Plan
+    devices: tuple[ProcessDevice, ...]  # [D]
+
+    @property
+    def _session(self) -> Session:
+        return self.devices[0].session
+
+    def run(self, arguments: Sequence[tuple], timeout_s: float | None) -> list[DeviceResult]:
+        """Runs the call with each device's arguments of `Worker.run`; returns its results.
+
+        Raises:
+          TaskError: a task or transfer failed, a device was lost, or time ran out. The
+            devices have stopped then, save those that need over 10 s to end a task.
+        """
+        references: list[Any] = []
+        try:
+            for device, args in zip(self.devices, arguments, strict=True):
+                references.append(device.call("run", *args))
+            in_time = self._wait(references, timeout_s)
+        except BaseException:
+            self._stop(references)
+            raise
+        if in_time:
+            outcomes = [self._session.outcome(reference) for reference in references]
+            if all(isinstance(o, DeviceResult) and o.failure is None for o in outcomes):
+                return outcomes
+        running = self._stop(references)
+        outcomes = [self._session.outcome(reference) for reference in references]
+        raise self._error(outcomes) if in_time else self._timeout(running, outcomes, timeout_s)
+
+    def _wait(self, references: list[Any], timeout_s: float | None) -> bool:
+        """Waits for all devices or the first failure; returns False if time ran out."""
+        deadline_s = math.inf if timeout_s is None else time.perf_counter() + timeout_s
+        pending = references
+        while pending:
+            left_s = deadline_s - time.perf_counter()
+            if left_s <= 0:
+                return False
+            done, pending = self._session.wait(pending, min(left_s, _POLL_S))
+            for outcome in map(self._session.outcome, done):
+                if not isinstance(outcome, DeviceResult) or outcome.failure is not None:
+                    return True
+        return True
+
+    def _stop(self, references: list[Any]) -> list[int | None]:
+        """Ends the call on every device; returns the task `[D]` that each was running."""
+        told = [device.call("stop", self.number) for device in self.devices]
+        self._session.wait(told, _ANSWER_S, for_all=True)
+        self._session.wait(references, _END_S, for_all=True)
+        answers = [self._session.outcome(reference) for reference in told]
+        return [answer if isinstance(answer, int) else None for answer in answers]
+
+    def _timeout(
+        self, running: list[int | None], outcomes: list[Any], timeout_s: float | None
+    ) -> TaskError:
+        """Names a task that was running, or else the first that has yet to run."""
+        cause = TimeoutError(f"the call has taken more than {timeout_s} s")
+        ended = {v for o in outcomes if isinstance(o, DeviceResult) for v, _, _ in o.tasks}
+        at = [v for v in running if v is not None]
+        for v in (*at, *(v for v in self.plan.order if v not in ended)):
+            return self._task_error(v, cause)
+        return TaskError("the call did not end", -1, -1, cause)
+
+    def _error(self, outcomes: list[Any]) -> TaskError:
+        """Returns the error of what went wrong first; a lost device takes others with it."""
+        for d, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException):
+                return lost_device(self.devices, d, outcome)
+        failures = [o.failure for o in outcomes if o is not None and o.failure is not None]
+        order = {"lost": 0, "task": 1, "transfer": 2}
+        first = min(failures, key=lambda failure: (order[failure.kind], failure.at_s))
+        return self._failure_error(first)
+
+    def _failure_error(self, failure: Failure) -> TaskError:
+        cause = RuntimeError(failure.reason)
+        if failure.kind == "lost":
+            return lost_device(self.devices, failure.id, cause)
+        if failure.kind == "task":
+            return self._task_error(failure.id, cause)
+        names = [device.name for device in self.devices]
+        return transfer_error(self.plan, self.names, names, failure.id, cause)
+
+    def _task_error(self, v: int, cause: BaseException) -> TaskError:
+        names = [device.name for device in self.devices]
+        return task_error(self.plan, self.names, names, v, cause)
+
+
+def clock_offsets_s(devices: Sequence[ProcessDevice]) -> list[float]:
+    """Returns how far each device's clock `[D]` is ahead of this process's.
+
+    Processes of one machine share its monotonic clock. Another machine's is read in the
+    middle of the shortest of some round trips.
+    """
+    here = this_host()
+    return [0.0 if device.host == here else _offset_s(device) for device in devices]
+
+
+def _offset_s(device: ProcessDevice) -> float:
+    trips = []
+    for _ in range(_NUM_TRIPS):
+        sent_s = time.perf_counter()
+        (there_s,) = ask_all([device], "now_s", [()])
+        back_s = time.perf_counter()
+        trips.append((back_s - sent_s, there_s - (sent_s + back_s) / 2))
+    return min(trips)[1]
+
+
+def make_record(
+    plan: Plan, results: Sequence[DeviceResult], offsets_s: Sequence[float]
+) -> Record:
+    """Returns what the devices `[D]` did on one clock, from its first start.
+
+    Offsets that were measured are inexact. Where they would let a tensor arrive before it
+    was sent, the receiver's clock is moved on: whatever the clocks say, that did not happen.
+    """
+    record, num_tasks = Record(plan), len(plan.placement)
+    start_s, finish_s = np.array(record.start_s), np.array(record.finish_s)
+    for result in results:
+        for v, *times_s in result.tasks:
+            start_s[v], finish_s[v] = times_s
+        for k, *times_s in result.received:
+            start_s[num_tasks + k], finish_s[num_tasks + k] = times_s
+    starts_on = np.array([*plan.placement, *(t.source for t in plan.transfers)], np.int64)
+    ends_on = np.array([*plan.placement, *(t.destination for t in plan.transfers)], np.int64)
+    offsets = _causal(start_s, finish_s, starts_on, ends_on, np.array(offsets_s))
+    start_s, finish_s = start_s - offsets[starts_on], finish_s - offsets[ends_on]
+    origin_s = start_s.min(initial=np.inf)
+    record.start_s, record.finish_s = (
+        (start_s - origin_s).tolist(),
+        (finish_s - origin_s).tolist(),
+    )
+    since_s = offsets + origin_s
+    record.handling = make_handling(
+        (d, a - since_s[d], b - since_s[d])
+        for d, result in enumerate(results)
+        for a, b in result.handled
+    )
+    return record
+
+
+def _causal(
+    start_s: np.ndarray,
+    finish_s: np.ndarray,
+    starts_on: np.ndarray,
+    ends_on: np.ndarray,
+    offsets_s: np.ndarray,
+) -> np.ndarray:
+    """Returns the offsets `[D]`, lessened until no event ends before it starts."""
+    offsets = offsets_s.copy()
+    for _ in offsets:  # to lessen one may ask for another, each at most once
+        gaps = (start_s - offsets[starts_on]) - (finish_s - offsets[ends_on])
+        late = np.zeros_like(offsets)
+        np.maximum.at(late, ends_on, gaps)
+        offsets -= late
+    return offsets

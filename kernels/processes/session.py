@@ -1,0 +1,181 @@
+"""Device processes as this process knows them, whoever started them.
+
+A launcher (`ray.py` is one) starts a process with a `Worker` (`device.py`) for each device, and
+gives the session ways to ask them.
+"""
+
+import abc
+import dataclasses
+import hashlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import export
+
+from doppler_jax.types import Kernel, ShardedProgram
+
+from ..devices import TaskError
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class Session(abc.ABC):
+    """Processes that were started together, and what they share in this process.
+
+    Attributes:
+      backend: name of the launcher.
+      num_processes: 0 once they are closed.
+    """
+
+    backend: str
+
+    def __init__(self, platform: str) -> None:
+        self.num_processes = 0
+        self.exports = KernelExports(platform)
+        self.one_call = threading.Lock()
+        self.forgotten: deque[tuple[str, int]] = deque()  # ("program" or "block", number)
+        self._count = 0
+        self._blocks: dict[int, dict[Any, int]] = {}  # by id of the array
+        self._lock = threading.Lock()
+
+    @property
+    @abc.abstractmethod
+    def is_open(self) -> bool:
+        """Whether the processes may be asked; lost ones may be among them."""
+
+    @abc.abstractmethod
+    def call(self, index: int, method: str, *args: Any) -> Any:
+        """Calls a method of a process's `Worker`; returns a reference to its answer."""
+
+    @abc.abstractmethod
+    def wait(
+        self, references: Sequence[Any], timeout_s: float, *, for_all: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns the references with an answer and those without, once one (or all) have."""
+
+    @abc.abstractmethod
+    def outcome(self, reference: Any, wait_s: float | None = 0.0) -> Any:
+        """Returns an answer, the error by which the process was lost, or None if neither.
+
+        Raises:
+          Exception: what the process raised.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends all processes."""
+
+    def new_number(self) -> int:
+        """Returns a number that no program, block or call has had."""
+        with self._lock:
+            self._count += 1
+            return self._count
+
+    def blocks_of(self, value: Any) -> dict[Any, int]:
+        """Returns the blocks of an array that lie on devices: numbers by place and device.
+
+        They are forgotten when the array is.
+        """
+        key = id(value)
+        if key not in self._blocks:
+            self._blocks[key] = {}
+            weakref.finalize(value, self._forget_blocks, key).atexit = False
+        return self._blocks[key]
+
+    def _forget_blocks(self, key: int) -> None:
+        self.forgotten.extend(("block", number) for number in self._blocks.pop(key).values())
+
+    def tell_forgotten(self) -> None:
+        """Lets every process drop what is needed no more."""
+        dropped: dict[str, list[int]] = {"program": [], "block": []}
+        while self.forgotten:
+            what, number = self.forgotten.popleft()
+            dropped[what].append(number)
+        if any(dropped.values()):
+            for index in range(self.num_processes):
+                self.call(index, "forget", dropped["program"], dropped["block"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProcessDevice:
+    """One device process."""
+
+    name: str  # for people: where it runs
+    kind: str  # what JAX calls such a device, and the machine: as fast as others of its kind
+    index: int  # among all processes of its session
+    host: str  # machine, whose processes share a clock
+    session: Session
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Calls a method of the process's `Worker`; returns a reference to its answer."""
+        return self.session.call(self.index, method, *args)
+
+
+class KernelExports:
+    """Serialised kernels by object; each is exported once."""
+
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
+        self._exports: weakref.WeakKeyDictionary[Kernel, tuple[str, bytes]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, sharded: ShardedProgram) -> tuple[tuple[str, ...], dict[str, bytes]]:
+        """Returns the digest of each task's kernel `[N]`, and the kernels by digest.
+
+        Raises:
+          ValueError: a kernel cannot be serialised; names its first task.
+        """
+        for v, kernel in enumerate(sharded.kernels):
+            if kernel not in self._exports:
+                try:
+                    self._exports[kernel] = _export(kernel, self._platform)
+                except Exception as error:
+                    raise ValueError(
+                        f"task {v} ({sharded.names[v]}): kernel {kernel.name!r} cannot be sent "
+                        f"to another process; expected one that jax.export serialises: {error}"
+                    ) from error
+        exports = [self._exports[kernel] for kernel in sharded.kernels]
+        return tuple(digest for digest, _ in exports), dict(exports)
+
+
+def _export(kernel: Kernel, platform: str) -> tuple[str, bytes]:
+    exported = export.export(jax.jit(kernel.fn), platforms=[platform])(*kernel.operands)
+    serialised = bytes(exported.serialize())
+    return hashlib.sha256(serialised).hexdigest(), serialised
+
+
+def ask_all(
+    devices: Sequence[ProcessDevice], method: str, arguments: Sequence[tuple]
+) -> list[Any]:
+    """Returns the answers of every device's `Worker`, asked at once.
+
+    Raises:
+      TaskError: a device is lost.
+    """
+    references = [
+        device.call(method, *args) for device, args in zip(devices, arguments, strict=True)
+    ]
+    answers = [
+        device.session.outcome(reference, wait_s=None)
+        for device, reference in zip(devices, references, strict=True)
+    ]
+    for d, answer in enumerate(answers):
+        if isinstance(answer, BaseException):
+            raise lost_device(devices, d, answer)
+    return answers
+
+
+def lost_device(devices: Sequence[ProcessDevice], d: int, cause: BaseException) -> TaskError:
+    """Returns the error that says that device `d` is lost; it names no task (-1)."""
+    return TaskError(f"device {d} ({devices[d].name}) was lost", -1, d, cause)
+
+
+def this_host() -> str:
+    """Returns what tells this machine, as long as it runs, from others."""
+    with open(BOOT_ID) as file:
+        return file.read().strip()
