@@ -61,7 +61,7 @@ SURFACE = [
     (
         dj.compile,
         ["sharded", "placement"],
-        {"devices": NO_DEFAULT, "mode": "work_conserving", "backend": "local"},
+        {"devices": NO_DEFAULT, "mode": "work_conserving"},
     ),
 ]
 
