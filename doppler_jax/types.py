@@ -10,9 +10,12 @@ from typing import Any, TypeVar, dataclass_transform
 
 import chex
 import jax
+import numpy as np
 
 RESIDENT = -1
 """`TaskGraph.input_home` of an input that lies on every device that reads it."""
+
+_NUMBERS = (np.ndarray, np.number, float, int, list, tuple)
 
 _T = TypeVar("_T")
 
@@ -28,20 +31,34 @@ class TaskGraph:
     """A DAG of N tasks that make T tensors, read along E edges, with I graph inputs.
 
     Ids are positions; they need not be in topological order. Build one with
-    `doppler_jax.graphs.build.make_graph`, which validates. Names and kernels
-    travel beside it, in `ShardedProgram`.
+    `doppler_jax.make_graph`, which validates, or by `load_graph`, `from_networkx` or
+    `partition`. Names and kernels travel beside it, in `ShardedProgram`.
+
+    Attributes:
+      flops: `[N]` floating-point operations of one call of each task.
+      tensor_producer: `[T]` int, the task that makes each tensor.
+      tensor_bytes: `[T]` size of each tensor.
+      edge_tensor: `[E]` int, the tensor that is read along each edge.
+      edge_reader: `[E]` int, the task that reads it; each (tensor, reader) is there once.
+      input_bytes: `[I]` size of each graph input.
+      input_home: `[I]` int, the device that it lies on at time 0, or `RESIDENT` (-1): on
+        every device that reads it.
+      input_edge_input: `[F]` int, the graph input that is read.
+      input_edge_reader: `[F]` int, the task that reads it.
+      has_bytes: False where sizes are communication numbers, as in DOPPLER's text files:
+        what has no bytes has no memory to limit.
     """
 
-    flops: chex.Array  # [N] floating-point operations of one call
-    tensor_producer: chex.Array  # [T] int, task that makes the tensor
-    tensor_bytes: chex.Array  # [T] size
-    edge_tensor: chex.Array  # [E] int, tensor that is read
-    edge_reader: chex.Array  # [E] int, task that reads it; each (tensor, reader) once
-    input_bytes: chex.Array  # [I] size of each graph input
-    input_home: chex.Array  # [I] int, device it lies on at time 0, or RESIDENT
-    input_edge_input: chex.Array  # [F] int, graph input that is read
-    input_edge_reader: chex.Array  # [F] int, task that reads it
-    has_bytes: bool = True  # False: sizes are communication numbers, so no memory is limited
+    flops: chex.Array
+    tensor_producer: chex.Array
+    tensor_bytes: chex.Array
+    edge_tensor: chex.Array
+    edge_reader: chex.Array
+    input_bytes: chex.Array
+    input_home: chex.Array
+    input_edge_input: chex.Array
+    input_edge_reader: chex.Array
+    has_bytes: bool = True
 
     @property
     def num_tasks(self) -> int:
@@ -59,21 +76,86 @@ class TaskGraph:
     def num_inputs(self) -> int:
         return self.input_bytes.shape[0]
 
+    def __repr__(self) -> str:
+        sizes = "" if self.has_bytes else ", without bytes"
+        return (
+            f"TaskGraph({self.num_tasks} tasks, {self.num_tensors} tensors, {self.num_edges} "
+            f"edges, {self.num_inputs} graph inputs{sizes})"
+        )
+
 
 @pytree
 class Cluster:
-    """D devices and the links between every ordered pair (source, destination)."""
+    """D devices and the links between every ordered pair (source, destination).
 
-    flops_per_s: chex.Array  # [D] peak arithmetic rate
-    memory_bytes_per_s: chex.Array  # [D] rate at which a task reads and writes memory
-    memory_bytes: chex.Array  # [D] capacity
-    launch_s: chex.Array  # [D] overhead of starting one task
-    latency_s: chex.Array  # [D, D] of a transfer, diagonal 0
-    link_bytes_per_s: chex.Array  # [D, D] of a transfer, diagonal inf
+    Presets are made by `doppler_jax.make_cluster`. Fields may be lists; what is a number is
+    the same for every device, or for every link between two of them. Rates and capacities may
+    be inf: what they limit then costs nothing.
+
+        Cluster(flops_per_s=[9e12, 1e12], memory_bytes=[16e9, 64e9], link_bytes_per_s=12e9)
+
+    Attributes:
+      flops_per_s: `[D]` arithmetic operations a second, above 0; says how many devices.
+      memory_bytes_per_s: `[D]` bytes a second that a task reads and writes, above 0.
+      memory_bytes: `[D]` capacity, above 0.
+      launch_s: `[D]` seconds that it takes to start one task.
+      latency_s: `[D, D]` seconds that a transfer takes before its bytes; 0 on the diagonal.
+      link_bytes_per_s: `[D, D]` bytes a second of a transfer, above 0; inf on the diagonal.
+
+    Raises:
+      ValueError: shapes disagree or a number is out of range; the message names the entry.
+    """
+
+    flops_per_s: chex.Array
+    memory_bytes_per_s: chex.Array = np.inf
+    memory_bytes: chex.Array = np.inf
+    launch_s: chex.Array = 0.0
+    latency_s: chex.Array = 0.0
+    link_bytes_per_s: chex.Array = np.inf
 
     @property
     def num_devices(self) -> int:
         return self.flops_per_s.shape[0]
+
+    def __post_init__(self) -> None:
+        # As a pytree a cluster may hold what is no number, which nobody is to check.
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if not all(isinstance(x, _NUMBERS) for x in fields.values()):
+            return
+        flops_per_s = np.asarray(self.flops_per_s, np.float64)
+        if flops_per_s.ndim != 1 or not flops_per_s.size:
+            raise ValueError(
+                f"flops_per_s has shape {flops_per_s.shape}; expected [D] with D >= 1"
+            )
+        d = flops_per_s.size
+        for name, given in fields.items():
+            # A transfer to where it comes from takes no time: what a link's number is there.
+            here = {"latency_s": 0.0, "link_bytes_per_s": np.inf}.get(name)
+            shape = (d,) if here is None else (d, d)
+            values = np.asarray(given, np.float64)
+            if not values.ndim:
+                values = np.full(shape, values)
+                if here is not None:
+                    np.fill_diagonal(values, here)
+            _check_cluster_field(name, values, shape, here)
+            object.__setattr__(self, name, values)
+
+    def __repr__(self) -> str:
+        return _show(self, f"{self.num_devices} devices")
+
+
+def _check_cluster_field(
+    name: str, values: np.ndarray, shape: tuple[int, ...], here: float | None
+) -> None:
+    if values.shape != shape:
+        raise ValueError(f"{name} has shape {values.shape}; expected {shape}")
+    is_overhead = name in ("launch_s", "latency_s")
+    bad = ~(np.isfinite(values) & (values >= 0)) if is_overhead else ~(values > 0)
+    for where in np.argwhere(bad)[:1].tolist():
+        expected = "a finite number >= 0" if is_overhead else "a positive number"
+        raise ValueError(f"{name}{where} is {values[tuple(where)]}; expected {expected}")
+    for s in np.flatnonzero(np.diagonal(values) != here)[:1] if here is not None else ():
+        raise ValueError(f"{name}[{s}, {s}] is {values[s, s]}; expected {here} on the diagonal")
 
 
 @pytree
@@ -85,20 +167,35 @@ class Costs:
     they compute on, each end spends `handling_s + tensor_bytes[x] * handling_s_per_byte` too:
     the task that makes x is longer by that for every other device that reads it, and so is, on
     each of those, the reader of x of smallest id.
+
+    Build them with `doppler_jax.make_costs`, `reference_costs` or `from_edge_delays`.
+
+    Attributes:
+      compute_s: `[N, D]` seconds, launch included; inf where the device cannot run the task.
+      tensor_bytes: `[T]` size of each tensor.
+      input_bytes: `[I]` size of each graph input.
+      latency_s: `[D, D]` seconds, 0 on the diagonal.
+      seconds_per_byte: `[D, D]`, 0 on the diagonal.
+      capacity_bytes: `[D]` memory of each device, inf where unlimited.
+      handling_s: `[D]` seconds a transfer; None where devices spend no time on transfers.
+      handling_s_per_byte: `[D]`; None where `handling_s` is.
     """
 
-    compute_s: chex.Array  # [N, D] launch included; inf where the device cannot run it
-    tensor_bytes: chex.Array  # [T]
-    input_bytes: chex.Array  # [I]
-    latency_s: chex.Array  # [D, D] diagonal 0
-    seconds_per_byte: chex.Array  # [D, D] diagonal 0
-    capacity_bytes: chex.Array  # [D] memory of each device, inf where unlimited
-    handling_s: chex.Array | None = None  # [D] None: devices spend no time on transfers
-    handling_s_per_byte: chex.Array | None = None  # [D] None where `handling_s` is
+    compute_s: chex.Array
+    tensor_bytes: chex.Array
+    input_bytes: chex.Array
+    latency_s: chex.Array
+    seconds_per_byte: chex.Array
+    capacity_bytes: chex.Array
+    handling_s: chex.Array | None = None
+    handling_s_per_byte: chex.Array | None = None
 
     @property
     def num_devices(self) -> int:
         return self.compute_s.shape[1]
+
+    def __repr__(self) -> str:
+        return _show(self, f"{self.compute_s.shape[0]} tasks on {self.num_devices} devices")
 
 
 @pytree
@@ -108,16 +205,57 @@ class Schedule:
     A schedule simulated under `parallel` links may leave the transfers out (length 0):
     they follow from the finish times. Those of graph inputs may be left out of any
     schedule that was measured.
+
+    Attributes:
+      placement: `[N]` int, device of each task.
+      start_s: `[N]` seconds.
+      finish_s: `[N]` seconds.
+      transfer_tensor: `[X]` int, tensor; graph input i is written ~i (below 0).
+      transfer_source: `[X]` int, device.
+      transfer_destination: `[X]` int, device.
+      transfer_start_s: `[X]` seconds, when its link began to carry it.
+      transfer_finish_s: `[X]` seconds.
     """
 
-    placement: chex.Array  # [N] int device
-    start_s: chex.Array  # [N]
-    finish_s: chex.Array  # [N]
-    transfer_tensor: chex.Array  # [X] int tensor; graph input i is written ~i (below 0)
-    transfer_source: chex.Array  # [X] int device
-    transfer_destination: chex.Array  # [X] int device
-    transfer_start_s: chex.Array  # [X] when its link began to carry it
-    transfer_finish_s: chex.Array  # [X]
+    placement: chex.Array
+    start_s: chex.Array
+    finish_s: chex.Array
+    transfer_tensor: chex.Array
+    transfer_source: chex.Array
+    transfer_destination: chex.Array
+    transfer_start_s: chex.Array
+    transfer_finish_s: chex.Array
+
+    def __repr__(self) -> str:
+        return _show(
+            self, f"{len(self.placement)} tasks, {len(self.transfer_tensor)} transfers"
+        )
+
+
+def _show(record: Any, title: str) -> str:
+    """Returns a line a field, for `repr`: what an array holds, not all of it."""
+    rows = [
+        f"  {field.name}: {_brief(value)}"
+        for field in dataclasses.fields(record)
+        if (value := getattr(record, field.name)) is not None
+    ]
+    return "\n".join([f"{type(record).__name__}({title}):", *rows])
+
+
+def _brief(values: Any) -> str:
+    """Returns the shape of an array and its numbers, or their range if they are many."""
+    if not isinstance(values, np.ndarray) or not values.size:
+        return f"{getattr(values, 'shape', values)}"
+    # Diagonals of links say nothing.
+    is_square = values.ndim == 2 and values.shape[0] == values.shape[1] > 1
+    shown = values[~np.eye(len(values), dtype=bool)] if is_square else values.ravel()
+    low, high = np.min(shown), np.max(shown)
+    numbers = f"{low:.4g} to {high:.4g}"
+    if low == high:
+        numbers = f"{low:.4g}"
+    elif values.ndim == 1 and values.size <= 8:
+        numbers = " ".join(f"{value:.4g}" for value in shown)
+    return f"{list(values.shape)} {numbers}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,18 +332,38 @@ class ShardedProgram:
 
     Task v calls `kernels[v].fn` on `operands[v]` (a tensor may occur twice there
     and is one edge of the graph) and makes the tensors x with
-    `graph.tensor_producer[x] == v`, in increasing x.
+    `graph.tensor_producer[x] == v`, in increasing x. Made by `doppler_jax.partition`.
+
+    Attributes:
+      graph: the task graph, N tasks, I graph inputs.
+      names: `[N]` readable, unique.
+      kernels: `[N]` what each task calls.
+      operands: `[N]` what it calls it on: tensors and graph inputs.
+      inputs: `[I]` the block of an argument or a constant that each graph input is.
+      outputs: per flat output of the function, the blocks that it is put together from.
+      arg_avals: per flat argument, its shape and dtype.
+      consts: constants of the function, in the order of `InputBlock.source`.
+      in_tree: treedef of (args, kwargs), as `jax.tree.structure` gives it.
+      out_tree: treedef of what the function returns.
+      origins: `[N]` where each task comes from.
+      tensors: per result of every unit of partitioning, how it is cut and why.
     """
 
     graph: TaskGraph
-    names: tuple[str, ...]  # [N] readable, unique
-    kernels: tuple[Kernel, ...]  # [N]
-    operands: tuple[tuple[Ref, ...], ...]  # [N]
-    inputs: tuple[InputBlock, ...]  # [I]
-    outputs: tuple[OutputBlocks, ...]  # per flat output
-    arg_avals: tuple[jax.ShapeDtypeStruct, ...]  # per flat argument
+    names: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    operands: tuple[tuple[Ref, ...], ...]
+    inputs: tuple[InputBlock, ...]
+    outputs: tuple[OutputBlocks, ...]
+    arg_avals: tuple[jax.ShapeDtypeStruct, ...]
     consts: tuple[chex.Array, ...]
-    in_tree: Any  # treedef of (args, kwargs) as jax.tree.structure gives it
+    in_tree: Any
     out_tree: Any
-    origins: tuple[TaskOrigin, ...] = ()  # [N]
-    tensors: tuple[TensorOrigin, ...] = ()  # per result of every unit of partitioning
+    origins: tuple[TaskOrigin, ...] = ()
+    tensors: tuple[TensorOrigin, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"ShardedProgram({self.graph!r}, {len(set(self.kernels))} distinct kernels, "
+            f"{len(self.arg_avals)} arguments, {len(self.outputs)} outputs)"
+        )

@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 import doppler_jax as dj
@@ -102,6 +104,17 @@ def test_results_have_the_promised_fields():
         "round_robin",
         "single",
     }
+
+
+def test_what_there_is_prints_within_a_screen():
+    program = dj.partition(dj.trace(jax.numpy.dot, np.ones((4, 4)), np.ones((4, 4))), 4)
+    costs = dj.make_costs(program, dj.make_cluster("p100x4"))
+    placed = dj.place(program.graph, costs, method="heft")
+    for thing in (program, program.graph, costs, placed, placed.schedule):
+        assert repr(thing).startswith(type(thing).__name__)
+        assert len(repr(thing).splitlines()) <= 12
+        assert max(map(len, repr(thing).splitlines())) <= 130
+    assert "2 arguments, 1 outputs" in repr(program)
 
 
 CHECK = """

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.costs.calibration import Calibration, measured_costs
-from doppler_jax.costs.clusters import check_cluster, reference_cluster
+from doppler_jax.costs.clusters import reference_cluster
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.types import Cluster, Costs, ShardedProgram, TaskGraph
 
@@ -19,13 +19,12 @@ def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration
     """Returns the costs of a task graph on a cluster, or of a program as calibrated.
 
     On a cluster: roofline tasks, linear transfers; memory is limited if the graph `has_bytes`.
-    `dj.measure_calibration` has measured
-    seconds of each kernel, so a calibration needs the program, which knows its kernels.
+    `dj.measure_calibration` has measured seconds of each kernel, so a calibration needs the
+    program, which knows its kernels.
 
     Raises:
-      ValueError: the cluster is not one (`check_cluster`), a kernel was not measured, a
-        calibration is given with a bare graph, or a graph input's home is a device that
-        there is not.
+      ValueError: a kernel was not measured, a calibration is given with a bare graph, or a
+        graph input's home is a device that there is not.
     """
     if isinstance(cluster, Calibration):
         if not isinstance(graph, ShardedProgram):
@@ -39,7 +38,6 @@ def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration
 
 
 def _roofline_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
-    check_cluster(cluster)
     return Costs(
         compute_s=roofline_s(graph, cluster),
         tensor_bytes=graph.tensor_bytes.copy(),

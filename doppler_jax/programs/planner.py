@@ -18,7 +18,7 @@ import numpy as np
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.clusters import check_cluster, make_cluster, uniform_cluster
+from doppler_jax.costs.clusters import make_cluster, uniform_cluster
 from doppler_jax.programs.cut_costs import (
     Limits,
     Link,
@@ -90,11 +90,8 @@ def plan_partition(
       build: makes the task graph of a choice, to compare a few.
 
     Raises:
-      ValueError: the strategy is unknown, or names a group or a count that cannot be; the
-        cluster is not one.
+      ValueError: the strategy is unknown, or names a group or a count that cannot be.
     """
-    if cluster is not None:
-        check_cluster(cluster)
     given = pin_counts(groups, strategy)
     pinned = {number: counts for number, (_, counts) in given.items()}
     uniform = plan_uniform(groups, num_shards, pinned)

@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # an import of matplotlib costs too much for those who draw n
 # Okabe and Ito's colours, told apart under every common colour blindness.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442")
 OTHER = "#999999"
+TRANSFER = "#333333"
+
+_LETTERS = 170
+"""Of a task's name, that fit beside each other along the axis."""
 
 
 def plot_gantt(
@@ -32,16 +36,15 @@ def plot_gantt(
 
     Each panel is a title, a schedule and the names `[N]` of its tasks. Every device is a row,
     labelled with its utilisation (busy time over makespan); bars are coloured by `op_type` of
-    the task's name; a dashed line marks the makespan. The file appears only when complete.
+    the task's name, which is written into those that have room for it; thin lines are
+    transfers, from the row that sends to the row that receives; a dashed line marks the
+    makespan. The file appears only when complete.
 
     Raises:
       ValueError: there is no panel, or a panel's lengths differ, a task is placed outside
         `num_devices`, or a time is negative, not finite or a finish before its start.
     """
-    if not panels:
-        raise ValueError("no schedule to draw: panels is empty")
-    checked = [_check_panel(*panel, num_devices) for panel in panels]
-    write_png(path, _draw_figure(checked, num_devices))
+    write_png(path, draw_gantt(panels, num_devices))
 
 
 def op_type(name: str) -> str:
@@ -55,7 +58,9 @@ class _Panel:
     device: np.ndarray  # [N]
     start_s: np.ndarray  # [N]
     finish_s: np.ndarray  # [N]
+    names: Sequence[str]  # [N]
     ops: np.ndarray  # [N] str
+    transfers: np.ndarray  # [X, 2, 2] ends (time in seconds, device) of each
     makespan_s: float
 
 
@@ -82,30 +87,45 @@ def _check_panel(
             "expected 0 <= start <= finish < inf"
         )
     ops = np.array([op_type(name) for name in names], dtype=str)
-    return _Panel(title, device, start_s, finish_s, ops, float(np.max(finish_s, initial=0.0)))
+    times = [schedule.transfer_start_s, schedule.transfer_finish_s]
+    ends = [schedule.transfer_source, schedule.transfer_destination]
+    transfers = np.array([times, ends], np.float64).transpose(2, 1, 0)
+    makespan_s = float(np.max(finish_s, initial=0.0))
+    return _Panel(title, device, start_s, finish_s, names, ops, transfers, makespan_s)
 
 
-def _draw_figure(panels: Sequence[_Panel], num_devices: int) -> "Figure":
+def draw_gantt(
+    panels: Sequence[tuple[str, Schedule, Sequence[str]]], num_devices: int
+) -> "Figure":
+    """Returns the figure that `plot_gantt` writes."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    colours = _op_colours(panels)
-    longest_s = max(panel.makespan_s for panel in panels)
+    if not panels:
+        raise ValueError("no schedule to draw: panels is empty")
+    checked = [_check_panel(*panel, num_devices) for panel in panels]
+    colours = _op_colours(checked)
+    longest_s = max(panel.makespan_s for panel in checked)
     scale, unit = time_unit(longest_s)
     height = 0.9 + len(panels) * (0.55 + 0.36 * num_devices)
     figure = Figure(figsize=(11, height), dpi=150, layout="constrained")
     axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for ax, panel in zip(axes, panels, strict=True):
+    for ax, panel in zip(axes, checked, strict=True):
         _draw_panel(ax, panel, num_devices, scale, colours)
+        _write_names(ax, panel, scale, longest_s)
     axes[-1].set_xlim(0, 1.01 * longest_s / scale or 1)
     axes[-1].set_xlabel(f"time ({unit})")
     legend = {op: colour for op, colour in colours.items() if colour != OTHER}
     if len(legend) < len(colours):
         legend["other"] = OTHER
+    handles: list[Any] = [Patch(color=colour, label=op) for op, colour in legend.items()]
+    if any(len(panel.transfers) for panel in checked):
+        handles.append(Line2D([], [], color=TRANSFER, linewidth=0.8, label="transfer"))
     figure.legend(
-        handles=[Patch(color=colour, label=op) for op, colour in legend.items()],
+        handles=handles,
         loc="outside lower center",
-        ncols=max(1, len(legend)),
+        ncols=max(1, len(handles)),
         frameon=False,
         handlelength=1,
     )
@@ -115,6 +135,8 @@ def _draw_figure(panels: Sequence[_Panel], num_devices: int) -> "Figure":
 def _draw_panel(
     ax: "Axes", panel: _Panel, num_devices: int, scale: float, colours: Mapping[str, str]
 ) -> None:
+    from matplotlib.collections import LineCollection
+
     duration_s = panel.finish_s - panel.start_s
     for op in np.unique(panel.ops):
         tasks = panel.ops == op
@@ -127,6 +149,8 @@ def _draw_panel(
             edgecolor="white",
             linewidth=0.4,
         )
+    ends = panel.transfers / [scale, 1]
+    ax.add_collection(LineCollection(list(ends), colors=TRANSFER, linewidths=0.5))
     ax.axvline(panel.makespan_s / scale, color="black", linestyle="--", linewidth=1)
     ax.set_title(
         f"{panel.title}: makespan {format_seconds(panel.makespan_s)}", loc="left", fontsize=11
@@ -140,6 +164,18 @@ def _draw_panel(
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _write_names(ax: "Axes", panel: _Panel, scale: float, longest_s: float) -> None:
+    """Writes the names of those tasks whose bars have room for them."""
+    long_s = panel.finish_s - panel.start_s
+    for v in np.flatnonzero(long_s > longest_s / _LETTERS).tolist():
+        if len(panel.names[v]) * longest_s / _LETTERS < long_s[v]:
+            middle = (panel.start_s[v] + panel.finish_s[v]) / 2 / scale
+            ax.text(
+                middle, panel.device[v], panel.names[v],
+                ha="center", va="center", fontsize=6, clip_on=True,
+            )  # fmt: skip
 
 
 def _op_colours(panels: Sequence[_Panel]) -> dict[str, str]:

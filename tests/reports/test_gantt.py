@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from doppler_jax.reports.gantt import OTHER, PALETTE, op_type, plot_gantt
+from doppler_jax.reports.gantt import OTHER, PALETTE, draw_gantt, op_type, plot_gantt
 from doppler_jax.types import Schedule
 
 
@@ -51,6 +51,22 @@ def test_bars_have_the_area_of_their_tasks(tmp_path):
     assert orange > 0.05
     assert blue / orange == pytest.approx(3, rel=0.1)
     assert share_of(picture, OTHER) < 0.001
+
+
+def test_names_stand_where_they_fit_and_transfers_join_rows():
+    schedule = make_schedule([0, 1], [0, 0.51], [0.5, 0.52]).replace(
+        transfer_tensor=np.array([0]),
+        transfer_source=np.array([0]),
+        transfer_destination=np.array([1]),
+        transfer_start_s=np.array([0.5]),
+        transfer_finish_s=np.array([0.51]),
+    )
+    figure = draw_gantt([("one", schedule, ["mul_0[0]", "add_1[0]"])], 2)
+    (ax,) = figure.axes
+    assert [text.get_text() for text in ax.texts] == ["mul_0[0]"]
+    (line,) = ax.collections[0].get_segments()
+    np.testing.assert_allclose(line, [[500, 0], [510, 1]])  # ms, device
+    assert figure.legends[0].texts[-1].get_text() == "transfer"
 
 
 def test_rare_operations_are_grey(tmp_path):
