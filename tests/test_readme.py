@@ -9,6 +9,8 @@ import types
 
 import pytest
 
+import doppler_jax as dj
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -52,6 +54,11 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
     for line, code in read_blocks(path, {"python"}):
         # The padding makes tracebacks point into the document.
         exec(compile("\n" * line + code, str(path), "exec"), module.__dict__)
+
+
+def test_every_method_has_a_row_in_the_guide():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == dj.list_methods()
 
 
 def test_readme_has_python_and_commands():
