@@ -376,6 +376,5 @@ def _indexed(name: str, index: Index) -> str:
 
 def result_names(group: Group) -> list[str]:
     """Returns the readable names of a group's results."""
-    if len(group.results) == 1:
-        return [group.name]
-    return [f"{group.name}.{position}" for position in range(len(group.results))]
+    names = [f"{group.name}.{position}" for position in range(len(group.results))]
+    return names if len(names) != 1 else [group.name]

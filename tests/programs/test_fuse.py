@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from doppler_jax.programs import evaluate, partition, trace
@@ -22,46 +23,45 @@ def members(fn, *args):
     ]
 
 
-def test_a_chain_follows_the_contraction_that_feeds_it():
-    def fn(x, w, b):
-        return jnp.tanh(x @ w + b) * 2.0
-
-    assert members(fn, X, W, W[:1]) == [["dot_general", "add", "tanh", "mul"]]
+def two_readers(x):
+    y = jnp.exp(x)
+    return jnp.sum(y, axis=1), jnp.cos(jnp.sin(y))
 
 
-def test_branches_that_meet_again_fuse():
-    # Both the product and its logistic are read, but by the same group only.
-    assert members(lambda x, w: jax.nn.silu(x @ w), X, W) == [
-        ["dot_general", "logistic", "mul"]
-    ]
-    assert members(lambda x: jax.nn.silu(x + 1.0), X) == [["add", "logistic", "mul"]]
+def output(x):
+    y = jnp.exp(x)
+    return y, jnp.sin(y)
 
 
-def test_a_second_reader_or_an_output_ends_a_chain():
-    def two_readers(x):
-        y = jnp.exp(x)
-        return jnp.sum(y, axis=1), jnp.cos(jnp.sin(y))
-
-    def output(x):
-        y = jnp.exp(x)
-        return y, jnp.sin(y)
-
-    assert members(two_readers, X) == [["exp"], ["reduce_sum"], ["sin", "cos"]]
-    assert members(output, X) == [["exp"], ["sin"]]
-
-
-def test_one_contraction_per_group():
-    def fn(x, w):
-        return x @ w + x @ (w * 2.0)
-
-    assert members(fn, X, W) == [["dot_general"], ["mul"], ["dot_general", "add"]]
-
-
-def test_another_shape_ends_a_chain():
-    def fn(x):
-        return jnp.sin(x + 1.0 + jnp.exp(x[:1] * 2.0))
-
-    assert members(fn, X) == [["slice", "mul", "exp"], ["add", "add", "sin"]]
+@pytest.mark.parametrize(
+    ("fn", "args", "groups"),
+    [
+        # A chain follows the contraction that feeds it.
+        (lambda x, w, b: jnp.tanh(x @ w + b) * 2.0, (X, W, W[:1]), "dot_general add tanh mul"),
+        # Branches that meet again fuse: both are read, but by the same group only.
+        (lambda x, w: jax.nn.silu(x @ w), (X, W), "dot_general logistic mul"),
+        (lambda x: jax.nn.silu(x + 1.0), (X,), "add logistic mul"),
+        # A second reader or an output ends a chain.
+        (two_readers, (X,), "exp, reduce_sum, sin cos"),
+        (output, (X,), "exp, sin"),
+        # One contraction per group.
+        (lambda x, w: x @ w + x @ (w * 2.0), (X, W), "dot_general, mul, dot_general add"),
+        # Another shape ends a chain.
+        (
+            lambda x: jnp.sin(x + 1.0 + jnp.exp(x[:1] * 2.0)),
+            (X,),
+            "slice mul exp, add add sin",
+        ),
+        # [4, 8] as [32] can be cut in 4 only, and the sum alone in 32: no view.
+        (lambda x: x.reshape(32) + 1.0, (X,), "reshape, add"),
+        (lambda x: x.reshape(8, 4) + 1.0, (X,), "reshape, add"),
+        (lambda x: x.reshape(4, 8, 1) + 1.0, (X,), "add"),
+        # What must stay whole takes nothing along: the addition alone can be cut in both.
+        (lambda x: jnp.cumsum(x, axis=1) + 1.0, (X,), "cumsum, add"),
+    ],
+)
+def test_what_fuses_with_what(fn, args, groups):
+    assert ", ".join(map(" ".join, members(fn, *args))) == groups
 
 
 def test_views_are_applied_by_their_readers():
@@ -88,18 +88,6 @@ def test_views_that_are_outputs_or_read_by_whole_tasks_are_made():
         return lax.while_loop(lambda c: c[0, 0] < 0, lambda c: c + 1.0, x.T)
 
     assert members(whole, X) == [["transpose"], ["while"]]
-
-
-def test_a_reshape_that_would_cost_blocks_is_no_view():
-    # [4, 8] as [32] can be cut in 4 only, and the sum alone in 32.
-    assert members(lambda x: x.reshape(32) + 1.0, X) == [["reshape"], ["add"]]
-    assert members(lambda x: x.reshape(8, 4) + 1.0, X) == [["reshape"], ["add"]]
-    assert members(lambda x: x.reshape(4, 8, 1) + 1.0, X) == [["add"]]
-
-
-def test_what_must_stay_whole_takes_nothing_along():
-    # The addition alone can be cut along both dimensions.
-    assert members(lambda x: jnp.cumsum(x, axis=1) + 1.0, X) == [["cumsum"], ["add"]]
 
 
 def test_counting_makes_no_group():
@@ -163,14 +151,12 @@ def test_names_are_unique_and_readable():
         "fn.exp",
     ]
 
-
-def test_a_name_that_ends_in_a_number_is_not_taken_twice():
-    def fn(x):
+    # A name that ends in a number is not taken twice.
+    def numbered(x):
         with jax.named_scope("a"):
             y = lax.sort(x)
             y = lax.sort(y)
         with jax.named_scope("a/sort_1"):
             return lax.sort(y)
 
-    names = [group.name for group in fuse(trace(fn, X))]
-    assert len(set(names)) == 3
+    assert len({group.name for group in fuse(trace(numbered, X))}) == 3

@@ -216,36 +216,22 @@ def test_unordered_printing_in_an_unused_loop_is_kept():
     ]
 
 
-def python_branch(x):
-    return x if x[0, 0] > 0 else -x
+# Every one on a line of its own, which the error names.
+VALUE_DEPENDENT = {
+    "python branch": lambda x: x if x[0, 0] > 0 else -x,
+    "boolean index": lambda x: x[x > 0],
+    "counted": lambda x: jnp.nonzero(x)[0],
+    "to number": lambda x: x * float(x[0, 0]),
+    "to numpy": lambda x: np.sin(x),
+    "sized by value": lambda x: jnp.zeros(jnp.sum(x).astype(int)),
+}
 
 
-def boolean_index(x):
-    return x[x > 0]
-
-
-def counted(x):
-    return jnp.nonzero(x)[0]
-
-
-def to_number(x):
-    return x * float(x[0, 0])
-
-
-def to_numpy(x):
-    return np.sin(x)
-
-
-def sized_by_value(x):
-    return jnp.zeros(jnp.sum(x).astype(int))
-
-
-@pytest.mark.parametrize(
-    "fn", [python_branch, boolean_index, counted, to_number, to_numpy, sized_by_value]
-)
-def test_dependence_on_values_names_the_users_line(fn):
-    line = fn.__code__.co_firstlineno + 1
-    with pytest.raises(ValueError, match=rf"test_trace.py:{line} \({fn.__name__}\): it dep"):
+@pytest.mark.parametrize("name", VALUE_DEPENDENT)
+def test_dependence_on_values_names_the_users_line(name):
+    fn = VALUE_DEPENDENT[name]
+    line = fn.__code__.co_firstlineno
+    with pytest.raises(ValueError, match=rf"test_trace.py:{line} \(<lambda>\): it depends"):
         trace(lambda x: jax.jit(fn)(x), X)
 
 
