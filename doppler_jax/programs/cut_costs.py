@@ -265,12 +265,12 @@ def edge_cost(
     form_s = _task_s(0.0, joined * size / have + size / want, rates)
     seconds = is_formed * _rounds(want, rates) * form_s
     seconds = seconds + (spread > 1) * _move_s(size / have, rates)
-    # Which devices hold the blocks, formed where necessary, and which need them.
-    holding = np.minimum(np.where(joined > 1, want, have), d)
+    # Which devices have the blocks, formed where necessary, and which need them.
+    having = np.minimum(np.where(joined > 1, want, have), d)
     needing = np.minimum(readers, d)[None, :]
     if operand == unit.followed:
         pairs = np.maximum(needing, want)
-        sent = pairs * (1 - np.minimum(holding / needing, 1.0))
+        sent = pairs * (1 - np.minimum(having / needing, 1.0))
     else:
         sent = want * np.minimum(readers / want, d) * (1 - 1 / d)
     seconds = seconds + (sent > 0) * _move_s(size / want, rates)

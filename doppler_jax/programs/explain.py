@@ -35,7 +35,7 @@ def summarize(graph: TaskGraph, cluster: Cluster) -> Summary:
     """Returns the totals of a task graph.
 
     Raises:
-      ValueError: the cluster is not one.
+      ValueError: the cluster is invalid.
     """
     costs = make_costs(graph, cluster)
     d = cluster.num_devices

@@ -174,7 +174,7 @@ def _order(region: _Region, labellings: dict[Equation, Labelling]) -> list[Equat
 def _unique_name(members: list[Equation], names: Counter[str]) -> str:
     """Names a group after its root, or what element-wise equations end in."""
     named = members[0] if members[0].primitive.name not in ELEMENTWISE else members[-1]
-    # A batched product's scope may hold its einsum, which names nothing.
+    # A batched product's scope may be its einsum, which names nothing.
     scopes = [part for part in named.scope.split("/") if part and "->" not in part]
     name = base = ".".join([*scopes, named.primitive.name])
     while names[name]:

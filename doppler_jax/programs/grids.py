@@ -1,6 +1,6 @@
 """Grids: how many blocks every label of a group is cut into, evenly or as the user says.
 
-A grid holds the number of blocks along each dimension of a tensor. All counts are powers
+A grid is the number of blocks along each dimension of a tensor. All counts are powers
 of two that divide their dimension, so that blocks of one tensor are equal in shape. The
 uniform strategy and the counts that a user gives by name are here; `planner` weighs costs.
 """

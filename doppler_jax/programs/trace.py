@@ -29,7 +29,7 @@ _INLINED = {
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
     "custom_vmap_call": "call",
 }
-"""Primitives that only call a function, and the parameter that holds it."""
+"""Primitives that only call a function, and the parameter that is it."""
 
 _NAMES = """
     copy copy_p device_put layout_constraint name optimization_barrier reshard
@@ -69,7 +69,7 @@ def trace(
       **kwargs: likewise arrays. `unroll_scans` and `resident` are not handed to `fn`.
 
     Raises:
-      ValueError: an argument is not an array, `resident` names none, a shape depends on
+      ValueError: an argument is not an array, `resident` names no argument, a shape depends on
         values, or there is a side effect; the message names the argument, or the user's
         source line.
     """
@@ -296,7 +296,7 @@ def _resident_leaves(
         matched = [any(_is_prefix(path, name) for name in names) for names in leaves]
         if not any(matched):
             raise ValueError(
-                f"resident holds {entry!r}, but no array of the arguments is called so or is "
+                f"resident names {entry!r}, but no array of the arguments is called so or is "
                 f"part of it; there are: {_listed([names[-1] for names in leaves])}"
             )
         chosen = [a or b for a, b in zip(chosen, matched, strict=True)]
@@ -311,7 +311,7 @@ def _listed(names: list[str], most: int = 12) -> str:
 def _path(entry: object) -> str:
     if isinstance(entry, bool) or not isinstance(entry, int | str):
         raise ValueError(
-            f"resident holds {entry!r}; expected positions, names or paths of arguments, "
+            f"resident names {entry!r}; expected positions, names or paths of arguments, "
             "such as 0, 'params' or \"args[0]['w']\""
         )
     return f"args[{entry}]" if isinstance(entry, int) else entry

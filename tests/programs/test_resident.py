@@ -55,16 +55,16 @@ def test_names_positions_and_paths(resident, expected):
 @pytest.mark.parametrize(
     ("resident", "message"),
     [
-        (2, r"resident holds 2, but no array .* there are: args\[0\]\['b'\], .*, scale$"),
-        (-1, "resident holds -1, but no array"),
-        ("weights", "resident holds 'weights', but no array"),
-        ("para", "resident holds 'para', but no array"),
+        (2, r"resident names 2, but no array .* there are: args\[0\]\['b'\], .*, scale$"),
+        (-1, "resident names -1, but no array"),
+        ("weights", "resident names 'weights', but no array"),
+        ("para", "resident names 'para', but no array"),
         ("args[0]['layer", "but no array"),
-        ("", "resident holds '', but no array"),
-        (["params", "y"], "resident holds 'y', but no array"),
-        (True, "resident holds True; expected positions, names or paths"),
-        (0.0, "resident holds 0.0; expected positions"),
-        ([None], "resident holds None; expected positions"),
+        ("", "resident names '', but no array"),
+        (["params", "y"], "resident names 'y', but no array"),
+        (True, "resident names True; expected positions, names or paths"),
+        (0.0, "resident names 0.0; expected positions"),
+        ([None], "resident names None; expected positions"),
     ],
 )
 def test_what_names_no_argument_is_refused(resident, message):

@@ -66,7 +66,7 @@ def _weight_argument(nodes: list[_Node], node: _Node, n: int) -> Argument:
 
 
 def _draw_nodes(num_tasks: int, n: int, rng: np.random.Generator) -> list[_Node]:
-    """Returns the nodes, layer by layer; layers hold up to about sqrt(num_tasks) nodes."""
+    """Returns the nodes, layer by layer; a layer has up to about sqrt(num_tasks) nodes."""
     nodes: list[_Node] = []
     above: list[int] = []
     most = max(1, round(1.5 * num_tasks**0.5))
