@@ -32,11 +32,7 @@ class Summary:
 
 
 def summarize(graph: TaskGraph, cluster: Cluster) -> Summary:
-    """Returns the totals of a task graph.
-
-    Raises:
-      ValueError: the cluster is invalid.
-    """
+    """Returns the totals of a task graph."""
     costs = make_costs(graph, cluster)
     d = cluster.num_devices
     at_once = dataclasses.replace(
