@@ -36,6 +36,8 @@ _KEPT = 24
 Choice = tuple[int, ...]
 """A way to cut a group: the number of blocks along every label, `[L]`."""
 
+Choices = tuple[Choice, ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
@@ -307,7 +309,7 @@ class Network:
     """Costs of a program's choices: a table per group, and one per pair of linked groups."""
 
     rates: Rates
-    choices: tuple[tuple[Choice, ...], ...]  # per group
+    choices: tuple[Choices, ...]  # per group
     alone: tuple[Cost, ...]  # per group [K]
     pairs: Mapping[tuple[int, int], Cost]  # per (producer, reader) [J, K]
 
@@ -365,31 +367,18 @@ def make_network(
       pinned: by group, counts of labels that are given.
     """
     links = find_links(groups)
-    units = make_units(groups, links)
     # Layers repeat: the same question gets the same table again.
     list_cached = functools.cache(
         lambda unit, pins: _list_cheapest(unit, limits, rates, dict(pins))
     )
     group_cached = functools.cache(lambda unit, own: group_cost(unit, _array(own), rates))
-    edge_cached = functools.cache(
-        lambda unit, operand, own, stored: edge_cost(
-            unit, operand, _array(own), _array(stored), rates
-        )
-    )
+    units = make_units(groups, links)
     choices = [
         list_cached(unit, tuple(pinned.get(number, {}).items()))
         for number, unit in enumerate(units)
     ]
     alone = [group_cached(unit, own) for unit, own in zip(units, choices, strict=True)]
-    costs = [
-        edge_cached(
-            units[link.reader],
-            link.operand,
-            choices[link.reader],
-            _grids(units[link.producer].results[link.result], choices[link.producer]),
-        )
-        for link in links
-    ]
+    costs = _link_costs(units, links, choices, rates)
     kept = _promising(alone, links, costs, rates)
     pairs: dict[tuple[int, int], Cost] = {}
     for link, cost in zip(links, costs, strict=True):
@@ -406,9 +395,27 @@ def make_network(
     )
 
 
-def _list_cheapest(
-    unit: Unit, limits: Limits, rates: Rates, pins: Counts
-) -> tuple[Choice, ...]:
+def _link_costs(
+    units: Sequence[Unit], links: Sequence[Link], choices: Sequence[Choices], rates: Rates
+) -> list[Cost]:
+    """Returns per link what bringing the operand costs, by producer's and reader's choice."""
+
+    @functools.cache
+    def cost(unit: Unit, operand: int, own: Choices, stored: Choices) -> Cost:
+        return edge_cost(unit, operand, _array(own), _array(stored), rates)
+
+    return [
+        cost(
+            units[link.reader],
+            link.operand,
+            choices[link.reader],
+            _grids(units[link.producer].results[link.result], choices[link.producer]),
+        )
+        for link in links
+    ]
+
+
+def _list_cheapest(unit: Unit, limits: Limits, rates: Rates, pins: Counts) -> Choices:
     """Returns the choices of a group, where there are too many the cheapest by themselves."""
     listed = list_choices(unit, limits, rates, pins)
     if len(listed) > _LISTED:
@@ -430,9 +437,9 @@ def _promising(
     return [np.sort(np.argsort(bound, kind="stable")[:_KEPT]) for bound in bounds]
 
 
-def _grids(labels: Sequence[int], choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+def _grids(labels: Sequence[int], choices: Choices) -> Choices:
     return tuple(tuple(choice[label] for label in labels) for choice in choices)
 
 
-def _array(choices: tuple[Choice, ...]) -> np.ndarray:
+def _array(choices: Choices) -> np.ndarray:
     return np.array(choices, np.int64).reshape(len(choices), -1)

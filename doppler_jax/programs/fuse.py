@@ -248,14 +248,11 @@ class _GroupBuilder:
         for label, known in zip(labelling.results[0], result, strict=True) if result else ():
             mapping[label] = known
             self._sizes[known] = math.gcd(self._sizes[known], labelling.sizes[label])
-            if label in labelling.fixed:
-                self._fixed.add(known)
         for label, size in enumerate(labelling.sizes):
             if label not in mapping:
                 mapping[label] = len(self._sizes)
                 self._sizes.append(size)
-                if label in labelling.fixed:
-                    self._fixed.add(mapping[label])
+        self._fixed |= {mapping[label] for label in labelling.fixed}
         return mapping
 
     def _add_step(

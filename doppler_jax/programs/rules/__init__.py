@@ -13,6 +13,7 @@ To add a primitive, add a rule to the table `RULES` of the family where it belon
 fails until the rule has a case. What has no rule runs whole, as one task.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from doppler_jax.programs.program import Equation, Value
 from doppler_jax.programs.rules import algebra, contractions, elementwise, indexing, movement
 from doppler_jax.programs.rules.elementwise import ELEMENTWISE
-from doppler_jax.programs.rules.labels import Labelling, Rule, make_whole, num_elements
+from doppler_jax.programs.rules.labels import Labelling, Rule, make_whole, result_shapes
 from doppler_jax.programs.rules.movement import VIEWS
 
 __all__ = ["ELEMENTWISE", "RULES", "VIEWS", "equation_flops", "get_labelling", "sub_jaxprs"]
@@ -60,7 +61,7 @@ def _whole_flops(equation: Equation) -> float:
         for jaxpr in sub_jaxprs(equation.params)
     ]
     if not bodies:
-        return float(num_elements(equation))
+        return float(sum(map(math.prod, result_shapes(equation))))
     if equation.primitive.name == "cond":
         return max(bodies)
     return sum(bodies) * equation.params.get("length", 1)

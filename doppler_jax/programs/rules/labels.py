@@ -115,11 +115,6 @@ def result_shapes(equation: Equation) -> tuple[Shape, ...]:
     return tuple(result.aval.shape for result in equation.results)
 
 
-def num_elements(equation: Equation) -> int:
-    """Returns the number of elements of all results."""
-    return sum(math.prod(shape) for shape in result_shapes(equation))
-
-
 def in_order(labels: Mapping[int, int]) -> Labels:
     """Returns the labels of a tensor from those by dimension."""
     return tuple(labels[dim] for dim in sorted(labels))
