@@ -12,7 +12,7 @@ ARGS =
 PYTEST_ARGS =
 # By file, since the tests of a file share what they compiled. -n 0 in PYTEST_ARGS undoes it.
 PYTEST := pytest -n auto --maxprocesses 4 --dist loadfile
-GPU_TESTS = tests/simulator tests/policies tests/experiments/test_bench_training.py
+GPU_TESTS = tests/simulator tests/policies
 # An environment set up with CUDA once stays so when it is refreshed.
 CUDA = $(if $(wildcard $(VENV)/.installed-cuda),1)
 

@@ -6,7 +6,19 @@ where a study measures). A new study is a module with a `STUDY`, and a line here
 """
 
 STUDIES = {
-    "search": "learning and direct search, at equal evaluations and at equal seconds",
+    "search": "what learning adds to direct search, at equal evaluations and at equal seconds",
     "transfer": "a policy trained on one graph, used on another",
+    "zero_shot": "the base policy where it was never trained",
+    "topology": "a policy of 4 equal devices on 8 in two islands: what crosses",
+    "ablation": "DOPPLER with one part taken out or changed",
+    "table": "the paper's Table 2, simulated and measured",
+    "gaps": "every method against known optima, and under memory limits",
+    "scaling": "time of every learned method against the number of tasks",
+    "partitions": "the planner's partitions against uniform ones",
+    "sync_vs_async": "what barriers cost, simulated and measured",
+    "fidelity": "simulated against measured makespans",
+    "engine": "what the engine costs, and whole calls beside jax.jit",
+    "stage3_study": "what learning from measured times adds",
+    "bench": "how fast simulation and training are",
 }
-"""Every study by name, and what it asks."""
+"""Every study by name, and what it asks; `demo` and `code_size` are commands of their own."""

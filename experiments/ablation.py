@@ -1,205 +1,156 @@
-"""What each part of DOPPLER is worth: `python -m experiments.ablation --quick`.
+"""What each part of DOPPLER is worth: `python -m experiments.ablation`.
 
-DOPPLER with one part taken out or changed, simulated on 4 P100, at equal seconds after a run
-that compiled everything: SEL learned alone, PLC learned alone, one joint policy, message
-passing at every step, without stage 1, without stage 2. With `--measured` also stage 3 alone,
-on this machine's devices. The paper's figures stand beside. The folder runs/ablation/ gets a
-table, its records, bars as a picture, and all that is needed to go on where a run was stopped.
+DOPPLER with one part taken out or changed, beside the rivals that learn; within equal seconds
+of a cold call or equal simulated executions.
 """
 
 import dataclasses
-import os
-import pathlib
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
+import jax
 import numpy as np
 
-from doppler_jax import cli
-from doppler_jax.reports.bars import Panel, plot_bars
-from doppler_jax.reports.tables import format_table
-from doppler_jax.training.system_rl import SystemConfig
-from experiments import ablation_cells, published
-from experiments.ablation_cells import WITHOUT
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.isolation import BackendChoice, choose_backend
-from experiments.machine import Machine
-from experiments.measured_cells import MeasuredSettings, make_bench
-from experiments.method_cells import Budget, MethodCells, check_names, paper_problem
-from experiments.problems import use_host_devices
-from experiments.results import format_ms, star_least, write_results
-from experiments.table_text import EQUAL, by_method
+import doppler_jax as dj
+from doppler_jax.learners.doppler import Doppler, policy_candidates
+from doppler_jax.learners.learner import Learner, train_learner
+from doppler_jax.learners.stepwise import PerStep
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.simulator.finalists import best_placement
+from doppler_jax.training.loop import train
+from doppler_jax.training.sim_rl import SimConfig
+from experiments import grid
+from experiments.catalogue import PAPER
+from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
 
-METHODS = ("doppler", "doppler_sel", "doppler_plc", "joint", "doppler_per_step")
+PAPER_MS = {
+    "chainmm": {"doppler": 123.4, "SEL learned alone": 127.0, "PLC learned alone": 121.6},
+    "ffnn": {"doppler": 47.4, "SEL learned alone": 59.1, "PLC learned alone": 63.2},
+    "llama_block": {"doppler": 160.3, "SEL learned alone": 175.6, "PLC learned alone": 172.9},
+    "llama_layer": {"doppler": 150.6, "SEL learned alone": 161.7, "PLC learned alone": 159.5},
+}
+"""The paper's, measured after all three stages."""
 
-VARIANTS = (*METHODS, *WITHOUT)
+USUAL = SimConfig()
+
+NUM_SAMPLES = 64
+"""Placements drawn from a policy in the end, beside the best that training met."""
+
+VARIANTS: Mapping[str, Learner] = {
+    "doppler": Doppler(),
+    "SEL learned alone": Doppler(policy=PolicyConfig(place="earliest")),
+    "PLC learned alone": Doppler(policy=PolicyConfig(select="b_level")),
+    "encoded at every step": PerStep(),
+    "without stage 1": Doppler(warm_up=0),
+    "without stage 2": Doppler(),  # see `imitate`
+    "features without positions": Doppler(policy=PolicyConfig(features="coparent")),
+    "the paper's features": Doppler(policy=PolicyConfig(features="paper")),
+    "no elites": Doppler(simulate=dataclasses.replace(USUAL, num_elites=0)),
+    "no local search": Doppler(simulate=dataclasses.replace(USUAL, num_chains=0)),
+    "batch 64": Doppler(
+        simulate=dataclasses.replace(
+            USUAL, batch=64, minibatches=2, num_chains=min(USUAL.num_chains, 64)
+        )
+    ),
+}
+"""Settings of the method by what is changed."""
+
+RIVALS = ("placeto", "gdp", "joint")
 
 
 @dataclasses.dataclass(frozen=True)
-class AblationSettings:
-    """What to compare."""
+class AblationSettings(MethodSettings):
+    """What to compare; `--method` are rivals that learn."""
 
-    workloads: tuple[str, ...] = published.WORKLOADS
-    variants: tuple[str, ...] = VARIANTS
-    preset: str = "paper"
-    """Sizes of what is simulated."""
-    seeds: int = 5
-    budget_s: float = 120.0
-    """Seconds of a simulated run, compilation not counted."""
-    measured: bool = False
-    """Whether to measure what stage 3 is worth without the stages before it."""
-    measured_preset: str = "medium"
-    """Sizes of what is measured."""
-    backend: BackendChoice = "auto"
-    """Of the engine, as for stage 3."""
-    num_devices: int = 2
-    """Devices that are measured on."""
-    measured_evaluations: int = 200_000
-    """Placements that stages 1 and 2 simulate for what is measured."""
-    num_updates: int = 20
-    """Of stage 3."""
-    rounds: int = 15
-    """Runs of each placement that is measured."""
-    host_devices: int = os.cpu_count() or 1
-    """Devices that the CPU is split into; training and simulation use all."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to ablation/ in there."""
-    quick: bool = False
-    """Two workloads, one seed of 8 seconds, little measuring: minutes on two cores."""
-    training: SystemConfig = dataclasses.field(default_factory=SystemConfig)
+    variants: tuple[str, ...] = tuple(VARIANTS)
 
 
-def main(settings: AblationSettings) -> None:
-    """Runs what is missing, prints and writes the table.
+def cells(context: Context[AblationSettings]) -> list[Cell]:
+    """Returns the cells of the variants, and of the rivals within evaluations."""
+    asked = context.settings
+    grid.check_names("--variants", asked.variants, list(VARIANTS))
+    found = [
+        Cell(
+            {"problem": problem, "variant": name, **spend.key, "seed": seed}
+            | {"learner": repr(VARIANTS[name])},
+            partial(_cell, context, problem, name, spend, seed),
+        )
+        for problem in asked.problems
+        for spend in asked.spends()
+        for seed in range(asked.seeds)
+        for name in asked.variants
+    ]
+    return found + grid.method_cells(
+        context, asked.problems, asked.method, asked.spends(), asked.seeds
+    )
 
-    Raises:
-      ValueError: an option names no workload or variant, or is out of range.
+
+def _cell(
+    context: Context[AblationSettings], problem: str, variant: str, spend: grid.Spend, seed: int
+) -> Record:
+    own = imitate if variant == "without stage 2" else partial(learn, VARIANTS[variant])
+    return grid.place_cell(context.problem(problem), variant, spend, seed, own=own)
+
+
+def learn(
+    learner: Learner, graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
+) -> np.ndarray:
+    """Returns the best placement `[N]` that training met or its policy proposes."""
+    train_key, draw_key = jax.random.split(key)
+    inputs = make_policy_inputs(graph, costs)
+    trained = train_learner(learner, inputs, train_key, budget)
+    if trained.interrupted:
+        raise KeyboardInterrupt
+    drawn = learner.propose(trained.policy.params, inputs, draw_key, NUM_SAMPLES, "parallel")
+    return best_placement(graph, costs, np.concatenate([trained.placements, drawn]))[0]
+
+
+def imitate(
+    graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
+) -> np.ndarray:
+    """Returns the best sample `[N]` of a policy that imitates as long as seconds last.
+
+    Imitation simulates nothing: where evaluations are the bound it is as long as usual.
     """
-    if settings.quick:
-        settings = dataclasses.replace(
-            settings,
-            workloads=settings.workloads[:2],
-            seeds=1,
-            budget_s=min(settings.budget_s, 8.0),
-            measured_evaluations=min(settings.measured_evaluations, 20_000),
-            num_updates=min(settings.num_updates, 4),
-            rounds=min(settings.rounds, 9),
-        )
-    check_settings(settings)
-    check_names("--workloads", settings.workloads, published.WORKLOADS)
-    check_names("--variants", settings.variants, VARIANTS)
-    use_host_devices(settings.host_devices)
-    folder = settings.runs / "ablation"
-    simulated = simulate(settings, folder)
-    measured = measure(settings, folder) if settings.measured else []
-    text = tabulate(simulated, settings)
-    if measured:
-        text += "\n" + tabulate_measured(measured)
-    write_results(folder, "ablation", text, {"simulated": simulated, "measured": measured})
-    draw(folder, simulated)
+    train_key, draw_key = jax.random.split(key)
+    inputs, doppler = make_policy_inputs(graph, costs), Doppler()
+    if budget.seconds is not None:
+        doppler = dataclasses.replace(doppler, warm_up=2**30)
+    params_key, (first, _) = doppler.phases(train_key, inputs, "parallel")
+    state, interrupted = train(first, first.begin(doppler.init(params_key, inputs)), budget)
+    if interrupted:
+        raise KeyboardInterrupt
+    policy = dj.Policy(jax.device_get(state.params), doppler.policy)
+    drawn = policy_candidates(inputs, policy, draw_key, NUM_SAMPLES)
+    return best_placement(graph, costs, drawn)[0]
 
 
-def simulate(settings: AblationSettings, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the record of every simulated run."""
-    cells, budget = Cells(folder / "cells"), Budget(seconds=settings.budget_s)
-    runs = MethodCells(cells)
-    records = []
-    for workload in settings.workloads:
-        chosen = paper_problem(workload, settings.preset)
-        for seed in range(settings.seeds):  # outside: drift of the machine hits all alike
-            for variant in settings.variants:
-                if variant in WITHOUT:
-                    record = ablation_cells.without_cell(
-                        cells, chosen, variant, seed, settings.budget_s
-                    )
-                else:
-                    record = runs.get(chosen, variant, seed, budget)
-                records.append({"workload": workload, **record})
-        print(f"{workload}: done", flush=True)
-    return records
-
-
-def measure(settings: AblationSettings, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what was measured of stage 3, a record per workload."""
-    backend = choose_backend(settings.backend, settings.num_devices)
-    here = folder / f"{backend}x{settings.num_devices}-{settings.measured_preset}"
-    options = MeasuredSettings(
-        preset=settings.measured_preset,
-        evaluations=settings.measured_evaluations,
-        num_updates=settings.num_updates,
-        rounds=settings.rounds,
-        training=settings.training,
-    )
-    with Machine(settings.num_devices) as machine:
-        devices = machine.devices(backend)
-        return [
-            ablation_cells.measure_stages(
-                options, make_bench(options, workload, backend, devices, here)
-            )
-            for workload in settings.workloads
-        ]
-
-
-def tabulate(records: list[dict[str, Any]], settings: AblationSettings) -> str:
-    """Returns the simulated table: a row per variant, two columns per workload."""
-    columns = ["variant"]
-    rows = [[variant] for variant in settings.variants]
-    for workload in settings.workloads:
-        found = by_method(records, workload)
-        paper = published.ABLATION_MS[workload]
-        means = [float(found[variant].mean()) for variant in settings.variants]
-        texts = [
-            format_ms(mean, float(found[variant].std()))
-            for variant, mean in zip(settings.variants, means, strict=True)
-        ]
-        columns += [workload, "paper"]
-        starred = star_least(texts, means, EQUAL)
-        for row, text, variant in zip(rows, starred, settings.variants, strict=True):
-            row += [text, f"{paper[variant]:.1f}" if variant in paper else "-"]
-    budget = Budget(seconds=settings.budget_s)
-    return (
-        f"Simulated on 4 P100 (ms), mean and deviation over {settings.seeds} seeds of {budget} "
-        "each, compilation not counted; * is the least. Beside it the paper's figures, "
-        "measured after all three stages.\n\n" + format_table(columns, rows)
+def report(context: Context[AblationSettings], records: list[Record]) -> Page:
+    """Returns a row per problem and budget, the paper's under it."""
+    found = [record | {"what": record.get("variant") or record["method"]} for record in records]
+    for problem in dict.fromkeys(record["problem"] for record in records):
+        paper = PAPER_MS.get(problem.split(":")[0], {})
+        where = {"problem": f"{problem}, paper"}
+        found += [where | {"what": w, "makespan_s": 1e-3 * ms} for w, ms in paper.items()]
+    table = grid.means_table(found, ("problem", "budget"), "what", scale=1e3)
+    return Page(
+        "Simulated makespans (ms), mean and deviation over seeds; * is the least of a row. The "
+        "paper's figures are measured, after all three stages. Without stage 2 nothing is "
+        f"simulated but {NUM_SAMPLES} samples.\n\n{table}"
     )
 
 
-def tabulate_measured(records: list[dict[str, Any]]) -> str:
-    """Returns the measured table: a row per workload."""
-    stages = list(records[0]["measured_s"])
-    rows = []
-    for record in records:
-        medians = [float(np.median(record["measured_s"][stage])) for stage in stages]
-        texts = [
-            format_ms(median, float(np.std(record["measured_s"][stage])))
-            for stage, median in zip(stages, medians, strict=True)
-        ]
-        rows.append((record["workload"], *star_least(texts, medians, EQUAL)))
-    return (
-        "Measured on this machine's devices (ms), median and deviation of runs in turns; * is "
-        "the least\n\n" + format_table(("workload", *stages), rows)
-    )
-
-
-def draw(folder: pathlib.Path, records: list[dict[str, Any]]) -> None:
-    """Draws the simulated table as bars."""
-    panels = []
-    for workload in dict.fromkeys(record["workload"] for record in records):
-        found, paper = by_method(records, workload), published.ABLATION_MS[workload]
-        panels.append(
-            Panel(
-                title=f"{workload}, simulated, 4 P100",
-                labels=tuple(found),
-                height=np.array([1e3 * s.mean() for s in found.values()]),
-                spread=np.array([1e3 * s.std() for s in found.values()]),
-                other=np.array([paper.get(variant, np.nan) for variant in found]),
-                emphasised=("doppler",),
-            )
-        )
-    plot_bars(
-        folder / "ablation.png", panels, x_label="makespan (ms)", other_label="paper, measured"
-    )
-
+STUDY = Study(
+    name="ablation",
+    title="What each part of DOPPLER is worth",
+    settings=AblationSettings(
+        problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,)
+    ),
+    cells=cells,
+    report=report,
+    quick={"problems": PAPER[:1], "evaluations": (5000,), "seconds": (8.0,), "seeds": 1},
+)
 
 if __name__ == "__main__":
-    cli.run(main, AblationSettings, "What each part of DOPPLER is worth.")
+    STUDY.command()

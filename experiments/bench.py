@@ -1,42 +1,221 @@
-"""Benchmarks, as ratios within one run: `make bench`.
+"""How fast simulation and training are: `make bench`, `python -m experiments.bench`.
 
-Compilation and steady state are timed apart; every figure is the median of repeats.
+- `simulator`: `dj.simulate` beside yardsticks of the same semantics (our plain-Python oracle, a
+  SimPy model, a Numba model), and the float32 core that training runs;
+- `training`: an update of stage 2, with local search beside the policy and without;
+- `precision`: how far float32 makespans lie from float64 ones. Rounding itself is small, but it
+  can swap two events that are close, after which the executions differ: the tail matters.
+
+Competitors take turns; first the cold call of each, then warm ones.
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
-from doppler_jax import cli
-from experiments import bench_simulator, bench_training, engine
-from experiments.bench_simulator import SimulatorSettings
-from experiments.bench_training import TrainingSettings
-from experiments.config import StageSettings, check_settings
-from experiments.engine import EngineSettings
-from experiments.problems import choose, local_devices, use_host_devices
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+
+import doppler_jax as dj
+from doppler_jax.baselines.simple import random_placements
+from doppler_jax.graphs.padded import pad_problem
+from doppler_jax.learners.doppler import Doppler
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.training.sim_rl import SimConfig
+from experiments import grid
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import in_turns, seconds_of, warm
+from experiments.yardsticks import numba_model, simpy_model
+
+PARTS = ("simulator", "training", "precision")
+
+NUM_SLOW = 20
+"""Placements that stand for a batch where a placement takes milliseconds."""
+
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchSettings(StageSettings):
-    """What to measure on; a workload or, with --graph, a task graph's file."""
+class BenchSettings(Settings):
+    """How much to measure."""
 
-    workload: str = "llama_layer"
-    simulator: SimulatorSettings = dataclasses.field(default_factory=SimulatorSettings)
-    training: TrainingSettings = dataclasses.field(default_factory=TrainingSettings)
+    parts: tuple[str, ...] = PARTS
+    problems: tuple[str, ...] = (
+        "llama_layer:p100x4", "layers-256@4", "layers-1024@4", "layers-4096@4",
+    )  # fmt: skip
+    """Names as in experiments/catalogue.py."""
+    batches: tuple[int, ...] = (128, 4096)
+    """Placements of a call of the simulator."""
+    precise: tuple[str, ...] = ("layers-1024@4", "layers-4096@4")
+    """Problems of the part `precision`."""
+    rounds: int = 7
+    update: SimConfig = dataclasses.field(default_factory=SimConfig)
 
 
-def main(settings: BenchSettings) -> None:
-    """Measures simulator, training and engine, each of which prints and writes its own."""
-    check_settings(settings)
-    use_host_devices(settings.host_devices)
-    chosen = choose(settings, settings.runs / "bench")
-    problem = (chosen.name, chosen.graph, chosen.costs)
-    bench_simulator.bench(*problem, settings.simulator, settings.runs)
-    bench_training.bench(*problem, settings.training, settings.runs)
-    if (count := len(local_devices())) > 1:
-        overhead = EngineSettings(
-            parts=("overhead",), backend="local", devices=count, again=True, runs=settings.runs
-        )
-        engine.run(overhead)
+def cells(context: Context[BenchSettings]) -> list[Cell]:
+    """Returns the cells of the parts asked for."""
+    asked = context.settings
+    grid.check_names("--parts", asked.parts, PARTS)
+    found = []
+    for problem in asked.problems:
+        for batch in asked.batches:
+            key = {"part": "simulator", "problem": problem, "batch": batch}
+            found.append(Cell(key, partial(time_simulators, context, problem, batch)))
+        key = {
+            "part": "training",
+            "problem": problem,
+            "update": dataclasses.asdict(asked.update),
+        }
+        found.append(Cell(key, partial(time_update, context, problem)))
+    for problem in asked.precise:
+        key = {"part": "precision", "problem": problem, "batch": max(asked.batches)}
+        found.append(Cell(key, partial(rounding, context, problem, max(asked.batches))))
+    sizes = {"rounds": asked.rounds, "devices": asked.host_devices}
+    return [Cell(c.key | sizes, c.make) for c in found if c.key["part"] in asked.parts]
 
+
+def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> Record:
+    """Returns seconds per placement of every way to simulate random ones, makespans only."""
+    problem = context.problem(name)
+    graph, costs = problem.graph, problem.costs
+    placements = random_placements(costs, np.random.default_rng(0), batch)
+    few, most = placements[:NUM_SLOW], numba.get_num_threads()
+
+    def one_by_one(simulate: Callable[..., object]) -> tuple[int, Callable[[], object]]:
+        return len(few), lambda: [simulate(graph, costs, p) for p in few]
+
+    def native(threads: int, links: str = "parallel") -> tuple[int, Callable[[], object]]:
+        args = graph, costs, placements, threads
+        return batch, partial(numba_model.makespans_s, *args, links=links)
+
+    def ours(links: str) -> tuple[int, Callable[[], object]]:
+        run = partial(dj.simulate, graph, costs, placements, objective=dj.Objective(links))
+        return batch, partial(run, schedule=False)
+
+    calls = {
+        "simulate": ours("parallel"),
+        "simulate, serial links": ours("serial"),
+        "float32 core": (batch, _float32_core(graph, costs, placements)),
+        "Numba, 1 thread": native(1),
+        f"Numba, {most} threads": native(most),
+        f"Numba, {most} threads, serial links": native(most, links="serial"),
+        "oracle": one_by_one(dj.simulate_oracle),
+        "SimPy": one_by_one(simpy_model.makespan_s),
+    }
+    with grid.cold():
+        runs = {what: partial(seconds_of, run) for what, (_, run) in calls.items()}
+        seconds = in_turns(runs, context.settings.rounds)
+    return {
+        "cold_s": {what: found[0] for what, found in seconds.items()},
+        "placement_s": {what: warm(s) / calls[what][0] for what, s in seconds.items()},
+        "tasks": graph.num_tasks,
+    }
+
+
+def _float32_core(
+    graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray
+) -> Callable[[], jax.Array]:
+    padded = pad_problem(graph, costs)
+    spare = padded.padded_tasks - graph.num_tasks
+    rows = jnp.asarray(np.pad(placements, ((0, 0), (0, spare))), jnp.int32)
+    core = jax.jit(lambda padded, rows: simulate_padded(padded, rows).makespan_s)
+    return partial(core, padded, rows)
+
+
+def time_update(context: Context[BenchSettings], name: str) -> Record:
+    """Returns seconds of an update of stage 2, all devices sharing it."""
+    problem, config = context.problem(name), context.settings.update
+    inputs = make_policy_inputs(problem.graph, problem.costs)
+    runs = {}
+    for what, chains in (("update", config.num_chains), ("without local search", 0)):
+        doppler = Doppler(simulate=dataclasses.replace(config, num_chains=chains))
+        key, (_, phase) = doppler.phases(jax.random.key(0), inputs, "parallel")
+        state = phase.begin(doppler.init(key, inputs))
+        runs[what] = partial(seconds_of, partial(phase.update, state))
+    with grid.cold():
+        seconds = in_turns(runs, context.settings.rounds)
+    return {
+        "tasks": problem.graph.num_tasks,
+        "episodes": config.batch,
+        "cold_s": {what: found[0] for what, found in seconds.items()},
+        "update_s": {what: warm(found) for what, found in seconds.items()},
+    }
+
+
+def rounding(context: Context[BenchSettings], name: str, batch: int) -> Record:
+    """Returns how far float32 makespans of random placements are off, relatively."""
+    problem = context.problem(name)
+    graph, costs = problem.graph, problem.costs
+    placements = random_placements(costs, np.random.default_rng(0), batch)
+    rough_s = np.asarray(_float32_core(graph, costs, placements)(), np.float64)
+    exact_s = dj.simulate(graph, costs, placements, schedule=False).makespan_s
+    error = np.abs(rough_s / exact_s - 1)
+    beyond = float((error > 1e-5).mean())
+    return {"beyond": beyond, "quantiles": np.quantile(error, QUANTILES).tolist()}
+
+
+def report(context: Context[BenchSettings], records: list[Record]) -> Page:
+    """Returns a table per part."""
+    texts = []
+    for part, (title, rows_of) in REPORTS.items():
+        rows = [row for r in records if r["part"] == part for row in rows_of(r)]
+        texts += [f"{title}\n\n{grid.table(rows)}"] if rows else []
+    return Page("\n".join(texts))
+
+
+def _simulator_rows(r: Record) -> list[Record]:
+    where = {"problem": r["problem"], "tasks": r["tasks"], "placements in a call": r["batch"]}
+    return [
+        where
+        | {"what": what, "cold call_s": r["cold_s"][what], "per placement, warm_s": each_s}
+        | {"per second": round(1 / each_s)}
+        for what, each_s in r["placement_s"].items()
+    ]
+
+
+def _training_rows(r: Record) -> list[Record]:
+    return [
+        {"problem": r["problem"], "tasks": r["tasks"], "what": what}
+        | {"cold call_s": r["cold_s"][what], "warm_s": update_s}
+        | {"episodes per second": round(r["episodes"] / update_s)}
+        for what, update_s in r["update_s"].items()
+    ]
+
+
+def _precision_rows(r: Record) -> list[Record]:
+    row = {
+        "problem": r["problem"],
+        "placements": r["batch"],
+        "beyond 1e-5": f"{r['beyond']:.1%}",
+    }
+    quantiles = zip(QUANTILES, r["quantiles"], strict=True)
+    return [row | {f"quantile {q:g}": f"{error:.1e}" for q, error in quantiles}]
+
+
+REPORTS = {
+    "simulator": ("Simulating random placements, makespans only", _simulator_rows),
+    "training": ("An update of stage 2, shared by all devices", _training_rows),
+    "precision": ("float32 against float64: relative difference", _precision_rows),
+}
+"""Title and rows of each part."""
+
+
+STUDY = Study(
+    name="bench",
+    title="How fast simulation and training are",
+    settings=BenchSettings(),
+    cells=cells,
+    report=report,
+    quick={
+        "problems": ("layers-256@4",),
+        "batches": (128,),
+        "precise": ("layers-256@4",),
+        "rounds": 3,
+    },
+)
 
 if __name__ == "__main__":
-    cli.run(main, BenchSettings, "Benchmarks of simulator, training and engine.")
+    STUDY.command()

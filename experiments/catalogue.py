@@ -31,7 +31,6 @@ from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.graphs.families import HELD_OUT, make_family
 from doppler_jax.programs.workloads import Workload
-from experiments.yardsticks.layered import WIDTH, layered_problem
 
 BEST_KNOWN_S = {
     "chain_mm_112nodes": 1200.08,
@@ -76,6 +75,9 @@ ISLAND_FAMILIES = (
 
 CCR = (0.1, 10.0)
 """Communication over computation of the random problems."""
+
+WIDTH = 16
+"""Tasks of a layer of `layers-N` unless the name says otherwise."""
 
 TICKS_PER_S = 1024
 """Durations of `tiny-N` are multiples of 1 / TICKS_PER_S s: no rounding anywhere."""
@@ -211,18 +213,11 @@ def _cut(
     name: str, workload: Workload, cluster: str, strategy: str, num_shards: int | None
 ) -> Problem:
     on = load_cluster(cluster)
-    sharded = cut(workload, on, strategy, num_shards)
+    count = num_shards or 1 << (on.num_devices - 1).bit_length()  # a power of two
+    program = dj.trace(workload.fn, *workload.args)
+    sharded = dj.partition(program, count, strategy=strategy, cluster=on)
     costs = dj.make_costs(sharded.graph, on)
     return Problem(name, sharded.graph, costs, on, workload, sharded)
-
-
-def cut(
-    workload: Workload, cluster: dj.Cluster, strategy: str, num_shards: int | None = None
-) -> dj.ShardedProgram:
-    """Returns a workload cut into blocks, by default the next power of two of the devices."""
-    count = num_shards or 1 << (cluster.num_devices - 1).bit_length()
-    program = dj.trace(workload.fn, *workload.args)
-    return dj.partition(program, count, strategy=strategy, cluster=cluster)
 
 
 def held_out_cluster(number: int) -> str:
@@ -287,6 +282,24 @@ def tiny_problem(seed: int) -> tuple[dj.TaskGraph, dj.Costs]:
     )
     dj.check_costs(graph, costs)
     return graph, costs
+
+
+def layered_problem(
+    num_tasks: int, num_devices: int, width: int = WIDTH
+) -> tuple[dj.TaskGraph, dj.Costs]:
+    """Returns a graph of layers of `width` tasks, on equal devices.
+
+    A task reads its counterpart in the layer above and up to two others there, so that
+    `width` chains hold all tasks. Run times and delays are lognormal, of equal means.
+    """
+    rng = np.random.default_rng(num_tasks)
+    edges = []
+    for v in range(width, num_tasks):
+        above = v - v % width - width
+        others = above + rng.choice(width, int(rng.integers(0, 3)), replace=False)
+        for u in sorted({v - width, *others.tolist()}):
+            edges.append((u, v, float(rng.lognormal())))
+    return dj.from_edge_delays(rng.lognormal(size=num_tasks), edges, num_devices)
 
 
 def _times(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:

@@ -7,34 +7,30 @@ isolated ones where Ray is installed: a process each, pinned to a core.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.engine.calibrate import measure_calibration
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.reports.tables import format_seconds, print_table
-from doppler_jax.training.imitation import ImitationConfig
-from doppler_jax.training.sim_rl import SimConfig
-from doppler_jax.training.stages import StageResult, run_stage1, run_stage2, run_stage3
-from doppler_jax.training.system_rl import SystemConfig
-from experiments.config import check_settings
-from experiments.isolation import BackendChoice, choose_backend
-from experiments.machine import BackendName, Machine
-from experiments.method_cells import finished
-from experiments.problems import (
+from doppler_jax.problems import (
     Chosen,
     choose_workload,
     local_devices,
     saved_host,
     use_host_devices,
 )
-from experiments.provenance import provenance
+from doppler_jax.reports.tables import format_seconds, print_table
+from doppler_jax.training.imitation import ImitationConfig
+from doppler_jax.training.settings import check_settings
+from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.stages import StageResult, run_stage1, run_stage2, run_stage3
+from doppler_jax.training.system_rl import SystemConfig
+from experiments.grid import provenance
+from experiments.machine import Machine, arguments, measure_placements
 
 NUM_DEVICES = 2
 """That the CPU is made into, where there is no accelerator."""
@@ -52,28 +48,12 @@ class DemoSettings:
     folder: pathlib.Path = pathlib.Path("runs/demo")
     """Where results go; an interrupted demo goes on from here."""
     seed: int = 0
-    backend: BackendChoice = "auto"
+    backend: Literal["auto", "local", "ray"] = "auto"
     """What runs placed programs: "ray", a process with a core of its own per device; "local",
     threads of this process; "auto", ray where there is no accelerator."""
     imitation_updates: int = 100
     simulation_updates: int = 300
     system_updates: int = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Here:
-    """The workload as this machine runs it."""
-
-    chosen: Chosen  # its costs are measured
-    backend: BackendName
-    devices: Sequence[Any]  # [D]
-
-    @property
-    def what(self) -> str:
-        """The devices, for people to read."""
-        if self.backend == "ray":
-            return f"{len(self.devices)} CPU devices of a core each"
-        return f"{len(self.devices)} x {self.devices[0].device_kind}"
 
 
 def main(settings: DemoSettings) -> None:
@@ -87,12 +67,15 @@ def main(settings: DemoSettings) -> None:
     taught, simulated = train_simulated(settings, preset)
     simulated_rows = compare_simulated(settings, preset, simulated)
     report_simulated(settings, preset, simulated_rows)
-    backend = choose_backend(settings.backend, NUM_DEVICES)
-    with Machine(NUM_DEVICES if backend == "ray" else len(local_devices())) as machine:
-        here = choose_here(settings, backend, machine.devices(backend))
-        measured, measured_rows = train_and_compare_measured(settings, here, simulated)
-        report_measured(here, measured_rows)
-        error = run_learned(settings, here, measured)
+    with Machine(NUM_DEVICES, settings.backend) as machine:
+        if machine.backend == "local":
+            machine.num_devices = len(local_devices())
+        chosen = choose_here(settings, machine)
+        measured, measured_rows = train_and_compare_measured(
+            settings, machine, chosen, simulated
+        )
+        report_measured(machine, chosen, measured_rows)
+        error = run_learned(settings, machine, chosen, measured)
     write_json_atomic(
         settings.folder / "summary.json",
         {
@@ -129,6 +112,17 @@ def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[StageResult
     return taught, simulated
 
 
+def finished(placed: dj.Placed) -> dj.Placed:
+    """Returns a placement as it is, so that Ctrl-C ends the demo and not just a search.
+
+    Raises:
+      KeyboardInterrupt: the search was stopped.
+    """
+    if placed.interrupted:
+        raise KeyboardInterrupt
+    return placed
+
+
 def place_simply(settings: DemoSettings, chosen: Chosen) -> list[tuple[str, dj.Placed]]:
     """Places by the methods that the learned policy is compared with."""
     key = jax.random.key(settings.seed)
@@ -154,53 +148,42 @@ def compare_simulated(
     return [*rows, ("learned (stages 1 and 2)", dj.makespan_s(learned), learned)]
 
 
-def choose_here(settings: DemoSettings, backend: BackendName, devices: Sequence[Any]) -> Here:
+def choose_here(settings: DemoSettings, machine: Machine) -> Chosen:
     """Returns the workload at sizes for this machine, with what it costs there."""
     host = saved_host(settings.folder)
     chosen = choose_workload(settings.workload, "small", host, "host", "uniform")
     assert chosen.sharded is not None
+    backend = machine.backend
     path = settings.folder / f"calibration-{backend}.json"
-    calibration = measure_calibration(chosen.sharded, devices, path=path)
+    calibration = dj.measure_calibration(chosen.sharded, machine.devices, path=path)
     costs = dj.make_costs(chosen.sharded, calibration)
-    chosen = dataclasses.replace(chosen, name=f"{chosen.name}-{backend}", costs=costs)
-    return Here(chosen, backend, devices)
+    return dataclasses.replace(chosen, name=f"{chosen.name}-{backend}", costs=costs)
 
 
 def train_and_compare_measured(
-    settings: DemoSettings, here: Here, simulated: StageResult
+    settings: DemoSettings, machine: Machine, chosen: Chosen, simulated: StageResult
 ) -> tuple[StageResult, list[dict[str, Any]]]:
     """Runs stage 3 on this machine's devices; returns it and the measured comparison."""
-    chosen = here.chosen
-    assert chosen.workload is not None
-    assert chosen.sharded is not None
-    args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    measure = dj.make_measure(chosen.sharded, args, here.devices, repeats=3)
-    pair = dj.make_paired_measure(chosen.sharded, args, here.devices)
-    start = finished(
-        dj.place(
-            chosen.graph,
-            chosen.costs,
-            policy=simulated.policy,
-            key=jax.random.key(settings.seed),
-            max_evaluations=256,
-        )
+    start = dj.place(
+        chosen.graph,
+        chosen.costs,
+        policy=simulated.policy,
+        key=jax.random.key(settings.seed),
+        max_evaluations=256,
     )
     trained = run_stage3(
         chosen,
         settings.folder / "stage3" / chosen.name,
         simulated.policy,
-        start.placement,
-        pair,
+        finished(start).placement,
+        machine.pair_measure(chosen, settings.seed),
         seed=settings.seed,
         num_updates=settings.system_updates,
         config=SystemConfig(),
     )
     placements = {name: placed.placement for name, placed in place_simply(settings, chosen)}
     placements["learned (stages 1 to 3)"] = trained.placement
-    seconds = {name: np.zeros(ROUNDS) for name in placements}
-    for turn in range(ROUNDS):  # in turn, so that drift of the machine hits all alike
-        for name, placement in placements.items():
-            seconds[name][turn] = measure(placement, None)
+    seconds = measure_placements(machine, chosen, placements, ROUNDS)
     rows = []
     for name, placement in placements.items():
         schedule = dj.simulate_oracle(chosen.graph, chosen.costs, placement)
@@ -236,11 +219,16 @@ def report_simulated(
     )
 
 
-def report_measured(here: Here, rows: list[dict[str, Any]]) -> None:
+def report_measured(machine: Machine, chosen: Chosen, rows: list[dict[str, Any]]) -> None:
     """Prints this machine's table."""
+    count = machine.num_devices
+    shares_cores = machine.backend == "local" and machine.devices[0].platform == "cpu"
+    what = f"{count} CPU devices of a core each"
+    if machine.backend == "local":
+        what = f"{count} x {machine.devices[0].device_kind}"
     print_table(
-        f"{here.chosen.name}: {here.chosen.graph.num_tasks} tasks on {here.what}, median and "
-        f"quartiles of {ROUNDS} rounds",
+        f"{chosen.name}: {chosen.graph.num_tasks} tasks on {what}, median and quartiles of "
+        f"{ROUNDS} rounds",
         ("method", "simulated", "measured", "quartiles"),
         [
             (
@@ -252,14 +240,16 @@ def report_measured(here: Here, rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
-    if here.backend == "local" and here.devices[0].platform == "cpu":
+    if shares_cores:
         print(
             "These CPU devices share the machine's cores: their times show order and\n"
             "overhead, and a placement on one device can be as fast as one on both."
         )
 
 
-def run_learned(settings: DemoSettings, here: Here, measured: StageResult) -> float:
+def run_learned(
+    settings: DemoSettings, machine: Machine, chosen: Chosen, measured: StageResult
+) -> float:
     """Runs the learned placement, checks its output, writes its trace and placement.
 
     Returns:
@@ -268,11 +258,10 @@ def run_learned(settings: DemoSettings, here: Here, measured: StageResult) -> fl
     Raises:
       RuntimeError: the difference is more than rounding explains.
     """
-    chosen = here.chosen
     assert chosen.workload is not None
     assert chosen.sharded is not None
-    args = dj.make_arrays(chosen.workload, jax.random.key(settings.seed))
-    step = dj.compile(chosen.sharded, measured.placement, devices=here.devices)
+    args = arguments(chosen, settings.seed)
+    step = machine.compile(chosen.sharded, measured.placement)
     found, expected = step(*args), jax.jit(chosen.workload.fn)(*args)
     error = max(jax.tree.leaves(jax.tree.map(_difference, found, expected)))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")

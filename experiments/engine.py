@@ -1,39 +1,42 @@
 """What the engine costs and what it is worth: `python -m experiments.engine`.
 
-Five parts, each a table or two of runs/engine/engine.md:
-
-- `overhead`: a tiny task and a transfer against bare calls of JAX.
+- `calls`: whole calls of placed workloads against one `jax.jit` on the same cores, sharded or
+  not; first cold, then warm. Plain `jit` runs in processes pinned to their cores.
+- `ceiling`: what a second core adds to matrix products that share nothing.
+- `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
-- `halving`: ffnn on two isolated devices against one, beside two pinned processes.
-- `sync`: one placement run work-conserving and bulk-synchronous, beside the simulation.
-- `jit`: the engine against one `jax.jit` on the same cores, sharded or not.
 
-What is compared is measured in turns, so that drift hits all alike; ratios are medians over
-rounds. Backend `ray` has isolated devices, one core each; the devices of `local` share the
-cores where there is no accelerator. Each cell is kept under runs/engine/cells/ and not
-repeated on the same terms.
+What is compared is measured in turns, so that drift hits all alike.
 """
 
+import contextlib
 import dataclasses
-import pathlib
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from doppler_jax import cli
-from doppler_jax.files import write_json_atomic
-from doppler_jax.programs.workloads import list_workloads
-from experiments import engine_comparisons, engine_overhead, engine_tables
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.machine import BackendName, Machine
-from experiments.problems import use_host_devices
-from experiments.provenance import provenance
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-Part = Literal["overhead", "idle", "halving", "sync", "jit"]
-Record = dict[str, Any]
-Table = tuple[dict[str, Record], str]
-"""The records of a part by cell, and its tables."""
+import doppler_jax as dj
+from experiments import grid
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import (
+    SHARDINGS,
+    Machine,
+    Pinned,
+    arguments,
+    available_cores,
+    in_turns,
+    makespan_s,
+    seconds_of,
+    warm,
+    warm_ratio,
+)
+
+PARTS = ("calls", "ceiling", "tasks", "transfers", "idle")
 
 TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 """Sizes that are moved."""
@@ -41,211 +44,298 @@ TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 NUM_TRANSFERS = 50
 """Steps of the chain that moves them."""
 
+MATMUL, MATMULS = 1024, 8
+"""Rows of the squares whose products the pinned processes compute, and how many at a time."""
+
+MODES = {
+    "local": ("stream", "work_conserving", "bulk_synchronous"),
+    "ray": ("work_conserving", "bulk_synchronous"),
+}
+
+Runs = dict[str, Callable[[], float]]
+
 
 @dataclasses.dataclass(frozen=True)
-class EngineSettings:
+class EngineSettings(Settings):
     """What to measure."""
 
-    parts: tuple[Part, ...] = ("overhead", "idle", "halving", "sync", "jit")
-    backend: BackendName = "ray"
-    """Of the comparisons; `overhead` and `idle` measure `local` as well."""
-    devices: int = 2
-    """Devices to place on."""
+    parts: tuple[str, ...] = PARTS
+    backends: tuple[str, ...] = ("local", "ray")
+    """Kinds of devices; of `calls` the last one."""
+    num_devices: int = 2
     workloads: tuple[str, ...] = ("chainmm", "ffnn", "llama_block", "moe_block")
-    """What `sync` and `jit` run."""
+    """What `calls` runs."""
+    preset: str = "medium"
+    """Its sizes."""
     tasks: int = 1000
-    """Tiny tasks of `overhead`."""
+    """Tiny tasks."""
     placements: int = 20
     """Random placements of each workload in `idle`."""
     rounds: int = 15
-    """Measurements of each kind, of which the median counts."""
-    quick: bool = False
-    """A minute a part: small presets, three placements, three rounds."""
-    again: bool = False
-    """Measures afresh what is kept from an earlier run."""
-    seed: int = 0
-    """Of the random placements."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to engine/ in there."""
+    """Warm measurements of each kind, of which the median counts."""
 
 
-def main(settings: EngineSettings) -> None:
-    """Splits the CPU into devices, where there is no accelerator, and runs the parts."""
-    check_settings(settings)
-    use_host_devices(settings.devices)
-    run(settings)
+def cells(context: Context[EngineSettings]) -> list[Cell]:
+    """Returns the cells of the parts asked for."""
+    asked = context.settings
+    grid.check_names("--parts", asked.parts, PARTS)
+    grid.check_names("--backends", asked.backends, list(MODES))
+    if asked.num_devices < 2:
+        raise ValueError(f"--num-devices is {asked.num_devices}; expected at least 2")
+    machines = [
+        context.stack.enter_context(Machine(asked.num_devices, backend))
+        for backend in asked.backends
+    ]
+    found = []
+
+    def add(part: str, machine: Machine, run: Callable[..., Record], **key: Any) -> None:
+        if part in asked.parts:
+            whole = {"part": part, **machine.key, "rounds": asked.rounds, **key}
+            found.append(Cell(whole, partial(run, machine, asked.rounds, **key)))
+
+    for workload in asked.workloads:
+        run = partial(time_calls, context)
+        add("calls", machines[-1], run, workload=workload, preset=asked.preset)
+    add("ceiling", machines[-1], time_ceiling)
+    for machine in machines:
+        add("tasks", machine, time_tasks, tasks=asked.tasks)
+        for size in TRANSFER_BYTES:
+            add("transfers", machine, time_transfers, num_bytes=size)
+        for workload in dj.list_workloads():
+            run = partial(time_idle, context)
+            add("idle", machine, run, workload=workload, placements=asked.placements)
+    return found
 
 
-def run(settings: EngineSettings) -> None:
-    """Measures what is missing, prints and writes the tables.
+def time_calls(
+    context: Context[EngineSettings], machine: Machine, rounds: int, workload: str, preset: str
+) -> Record:
+    """Measures a workload by the engine and by one `jax.jit`, on the same cores.
 
-    Raises:
-      ValueError: a setting is out of range, or the backend cannot be used here.
+    Returns:
+      By what ran it, seconds of the cold call and the median of warm ones. A call includes
+      what its makespan leaves out: putting arguments on devices, and assembling outputs.
     """
-    if settings.devices < 2:
-        raise ValueError(f"--devices is {settings.devices}; expected at least 2")
-    if settings.quick:
-        settings = dataclasses.replace(
-            settings,
-            placements=min(settings.placements, 3),
-            rounds=min(settings.rounds, 3),
-        )
-    folder = settings.runs / "engine"
-    makers: dict[Part, Callable[[_Bench], Table]] = {
-        "overhead": overhead,
-        "idle": idle,
-        "halving": halving,
-        "sync": sync,
-        "jit": jit,
-    }
-    results, texts = {}, []
-    with Machine(settings.devices) as machine:
-        bench = _Bench(settings, Cells(folder / "cells"), machine)
-        if settings.again:
-            bench.calibration.unlink(missing_ok=True)
-        for part in settings.parts:
-            results[part], text = makers[part](bench)
-            print(text, flush=True)
-            texts.append(text)
-    origin = provenance()
-    stated = ", ".join(f"{key} {value}" for key, value in origin.items())
-    texts.append(f"Made by `experiments.engine`: {stated}.\n")
-    write_json_atomic(folder / "engine.json", {"provenance": origin, "results": results})
-    (folder / "engine.md").write_text("\n".join(texts), encoding="utf-8")
+    made = dj.make_workload(workload, preset)
+    problem = machine.calibrated(made, context.folder, "planner")
+    assert problem.sharded is not None
+    sharded, args = problem.sharded, arguments(problem)
+    placed = dj.place(problem.graph, problem.costs, method="critical_path")
+    steps: dict[str, dj.PlacedFunction] = {}
+    makespans: dict[str, list[float]] = {}
 
-
-@dataclasses.dataclass(frozen=True)
-class _Bench:
-    """What every part needs."""
-
-    settings: EngineSettings
-    cells: Cells
-    machine: Machine
-
-    @property
-    def backends(self) -> tuple[BackendName, ...]:
-        return ("local",) if self.settings.backend == "local" else ("local", "ray")
-
-    @property
-    def calibration(self) -> pathlib.Path:
-        """File of the measured costs by which programs are placed and simulated."""
-        return self.cells.folder / f"calibration-{self.settings.backend}.json"
-
-    def get(self, name: str, make: Callable[[], Record], **terms: Any) -> Record:
-        """Returns a cell, computed on these terms if it is not there."""
-        terms = {
-            "devices": self.settings.devices,
-            "rounds": self.settings.rounds,
-            "quick": self.settings.quick,
-            **terms,
-        }
-        if self.settings.again:
-            (self.cells.folder / f"{name}.json").unlink(missing_ok=True)
-        return self.cells.get(name, terms, make)
-
-
-def overhead(bench: _Bench) -> Table:
-    """Returns what tiny tasks and transfers cost by each backend, beside bare calls."""
-    records, texts = {}, []
-    num_tasks, rounds = bench.settings.tasks, bench.settings.rounds
-    for backend in bench.backends:
-        name = f"tasks-{backend}"
-        records[name] = bench.get(
-            name,
-            partial(engine_overhead.task_cell, bench.machine, backend, num_tasks, rounds),
-            tasks=num_tasks,
-        )
-        texts.append(engine_tables.task_table(backend, num_tasks, records[name]))
-    moved: dict[tuple[str, int], Record] = {}
-    for backend in bench.backends:
-        for num_bytes in TRANSFER_BYTES:
-            name = f"transfer-{backend}-{num_bytes}"
-            records[name] = moved[backend, num_bytes] = bench.get(
-                name,
-                partial(
-                    engine_overhead.transfer_cell,
-                    bench.machine,
-                    backend,
-                    num_bytes,
-                    NUM_TRANSFERS,
-                    rounds,
-                ),
+    def call(what: str, where: np.ndarray, fuse: bool) -> float:
+        began = time.perf_counter()
+        if what not in steps:  # a cold call compiles
+            steps[what] = machine.compile(
+                sharded, where, priority=placed.priority, fuse_segments=fuse
             )
-    texts.append(engine_tables.transfer_table(moved))
-    return records, "\n".join(texts)
+        jax.block_until_ready(steps[what](*args))
+        call_s = time.perf_counter() - began
+        trace = steps[what].trace
+        assert trace is not None
+        makespans.setdefault(what, []).append(float(trace.finish_s.max(initial=0.0)))
+        return call_s
 
-
-def idle(bench: _Bench) -> Table:
-    """Returns what devices idle with a ready task, for every workload's small preset."""
-    settings = bench.settings
-    found: dict[tuple[str, str], Record] = {}
-    for backend in bench.backends:
-        for workload in list_workloads():
-            found[backend, workload] = bench.get(
-                f"idle-medians-{backend}-{workload}",
-                partial(
-                    engine_overhead.idle_cell,
-                    bench.machine,
-                    backend,
-                    workload,
-                    settings.placements,
-                    settings.rounds,
-                    settings.seed,
-                ),
-                placements=settings.placements,
-                seed=settings.seed,
-            )
-    text = engine_tables.idle_table(found, settings.placements, settings.devices)
-    return {"-".join(key): record for key, record in found.items()}, text
-
-
-def halving(bench: _Bench) -> Table:
-    """Returns what two devices make of work that can be halved."""
-    settings = bench.settings
-    record = bench.get(
-        f"halving-{settings.backend}",
-        partial(
-            engine_comparisons.halving_cell,
-            bench.machine,
-            settings.backend,
-            bench.calibration,
-            settings.rounds,
-            settings.quick,
-        ),
-    )
-    return {"ffnn": record}, engine_tables.halving_table(settings.backend, record)
-
-
-def sync(bench: _Bench) -> Table:
-    """Returns work-conserving against bulk-synchronous execution."""
-    found = _compare(bench, "sync", engine_comparisons.sync_cell)
-    return found, engine_tables.sync_table(bench.settings.backend, found)
-
-
-def jit(bench: _Bench) -> Table:
-    """Returns the engine against one `jax.jit`."""
-    found = _compare(bench, "jit", engine_comparisons.jit_cell)
-    return found, engine_tables.jit_table(bench.settings.backend, found)
-
-
-def _compare(bench: _Bench, part: str, make: Callable[..., Record]) -> dict[str, Record]:
-    settings = bench.settings
+    kinds = {"engine": (placed.placement, False), "engine, fused": (placed.placement, True)}
+    kinds["engine, one device"] = placed.placement * 0, False
+    runs: Runs = {what: partial(call, what, *how) for what, how in kinds.items()}
+    cores = available_cores()[: machine.num_devices]
+    with contextlib.ExitStack() as stack:
+        one, many, several = (
+            stack.enter_context(Pinned(*on))
+            for on in ((cores[:1],), (cores,), (cores, machine.num_devices))
+        )
+        request = {"workload": workload, "preset": preset}
+        runs["jit, 1 core"] = partial(one.seconds, **request)
+        runs[f"jit, {len(cores)} cores"] = partial(many.seconds, **request)
+        for sharding in SHARDINGS[: 2 + len(args)]:
+            run = partial(several.seconds, **request, sharding=sharding)
+            runs[f"jit sharded, {sharding}"] = run
+        seconds = in_turns(runs, rounds)
     return {
-        workload: bench.get(
-            f"{part}-{settings.backend}-{workload}",
-            partial(
-                make,
-                bench.machine,
-                settings.backend,
-                bench.calibration,
-                workload,
-                settings.rounds,
-                settings.quick,
-            ),
-        )
-        for workload in settings.workloads
+        "cold_s": {what: found[0] for what, found in seconds.items()},
+        "warm_s": {what: warm(found) for what, found in seconds.items()},
+        "makespan_s": {what: warm(found) for what, found in makespans.items()},
     }
 
+
+def time_ceiling(machine: Machine, rounds: int) -> Record:
+    """Measures what pinned processes, one a device, make of products that share nothing."""
+    count = machine.num_devices
+    with contextlib.ExitStack() as stack:
+        pinned = [stack.enter_context(Pinned([core])) for core in available_cores()[:count]]
+
+        def products(how_many: int) -> float:
+            for process in pinned[:how_many]:
+                process.ask(matmul=MATMUL, repeats=MATMULS)
+            return max(process.answer() for process in pinned[:how_many])
+
+        seconds = in_turns({n: partial(products, n) for n in (1, count)}, rounds)
+    return {"speed_up": count * warm_ratio(seconds[1], seconds[count])}
+
+
+def time_tasks(machine: Machine, rounds: int, tasks: int) -> Record:
+    """Measures seconds per tiny task, against calls of the same executable without us."""
+    sharded, args = tiny_program(tasks, 64, is_chain=False)
+    where = np.arange(tasks) % machine.num_devices
+    on_device = jax.device_put(args, jax.devices("cpu")[0])
+    bare = partial(jax.jit(sharded.kernels[0].fn).lower(*on_device).compile(), *on_device)
+    runs: Runs = {
+        "bare call, awaited": lambda: seconds_of(
+            lambda: [jax.block_until_ready(bare()) for _ in range(tasks)]
+        ),
+        "bare call, awaited at the end": lambda: seconds_of(
+            lambda: [bare() for _ in range(tasks)]
+        ),
+    }
+    for mode in MODES[machine.backend]:
+        step = machine.compile(sharded, where, mode=mode)
+        runs[mode] = partial(makespan_s, step, args)
+    seconds = in_turns(runs, rounds)
+    return {"per_task_s": {what: warm(found) / tasks for what, found in seconds.items()}}
+
+
+def time_transfers(machine: Machine, rounds: int, num_bytes: int) -> Record:
+    """Measures seconds of a transfer that nothing overlaps, against `jax.device_put`.
+
+    A chain of tasks changes device at every step; a transfer counts from its start in the
+    trace until its finish. The bare copies are between host devices of this process.
+    """
+    count = NUM_TRANSFERS + 1
+    sharded, args = tiny_program(count, num_bytes // 4, is_chain=True)
+    step = machine.compile(sharded, np.arange(count) % machine.num_devices)
+    ends = jax.devices("cpu")[:2]
+
+    def bare() -> float:
+        moved, seconds = jax.device_put(args[0], ends[0]).block_until_ready(), []
+        for k in range(NUM_TRANSFERS):
+            fresh = (moved + 1.0).block_until_ready()
+            began = time.perf_counter()
+            moved = jax.device_put(fresh, ends[(k + 1) % 2]).block_until_ready()
+            seconds.append(time.perf_counter() - began)
+        return float(np.median(seconds))
+
+    def ours() -> float:
+        step(*args)
+        trace = step.trace
+        assert trace is not None
+        return float(np.median(trace.transfer_finish_s - trace.transfer_start_s))
+
+    seconds = in_turns({"bare": bare, "ours": ours}, rounds)
+    return {"bare_s": warm(seconds["bare"]), "transfer_s": warm(seconds["ours"])}
+
+
+def time_idle(
+    context: Context[EngineSettings],
+    machine: Machine,
+    rounds: int,
+    workload: str,
+    placements: int,
+) -> Record:
+    """Measures what devices idle with a ready task, over random placements of a workload.
+
+    Every trace is checked by the simulator's validator (`profile` does that).
+
+    Returns:
+      The dispatch gaps' median and 99th percentile; the 99th percentile of a task's median gap,
+      which is the engine's own, since an interruption hits another gap in every round; mean and
+      largest share of the devices' time that they idled though a task was ready.
+    """
+    problem = machine.calibrated(dj.make_workload(workload, "small"), context.folder, "planner")
+    assert problem.sharded is not None
+    args, rng = arguments(problem), np.random.default_rng(0)
+    gaps, task_gaps, shares = [], [], []
+    for _ in range(placements):
+        where = rng.integers(machine.num_devices, size=problem.graph.num_tasks)
+        step = machine.compile(problem.sharded, where)
+        step(*args)
+        profiles = [(step(*args), step.profile())[1] for _ in range(rounds)]
+        gaps += [found.dispatch_gap_s for found in profiles]
+        task_gaps.append(np.median(gaps[-rounds:], axis=0))
+        shares += [found.idle_ready_share for found in profiles]
+    return {
+        "tasks": problem.graph.num_tasks,
+        "gap_median_s": float(np.median(gaps)),
+        "gap_p99_s": float(np.quantile(gaps, 0.99)),
+        "task_gap_p99_s": float(np.quantile(task_gaps, 0.99)),
+        "idle_mean": float(np.mean(shares)),
+        "idle_largest": float(np.max(shares)),
+    }
+
+
+def tiny_program(
+    num_tasks: int, length: int, is_chain: bool
+) -> tuple[dj.ShardedProgram, tuple[jax.Array, ...]]:
+    """Returns tasks on vectors, each of the argument or of the task before, and arguments."""
+
+    def fn(x: jax.Array, one: jax.Array) -> list[jax.Array]:
+        made = [x]
+        for _ in range(num_tasks):  # products are tasks; what is element-wise would be fused
+            made.append((made[-1] if is_chain else x) @ one)
+        return made[-1:] if is_chain else made[1:]
+
+    args = jnp.zeros((length, 1), jnp.float32), jnp.ones((1, 1), jnp.float32)
+    return dj.partition(dj.trace(fn, *args), num_shards=1), args
+
+
+def report(context: Context[EngineSettings], records: list[Record]) -> Page:
+    """Returns a table per part."""
+    texts = []
+    for part, (title, rows_of) in REPORTS.items():
+        rows = [row for r in records if r["part"] == part for row in rows_of(r)]
+        texts += [f"{title}\n\n{grid.table(rows)}"] if rows else []
+    return Page("\n".join(texts))
+
+
+def _call_rows(r: Record) -> list[Record]:
+    return [
+        {"workload": r["workload"], "what": what, "cold call_s": r["cold_s"][what]}
+        | {"warm call_s": warm_s, "warm makespan_s": r["makespan_s"].get(what)}
+        for what, warm_s in r["warm_s"].items()
+    ]
+
+
+def _task_rows(r: Record) -> list[Record]:
+    bare_s = r["per_task_s"]["bare call, awaited"]
+    return [
+        {"backend": r["backend"], "what": what, "per task_s": s, "over a bare call": s / bare_s}
+        for what, s in r["per_task_s"].items()
+    ]
+
+
+def _transfer_rows(r: Record) -> list[Record]:
+    names = ("backend", "num_bytes", "bare_s", "transfer_s")
+    return [{name: r[name] for name in names} | {"ratio": r["transfer_s"] / r["bare_s"]}]
+
+
+def _idle_rows(r: Record) -> list[Record]:
+    shares = {f"idle, {k}": f"{r[f'idle_{k}']:.2%}" for k in ("mean", "largest")}
+    gaps = {"gap, median_s": r["gap_median_s"], "99th percentile_s": r["gap_p99_s"]}
+    row = {name: r[name] for name in ("backend", "workload", "tasks")} | gaps
+    return [row | {"99th percentile of tasks' medians_s": r["task_gap_p99_s"]} | shares]
+
+
+REPORTS = {
+    "calls": ("Whole calls: the cold one, then warm ones", _call_rows),
+    "ceiling": (
+        "Matrix products that share nothing, in a process per device",
+        lambda r: [{"processes": r["devices"], "times as fast as one": r["speed_up"]}],
+    ),
+    "tasks": ("Independent tiny tasks: seconds of all over their number", _task_rows),
+    "transfers": ("One transfer at a time, beside `jax.device_put`", _transfer_rows),
+    "idle": ("Idle with a ready task; a gap is the wait before a task", _idle_rows),
+}
+"""Title and rows of each part."""
+
+STUDY = Study(
+    name="engine",
+    title="What the engine costs and what it is worth",
+    settings=EngineSettings(),
+    cells=cells,
+    report=report,
+    quick={"preset": "small", "placements": 3, "rounds": 3},
+)
 
 if __name__ == "__main__":
-    cli.run(main, EngineSettings, "What the engine costs and what it is worth.")
+    STUDY.command()

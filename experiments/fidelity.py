@@ -1,69 +1,48 @@
 """How true the simulator is to the engine: `python -m experiments.fidelity`.
 
-For each workload: `dj.measure_calibration` calibrates this machine, placements of every
-quality are chosen at even quantiles of simulated makespan and measured in turns, several
-rounds, as is each kernel by itself, since the machine's speed drifts. They are simulated with
-the costs of those rounds under each kind of link. The folder
-runs/fidelity/BACKENDxDEVICES/ gets fidelity.md, fidelity.json, fidelity.png, and all that is
-needed to go on where a run was stopped.
+For each workload this machine is calibrated, placements of every quality are chosen at even
+quantiles of simulated makespan and measured in turns, several rounds, as is each kernel by
+itself, since the machine's speed drifts. They are simulated with the costs of those rounds
+under each kind of link.
 """
 
 import dataclasses
-import pathlib
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
+from scipy import stats
 
 import doppler_jax as dj
-from doppler_jax import cli
-from doppler_jax.engine.calibrate import measure_calibration, measure_kernels_again
-from doppler_jax.engine.placed import as_devices
-from doppler_jax.files import write_json_atomic
-from doppler_jax.programs.workloads import Workload
+from doppler_jax.baselines.simple import random_placements, round_robin, single
+from doppler_jax.costs.calibration import KernelTime
+from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.engine.calibrate import measure_kernels_again
+from doppler_jax.objective import LINKS
 from doppler_jax.reports.scatter import Panel, plot_scatter
-from doppler_jax.reports.tables import format_seconds, format_table
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.fidelity_cells import (
-    TELLING,
-    Agreement,
-    agree,
-    choose_placements,
-    measure_rounds,
-    simulate_all,
-    steady_medians,
-    with_medians,
-)
-from experiments.machine import BackendName, Machine
-from experiments.problems import use_host_devices
-from experiments.provenance import provenance
+from experiments import grid
+from experiments.catalogue import Problem
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import Machine, arguments, in_turns
+
+LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
+
+NUM_SHARDS = 4
+"""Blocks per tensor of the planner's cut."""
+
+POOL = 2000
+"""Placements that are simulated to choose from."""
 
 KERNEL_REPEATS = 3
 """Executions of each kernel by itself in a round, of which the median counts."""
 
-COLUMNS = (
-    "workload",
-    "costs",
-    "links",
-    "measured",
-    "Pearson",
-    "Spearman",
-    "Kendall",
-    "error",
-    "bias",
-    f"pairs {TELLING:.0%} apart",
-    "in order",
-)
-NOTE = """Makespans of placements spread evenly over what the simulator gives, against medians
-of {rounds} measured rounds, each scaled to the median round, since the machine's speed drifts.
-Costs as calibrated kernel by kernel in the same rounds, and refitted to what {teaching} other
-placements showed of their tasks in them. * marks the links of least error.
-"""
+TELLING = 0.05
+"""Pairs of placements whose measured times differ by less are not asked to be told apart."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FidelitySettings:
+class FidelitySettings(Settings):
     """What to compare."""
 
     workloads: tuple[str, ...] = dataclasses.field(
@@ -71,169 +50,192 @@ class FidelitySettings:
     )
     preset: str = "medium"
     """Sizes of the workloads."""
-    backend: BackendName = "ray"
+    backend: str = "auto"
     """`local` on CPU devices shows order only: they share the machine's cores."""
     num_devices: int = 2
-    num_shards: int = 4
-    """Blocks per tensor."""
     placements: int = 40
     """Of each workload."""
     teaching: int = 8
     """Placements besides, whose executions refit the costs."""
     rounds: int = 21
     """Executions of each placement, of which the median counts."""
-    seed: int = 0
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to fidelity/ in there."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """One workload's placements, `[B]`."""
-
-    workload: str
-    num_tasks: int
-    measured_s: np.ndarray  # [rounds, B]
-    simulated_s: dict[tuple[str, str], np.ndarray]  # [B] by costs and kind of link
-
-    @property
-    def median_s(self) -> np.ndarray:
-        """Measured makespans `[B]`."""
-        return steady_medians(self.measured_s)
-
-    def agreement(self, costs: str) -> dict[str, Agreement]:
-        """Returns how well makespans of these costs agree, by kind of link, the best first."""
-        found = {
-            links: agree(simulated_s, self.median_s)
-            for (kind, links), simulated_s in self.simulated_s.items()
-            if kind == costs
-        }
-        return dict(sorted(found.items(), key=lambda item: item[1].mean_relative_error))
-
-
-def main(settings: FidelitySettings) -> None:
-    """Measures what is missing, prints and writes the results."""
-    check_settings(settings)
-    if settings.placements < 2:
+def cells(context: Context[FidelitySettings]) -> list[Cell]:
+    """Returns a cell per workload."""
+    asked = context.settings
+    grid.check_names("--workloads", asked.workloads, dj.list_workloads())
+    if asked.placements < 2:
         raise ValueError("--placements is 1; expected at least 2, to compare")
-    workloads = [dj.make_workload(name, settings.preset) for name in settings.workloads]
-    use_host_devices(settings.num_devices)
-    folder = settings.runs / "fidelity" / f"{settings.backend}x{settings.num_devices}"
-    with Machine(settings.num_devices) as machine:
-        compared = [compare(settings, machine, workload, folder) for workload in workloads]
-    text = format_table(COLUMNS, [row for one in compared for row in _rows(one)])
-    text += "\n" + NOTE.format(rounds=settings.rounds, teaching=settings.teaching)
-    print(text)
-    origin = provenance()
-    stated = ", ".join(f"{key} {value}" for key, value in origin.items())
-    (folder / "fidelity.md").write_text(
-        f"{text}\nMade by `experiments.fidelity`: {stated}.\n", encoding="utf-8"
-    )
-    write_json_atomic(
-        folder / "fidelity.json",
-        {"provenance": origin, "workloads": [_record(one) for one in compared]},
-    )
-    plot_scatter(folder / "fidelity.png", [_panel(one) for one in compared])
-
-
-def compare(
-    settings: FidelitySettings, machine: Machine, workload: Workload, folder: pathlib.Path
-) -> Compared:
-    """Returns one workload's placements, simulated and measured."""
-    folder = folder / f"{workload.name}-{settings.preset}-{settings.num_shards}"
-    folder.mkdir(parents=True, exist_ok=True)
-    program = dj.trace(workload.fn, *workload.args)
-    sharded = dj.partition(program, settings.num_shards)
-    devices = machine.devices(settings.backend)
-    path = folder / "calibration.json"
-    calibration = measure_calibration(sharded, devices, path=path)
-    costs = dj.make_costs(sharded, calibration)
-    placements = choose_placements(
-        sharded.graph, costs, settings.placements + settings.teaching, settings.seed
-    )
-    is_teaching = np.zeros(len(placements), bool)
-    is_teaching[np.linspace(0, len(placements) - 1, settings.teaching).astype(int)] = True
-
-    def kernel_seconds() -> dict[str, list[float]]:
-        again = measure_kernels_again(calibration, sharded, devices, repeats=KERNEL_REPEATS)
-        return {digest: list(kernel.seconds) for digest, kernel in again.kernels.items()}
-
-    measured = measure_rounds(
-        Cells(folder / "cells"),
-        sharded,
-        dj.make_arrays(workload, jax.random.key(settings.seed)),
-        as_devices(devices),
-        np.concatenate([placements[is_teaching], placements[~is_teaching]]),
-        costs,
-        settings.teaching,
-        settings.rounds,
-        kernel_seconds,
-    )
-    steady = with_medians(calibration, measured.kernel_s)
-    calibrated = dj.make_costs(sharded, steady)
-    refitted = dj.make_costs(sharded, steady.updated(measured.seen))
-    return Compared(
-        workload=workload.name,
-        num_tasks=sharded.graph.num_tasks,
-        measured_s=measured.makespan_s[:, settings.teaching :],
-        simulated_s={
-            (kind, links): makespan_s
-            for kind, believed in (("calibrated", calibrated), ("refitted", refitted))
-            for links, makespan_s in simulate_all(
-                sharded.graph, believed, placements[~is_teaching]
-            ).items()
-        },
-    )
-
-
-def _rows(compared: Compared) -> list[tuple[str, ...]]:
-    low_s, high_s = compared.median_s.min(), compared.median_s.max()
+    machine = context.stack.enter_context(Machine(asked.num_devices, asked.backend))
+    key = context.key("workloads", "backend") | machine.key
     return [
-        (
-            compared.workload,
-            costs,
-            links if rank else f"{links}*",
-            f"{format_seconds(low_s, 3)} to {format_seconds(high_s, 3)}",
-            f"{found.pearson:.3f}",
-            f"{found.spearman:.3f}",
-            f"{found.kendall:.3f}",
-            f"{found.mean_relative_error:.1%}",
-            f"{found.bias:+.1%}",
-            str(found.telling_pairs),
-            "-" if found.ordered_share is None else f"{found.ordered_share:.3f}",
-        )
-        for costs in ("calibrated", "refitted")
-        for rank, (links, found) in enumerate(compared.agreement(costs).items())
+        Cell({"workload": name, **key}, partial(measure, context, machine, name))
+        for name in asked.workloads
     ]
 
 
-def _panel(compared: Compared) -> Panel:
-    links = next(iter(compared.agreement("refitted")))
-    return Panel(
-        f"{compared.workload}, {compared.num_tasks} tasks, {links} links",
-        compared.simulated_s["refitted", links],
-        compared.median_s,
+def measure(context: Context[FidelitySettings], machine: Machine, workload: str) -> Record:
+    """Returns the measured makespans of placements, and the simulated ones by costs and links.
+
+    Each round runs every placement and every kernel by itself once. Costs are calibrated with
+    the rounds' kernels, and refitted to what the first `teaching` placements showed.
+    """
+    asked = context.settings
+    made = dj.make_workload(workload, asked.preset)
+    problem = machine.calibrated(made, context.folder, "planner", NUM_SHARDS)
+    sharded = problem.sharded
+    assert sharded is not None
+    path = context.folder / f"calibration-{problem.name}.json"
+    calibration, args = dj.load_calibration(path), arguments(problem)
+    placements = choose_placements(problem, asked.placements + asked.teaching)
+    teaching = np.zeros(len(placements), bool)  # evenly spread; they come first
+    teaching[np.linspace(0, len(placements) - 1, asked.teaching).astype(int)] = True
+    placements = np.concatenate([placements[teaching], placements[~teaching]])
+
+    def trace(step: dj.PlacedFunction) -> dj.Schedule:
+        step(*args)
+        assert step.trace is not None
+        return step.trace
+
+    def kernels() -> Mapping[str, KernelTime]:
+        again = measure_kernels_again(
+            calibration, sharded, machine.devices, repeats=KERNEL_REPEATS
+        )
+        return again.kernels
+
+    runs: dict[Hashable, Callable[[], Any]] = {
+        b: partial(trace, machine.compile(sharded, p)) for b, p in enumerate(placements)
+    }
+    found = in_turns({**runs, "kernels": kernels}, asked.rounds)
+    seen = Observations.merge(
+        observe(sharded, traces[1:], problem.costs)
+        for traces in (found[b] for b in range(asked.teaching))
     )
-
-
-def _record(compared: Compared) -> dict[str, Any]:
-    agreement = {costs: compared.agreement(costs) for costs in ("calibrated", "refitted")}
+    steady = {
+        digest: dataclasses.replace(
+            kernel,
+            seconds=tuple(np.median([k[digest].seconds for k in found["kernels"][1:]], axis=0)),
+        )
+        for digest, kernel in calibration.kernels.items()
+    }
+    calibrated = dataclasses.replace(calibration, kernels=steady)
+    rest = range(asked.teaching, len(placements))
     return {
-        "workload": compared.workload,
-        "num_tasks": compared.num_tasks,
-        "measured_s": compared.measured_s.tolist(),
+        "tasks": sharded.graph.num_tasks,
+        "measured_s": [[dj.makespan_s(t) for t in found[b][1:]] for b in rest],
         "simulated_s": {
             costs: {
-                links: compared.simulated_s[costs, links].tolist() for links in agreement[costs]
+                links: dj.simulate(
+                    sharded.graph,
+                    dj.make_costs(sharded, believed),
+                    placements[asked.teaching :],
+                    objective=dj.Objective(links),
+                    schedule=False,
+                ).makespan_s.tolist()
+                for links in LINKS
             }
-            for costs in agreement
-        },
-        "agreement": {
-            costs: {links: dataclasses.asdict(one) for links, one in found.items()}
-            for costs, found in agreement.items()
+            for costs, believed in (
+                ("calibrated", calibrated),
+                ("refitted", calibrated.updated(seen)),
+            )
         },
     }
 
 
+def choose_placements(problem: Problem, count: int, seed: int = 0) -> np.ndarray:
+    """Returns placements `[count, N]` at even quantiles of simulated makespan, best first.
+
+    The pool: list schedulers, one device and round robin; these with some share of the tasks
+    moved at random, from a task or two to all; and random ones that prefer some devices.
+    """
+    graph, costs, rng = problem.graph, problem.costs, np.random.default_rng(seed)
+    shape = POOL // 2, graph.num_tasks
+    listed = [dj.place(graph, costs, method=name).placement for name in LISTED]
+    bases = np.stack([*listed, single(graph, costs), round_robin(graph, costs)])
+    moved = np.exp(rng.uniform(np.log(1 / graph.num_tasks), 0.0, (shape[0], 1)))
+    near = np.where(
+        rng.random(shape) < moved,
+        random_placements(costs, rng, shape[0]),
+        bases[rng.integers(len(bases), size=shape[0])],
+    )
+    shares = np.cumsum(rng.dirichlet(np.ones(costs.num_devices), shape[0]), axis=1)
+    uneven = (rng.random(shape)[:, :, None] > shares[:, None, :-1]).sum(axis=2)
+    pool = np.unique(np.concatenate([bases, near, uneven]), axis=0)
+    makespan_s = dj.simulate(graph, costs, pool, schedule=False).makespan_s
+    order = np.argsort(makespan_s, kind="stable")
+    return pool[order[np.linspace(0, len(pool) - 1, count).round().astype(np.int64)]]
+
+
+def steady_medians(measured_s: np.ndarray) -> np.ndarray:
+    """Returns the median makespan `[B]` of placements measured in rounds `[rounds, B]`.
+
+    A round in which the median placement took longer was one of a slower machine: each is
+    scaled so that its median is that of the median round.
+    """
+    round_s = np.median(measured_s, axis=1, keepdims=True)
+    return np.median(measured_s / round_s, axis=0) * float(np.median(round_s))
+
+
+def agree(simulated_s: np.ndarray, measured_s: np.ndarray) -> Record:
+    """Returns how well simulated makespans `[B]` tell measured ones `[B]`, B >= 2.
+
+    `in order`: of the `pairs` whose measured times differ by `TELLING` or more, the share in
+    the right order, None if there is none.
+    """
+    a, b = np.triu_indices(len(measured_s), 1)
+    gap_s = measured_s[a] - measured_s[b]
+    telling = np.abs(gap_s) >= TELLING * np.minimum(measured_s[a], measured_s[b])
+    right = np.sign(simulated_s[a] - simulated_s[b]) == np.sign(gap_s)
+    relative = simulated_s / measured_s - 1
+    return {
+        "pearson": float(stats.pearsonr(simulated_s, measured_s).statistic),
+        "spearman": float(stats.spearmanr(simulated_s, measured_s).statistic),
+        "kendall": float(stats.kendalltau(simulated_s, measured_s).statistic),
+        "error": float(np.abs(relative).mean()),
+        "bias": float(relative.mean()),
+        "pairs": int(telling.sum()),
+        "in order": float(right[telling].mean()) if telling.any() else None,
+    }
+
+
+def report(context: Context[FidelitySettings], records: list[Record]) -> Page:
+    """Returns agreement by workload, costs and links, the best links first."""
+    rows, panels = [], []
+    for record in records:
+        measured_s = steady_medians(np.array(record["measured_s"]).T)
+        for costs, by_links in record["simulated_s"].items():
+            found = {links: agree(np.array(s), measured_s) for links, s in by_links.items()}
+            for rank, links in enumerate(sorted(found, key=lambda k: found[k]["error"])):
+                where = {"workload": record["workload"], "costs": costs}
+                rows.append(where | {"links": links + "*" * (rank == 0)} | found[links])
+                if rank == 0 and costs == "refitted":
+                    title = f"{record['workload']}, {links} links"
+                    panels.append(Panel(title, np.array(by_links[links]), measured_s))
+    return Page(
+        "Makespans of placements spread evenly over what the simulator gives, against medians "
+        "of measured warm rounds, each scaled to the median round, since the machine's speed "
+        "drifts. Costs as calibrated kernel by kernel in the same rounds, and refitted to what "
+        "other placements showed. * marks the links of least error (mean relative); bias is "
+        f"signed; in order are pairs at least {TELLING:.0%} apart.\n\n{grid.table(rows)}",
+        {"fidelity.png": partial(plot_scatter, panels=panels)},
+    )
+
+
+STUDY = Study(
+    name="fidelity",
+    title="How true the simulator is to the engine",
+    settings=FidelitySettings(),
+    cells=cells,
+    report=report,
+    quick={
+        "workloads": ("chainmm", "ffnn"),
+        "preset": "small",
+        "placements": 8,
+        "teaching": 2,
+        "rounds": 5,
+    },
+)
+
 if __name__ == "__main__":
-    cli.run(main, FidelitySettings, "Simulated against measured makespans.")
+    STUDY.command()

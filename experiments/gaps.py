@@ -1,271 +1,266 @@
 """How far from optimal is every method, where the optimum is known or memory is short?
 
-`python -m experiments.gaps` writes runs/gaps/gaps.json and gaps.md:
+`python -m experiments.gaps`, three tables:
 
-- random graphs of at most 10 tasks, against the proven optimum (`exact`) and against the
-  best of all placements under the queue `fifo` (`brute_force`);
-- the Standard Task Graph set, 50 tasks, `priority` queues, against the published optima;
-- four profiled networks on accelerators with little memory, beside the human experts'.
-
-Each cell is kept under runs/gaps/cells/ and not computed again on the same terms.
+- random graphs of at most 10 tasks, against the optimum of `exact` and against the best of all
+  placements under the queue `fifo`, of `brute_force`;
+- the Standard Task Graph set, 50 tasks, against the published optima;
+- profiled networks on accelerators with little memory, beside the human experts'.
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import partial
 
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax import cli
-from doppler_jax.files import write_json_atomic
-from doppler_jax.methods import policy_of
+from doppler_jax.baselines.brute_force import brute_force
+from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning, load_split
+from doppler_jax.files import parse_json_object, read_text
+from doppler_jax.learned import LEARNERS
 from doppler_jax.reports.tables import format_table
-from experiments import gap_cells
-from experiments.cells import Cells
-from experiments.gap_cells import Budget
-from experiments.neutral import DEVICES
-from experiments.provenance import provenance
+from experiments import grid
+from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
 
-Part = Literal["small", "stg", "dnn"]
+DEVICES = (2, 4, 8, 16)
+"""For which makespans of the Standard Task Graph set are published."""
 
-TRAINED = tuple(m for m in dj.list_methods() if policy_of(m) and m != "doppler+search")
-"""Methods that train a policy for each problem: left out of quick runs unless asked for."""
+NETWORKS = tuple(f"dnn/{n}_inference" for n in ("bert24", "gnmt", "inceptionv3", "resnet50"))
 
-NETWORKS = ("bert24", "gnmt", "inceptionv3", "resnet50")
-SMALL_COLUMNS = (
-    "method",
-    "graphs",
-    "mean above optimum (%)",
-    "worst (%)",
-    "optimum met",
-    "mean above fifo best (%)",
-    "worst (%)",
-    "fifo best met",
-)
-STG_COLUMNS = (
-    "method",
-    "graphs",
-    *(f"mean gap, {d} devices (%)" for d in DEVICES),
-    "worst (%)",
-    "best known met",
-    "b-level chosen",
-)
-DNN_COLUMNS = (
-    "network",
-    "method",
-    "makespan (ms)",
-    "above bound (%)",
-    "accelerators",
-    "tasks on CPU",
-    "fullest accelerator (%)",
-    "fits",
-)
+STG = tuple(f"stg50/rand{k:04}@{d}" for d in DEVICES for k in range(40))
+
+REFERENCES = ("exact", "brute_force")
 
 
 @dataclasses.dataclass(frozen=True)
-class GapSettings:
-    """What is compared, and what each method may spend on each problem."""
+class GapSettings(MethodSettings):
+    """What is compared; `--evaluations` bounds all but `exact`."""
 
-    methods: tuple[str, ...] = ()
-    """Names of methods; none means all, in quick runs all that train no policy."""
-    parts: tuple[Part, ...] = ("small", "stg", "dnn")
-    """Which of the three comparisons."""
-    evaluations: int = 2000
-    """Placements that a method may simulate for one problem."""
-    budget_s: float | None = None
-    """Seconds that it may take, compilation included; none is no bound but for `exact`."""
     exact_s: float = 30.0
     """Seconds for `exact` on one problem."""
-    num_small: int = 40
-    """Number of random graphs."""
-    seed: int = 0
-    """Of the methods; the random graphs are always the same."""
-    quick: bool = False
-    """A tenth of the random graphs, two others on 2 and 8 devices, the smallest network."""
-    graphs: pathlib.Path = pathlib.Path("../shared/neutral_graphs")
-    """Folder with `stg50/` and `dnn_partitioning/`."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to gaps/ in there."""
 
 
-def main(settings: GapSettings) -> None:
-    """Computes what is missing, prints and writes the tables."""
-    methods = choose_methods(settings)
-    cli.check_seed(settings.seed)
-    if settings.num_small < 1 or settings.evaluations < 1:
-        raise ValueError("--num-small and --evaluations must be at least 1")
-    folder = settings.runs / "gaps"
-    cells = Cells(folder / "cells")
-    makers = {"small": small, "stg": stg, "dnn": dnn}
-    results: dict[str, list[dict[str, Any]]] = {}
+def cells(context: Context[GapSettings]) -> list[Cell]:
+    """Returns the cells of all methods, the two references' first."""
+    asked = context.settings
+    tiny = [name for name in asked.problems if name.startswith("tiny-")]
+    exact, found = grid.Spend(seconds=asked.exact_s), []
+    for name in tiny:
+        key = {"problem": name, "method": "brute_force"}
+        found.append(Cell(key, partial(all_placements, context, name)))
+    if "exact" not in asked.method:
+        found += grid.method_cells(context, tiny, ["exact"], [exact])
+    for problem in asked.problems:
+        for method in asked.method:
+            spends = [exact] if method == "exact" else asked.spends()
+            for cell in grid.method_cells(context, [problem], [method], spends, asked.seeds):
+                if problem.startswith("stg50/"):
+                    cell = cell.then(partial(by_priority, context, problem))
+                if problem.startswith("dnn/"):
+                    cell = cell.then(partial(with_memory, context, problem))
+                found.append(cell)
+    for problem in asked.problems:
+        if problem.startswith("dnn/"):
+            key = {"problem": problem, "method": "human expert"}
+            found.append(Cell(key, partial(expert, context, problem)))
+    return found
+
+
+def all_placements(context: Context[GapSettings], name: str) -> Record:
+    """Returns the best of all placements under queue `fifo`."""
+    run = lambda graph, costs, budget, key: brute_force(graph, costs)  # noqa: E731
+    return grid.place_cell(context.problem(name), "brute_force", grid.Spend(), 0, own=run)
+
+
+def by_priority(context: Context[GapSettings], name: str, result: Record) -> Record:
+    """Returns a result with its makespan by `priority`, the better of two ranks.
+
+    They are the start order of the method's own schedule, and the b-level, largest first.
+    """
+    problem = context.problem(name)
+    order = "start order", result["priority"]
+    ranks = [order, ("b-level", -dj.b_level(problem.graph, problem.costs))]
+    by_rank = {
+        rank: dj.makespan_s(
+            dj.simulate_oracle(
+                problem.graph,
+                problem.costs,
+                np.array(result["placement"]),
+                queue="priority",
+                priority=priority,
+            )
+        )
+        for rank, priority in ranks
+    }
+    rank = min(by_rank, key=by_rank.__getitem__)
+    changed = {"fifo_s": result["makespan_s"], "makespan_s": by_rank[rank], "rank": rank}
+    return result | changed | {"best_s": problem.best_known_s}
+
+
+def with_memory(context: Context[GapSettings], name: str, result: Record) -> Record:
+    """Returns a result with how its schedule uses the accelerators."""
+    problem = context.problem(name)
+    placement = np.array(result["placement"])
+    return result | _memory(problem.graph, problem.costs, placement)
+
+
+def expert(context: Context[GapSettings], name: str) -> Record:
+    """Returns what the human expert's split of a network is worth, if there is one.
+
+    The published splits use six accelerators and were made for larger memories: a network
+    with fewer gets six here, and the limits may be exceeded.
+    """
+    folder = context.settings.shared / "neutral_graphs" / "dnn_partitioning"
+    path = folder / "human-experts" / f"{name.removeprefix('dnn/')}_expert.json"
+    if not path.exists():
+        return {"refused": "no split is published"}
+    network = folder / "LayerGraphs" / f"{name.removeprefix('dnn/')}.json"
+    num_used = len(parse_json_object(path, read_text(path))["fpgas"])
+    named = np.isfinite(load_dnn_partitioning(network)[1].capacity_bytes).sum()
+    count = max(num_used, int(named))
+    problem = load_dnn_partitioning(network, num_accelerators=count)
+    return _memory(*problem, load_split(path, count)) | {
+        "lower_bound_s": dj.lower_bound_s(*problem)
+    }
+
+
+def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Record:
+    schedule = dj.simulate_oracle(graph, costs, placement)
+    limited = np.isfinite(costs.capacity_bytes)
+    peak = dj.peak_memory_bytes(graph, costs, schedule)[limited]
+    return {
+        "makespan_s": dj.makespan_s(schedule),
+        "filled": float((peak / costs.capacity_bytes[limited]).max(initial=0.0)),
+        "accelerators": int(np.isin(np.flatnonzero(limited), placement).sum()),
+        "tasks_elsewhere": int((~limited[placement]).sum()),
+    }
+
+
+def report(context: Context[GapSettings], records: list[Record]) -> Page:
+    """Returns the three tables, those of problems that were asked for."""
+    methods = list(dict.fromkeys(record["method"] for record in records))
+    kinds: dict[str, list[Record]] = {"tiny": [], "stg50": [], "dnn": []}
+    for record in records:
+        kinds[record["problem"].partition("/")[0].partition("-")[0]].append(record)
     texts = []
-    for part in settings.parts:
-        results[part], text = makers[part](settings, cells, methods)
-        print(text, flush=True)
-        texts.append(text)
-    origin = provenance()
-    stated = ", ".join(f"{key} {value}" for key, value in origin.items())
-    texts.append(
-        f"At most {settings.evaluations} evaluations"
-        + (f" and {settings.budget_s:g} s" if settings.budget_s else "")
-        + f" for each problem, seed {settings.seed}. Made by `experiments.gaps`: {stated}.\n"
-    )
-    write_json_atomic(folder / "gaps.json", {"provenance": origin, "results": results})
-    (folder / "gaps.md").write_text("\n".join(texts), encoding="utf-8")
-    print(f"written to {folder}/: gaps.json, gaps.md")
+    if kinds["tiny"]:
+        proven = [r for r in kinds["tiny"] if r["method"] == "exact"]
+        count = sum(r["makespan_s"] <= r["lower_bound_s"] for r in proven)
+        texts.append(
+            f"Random graphs of 5 to 10 tasks on 2 and 3 devices; {count} of {len(proven)} "
+            "optima proven. The optimum may idle and reorder, a placement under fifo may not: "
+            f"`brute_force` is the best of those.\n\n{_tiny_table(kinds['tiny'], methods)}"
+        )
+    if kinds["stg50"]:
+        texts.append(
+            "Standard Task Graph set, 50 tasks, queue priority, above the best known makespan; "
+            "priorities are the start order of the method's own schedule, or the b-level where "
+            f"that is shorter.\n\n{_stg_table(kinds['stg50'], methods)}"
+        )
+    if kinds["dnn"]:
+        texts.append(
+            "Networks of msr-fiddle/dnn-partitioning (inference, by layers), queue fifo. The "
+            "experts' splits use 6 accelerators and were made for larger memories.\n\n"
+            f"{_dnn_table(kinds['dnn'])}"
+        )
+    return Page("\n".join(texts))
 
 
-def choose_methods(settings: GapSettings) -> list[str]:
-    """Returns the methods to compare.
+def _tiny_table(records: list[Record], methods: Sequence[str]) -> str:
+    best = {
+        method: {r["problem"]: r["makespan_s"] for r in records if r["method"] == method
+                 and "makespan_s" in r}
+        for method in REFERENCES
+    }  # fmt: skip
+    rows = []
+    for method in methods:
+        found = [r for r in records if r["method"] == method and "makespan_s" in r]
+        gaps = [
+            np.array([r["makespan_s"] / known[r["problem"]] - 1 for r in found
+                      if r["problem"] in known])
+            for known in best.values()
+        ]  # fmt: skip
+        rows.append((method, str(len(found)), *(x for gap in gaps for x in _gap(gap))))
+    what = ("optimum", "fifo best")
+    heads = [h for w in what for h in (f"above {w} (%)", "worst (%)", f"{w} met")]
+    return format_table(("method", "graphs", *heads), rows)
 
-    Raises:
-      ValueError: one is unknown.
-    """
-    known = dj.list_methods()
-    for method in settings.methods:
-        if method not in known:
-            raise ValueError(f"unknown method {method!r}; known: {', '.join(known)}")
-    if settings.methods:
-        return list(settings.methods)
-    return [m for m in known if not (settings.quick and m in TRAINED)]
+
+def _stg_table(records: list[Record], methods: Sequence[str]) -> str:
+    rows = []
+    for method in methods:
+        found = [r for r in records if r["method"] == method and "makespan_s" in r]
+        if not found:
+            continue
+        by_devices = [[r for r in found if r["problem"].endswith(f"@{d}")] for d in DEVICES]
+        means = [_gap(_above(group, "makespan_s"))[0] for group in by_devices]
+        fifo = _gap(_above(found, "fifo_s"))[0]
+        _, worst, met = _gap(_above(found, "makespan_s"))
+        rows.append((method, str(len(found)), *means, worst, met, fifo))
+    heads = [f"gap, {d} devices (%)" for d in DEVICES]
+    columns = ("method", "graphs", *heads, "worst (%)", "best known met", "gap by fifo (%)")
+    return format_table(columns, rows)
 
 
-def small(
-    settings: GapSettings, cells: Cells, methods: Sequence[str]
-) -> tuple[list[dict[str, Any]], str]:
-    """Returns the cells of the random graphs, and their table."""
-    count = max(1, settings.num_small // 10) if settings.quick else settings.num_small
-    references = [
-        gap_cells.small_reference(cells, seed, settings.exact_s) for seed in range(count)
+def _dnn_table(records: list[Record]) -> str:
+    bounds: dict[str, float] = {}
+    for record in records:
+        bound_s = record.get("lower_bound_s", 0.0)
+        bounds[record["problem"]] = max(bounds.get(record["problem"], 0.0), bound_s)
+    rows = [
+        (
+            r["problem"].removeprefix("dnn/"),
+            r["method"],
+            *(
+                (
+                    f"{1e3 * r['makespan_s']:.2f}",
+                    f"{100 * (r['makespan_s'] / bounds[r['problem']] - 1):.1f}",
+                    str(r["accelerators"]),
+                    str(r["tasks_elsewhere"]),
+                    f"{100 * r['filled']:.1f}{' (NO)' if r['filled'] > 1 else ''}",
+                )
+                if "makespan_s" in r
+                else ("-",) * 5
+            ),
+        )
+        for r in sorted(records, key=lambda r: r["problem"])
     ]
-    results = list(references)
-    best = np.array([r["fifo_best_s"] for r in references])
-    optimum = np.array([r["optimum_s"] for r in references])
-    rows = [_small_row("best placement, fifo", best, optimum, best)]
-    for method in methods:
-        budget = _budget(settings, method)
-        found = [gap_cells.small_cell(cells, seed, method, budget) for seed in range(count)]
-        results += found
-        keep = [i for i, r in enumerate(found) if "makespan_s" in r]
-        makespans = np.array([found[i]["makespan_s"] for i in keep])
-        rows.append(_small_row(method, makespans, optimum[keep], best[keep]))
-    proven = sum(r["proven"] for r in references)
-    title = (
-        f"Random graphs of 5 to 10 tasks on 2 and 3 devices, queue fifo; {proven} of {count} "
-        "optima proven. The optimum may idle and reorder, a placement under fifo may not.\n\n"
-    )
-    return results, title + format_table(SMALL_COLUMNS, rows)
+    columns = (
+        "network", "method", "makespan (ms)", "above bound (%)", "accelerators", "tasks on CPU",
+        "fullest accelerator (%)",
+    )  # fmt: skip
+    return format_table(columns, rows)
 
 
-def stg(
-    settings: GapSettings, cells: Cells, methods: Sequence[str]
-) -> tuple[list[dict[str, Any]], str]:
-    """Returns the cells of the Standard Task Graph set, and their table.
-
-    Raises:
-      ValueError: there is no graph.
-    """
-    folder = settings.graphs / "stg50"
-    names = sorted(path.stem for path in folder.glob("*.stg"))
-    if not names:
-        raise ValueError(f"{folder}: there is no .stg file")
-    devices = DEVICES[::2] if settings.quick else DEVICES
-    names = names[::20] if settings.quick else names
-    results, rows = [], []
-    for method in methods:
-        found = [
-            gap_cells.stg_cell(cells, folder, name, d, method, _budget(settings, method))
-            | {"graph": name, "devices": d}
-            for d in devices
-            for name in names
-        ]
-        results += found
-        rows.append(_stg_row(method, [r for r in found if "makespan_s" in r]))
-    title = (
-        "Standard Task Graph set, 50 tasks, queue priority, above the best known makespan. "
-        "Priorities are the start order of the method's own schedule, or the b-level where "
-        "that is shorter.\n\n"
-    )
-    return results, title + format_table(STG_COLUMNS, rows)
+def _above(records: list[Record], value: str) -> np.ndarray:
+    return np.array([r[value] / r["best_s"] - 1 for r in records])
 
 
-def dnn(
-    settings: GapSettings, cells: Cells, methods: Sequence[str]
-) -> tuple[list[dict[str, Any]], str]:
-    """Returns the cells of the networks with memory limits, and their table."""
-    folder = settings.graphs / "dnn_partitioning"
-    results, rows = [], []
-    for network in NETWORKS[:1] if settings.quick else NETWORKS:
-        name = f"{network}_inference"
-        found = {"human expert": gap_cells.expert_cell(cells, folder, name)}
-        for method in methods:
-            budget = _budget(settings, method)
-            found[method] = gap_cells.dnn_cell(cells, folder, name, method, budget)
-        results += [{"network": network, **record} for record in found.values()]
-        bound_s = max(r.get("lower_bound_s", 0.0) for r in found.values())
-        rows += [_dnn_row(network, m, bound_s, record) for m, record in found.items()]
-    title = (
-        "Networks of msr-fiddle/dnn-partitioning (inference, by layers), queue fifo. The "
-        "experts' splits use 6 accelerators and were made for larger memories. The bound is "
-        "that of `exact` where it ran and found one, or the longest path or mean load.\n\n"
-    )
-    return results, title + format_table(DNN_COLUMNS, rows)
+def _gap(gaps: np.ndarray) -> tuple[str, str, str]:
+    """Returns mean and worst gap in percent, and in how many there is none."""
+    if not len(gaps):
+        return "-", "-", "-"
+    return f"{100 * gaps.mean():.2f}", f"{100 * gaps.max():.2f}", str(int((gaps <= 0).sum()))
 
 
-def _budget(settings: GapSettings, method: str) -> Budget:
-    seconds = settings.exact_s if method == "exact" else settings.budget_s
-    return Budget(settings.evaluations, seconds, settings.seed)
-
-
-def _small_row(
-    method: str, makespans: np.ndarray, optimum: np.ndarray, best: np.ndarray
-) -> tuple[str, ...]:
-    cells = [method, str(len(makespans))]
-    for reference in (optimum, best):
-        cells += [*_mean_worst(makespans, reference), str((makespans <= reference).sum())]
-    return tuple(cells)
-
-
-def _stg_row(method: str, found: list[dict[str, Any]]) -> tuple[str, ...]:
-    makespans, best, devices = (
-        np.array([r[field] for r in found]) for field in ("makespan_s", "best", "devices")
-    )
-    means = [_mean_worst(makespans[devices == d], best[devices == d])[0] for d in DEVICES]
-    return (
-        method,
-        str(len(found)),
-        *means,
-        _mean_worst(makespans, best)[1],
-        str((makespans <= best).sum()),
-        str(sum(r["priority"] == "b-level" for r in found)),
-    )
-
-
-def _dnn_row(
-    network: str, method: str, bound_s: float, record: dict[str, Any]
-) -> tuple[str, ...]:
-    if "makespan_s" not in record:
-        return (network, method, *["-"] * 5, "none found")
-    return (
-        network,
-        method,
-        f"{1e3 * record['makespan_s']:.2f}",
-        f"{100 * (record['makespan_s'] / bound_s - 1):.1f}",
-        str(record["accelerators"]),
-        str(record["tasks_elsewhere"]),
-        f"{100 * record['filled']:.1f}",
-        "yes" if record["filled"] <= 1 else "NO",
-    )
-
-
-def _mean_worst(makespans: np.ndarray, reference: np.ndarray) -> tuple[str, str]:
-    if not len(makespans):
-        return "-", "-"
-    gaps = 100 * (makespans / reference - 1)
-    return f"{gaps.mean():.2f}", f"{gaps.max():.2f}"
-
+STUDY = Study(
+    name="gaps",
+    title="How far from optimal is every method?",
+    settings=GapSettings(
+        problems=(*(f"tiny-{k}" for k in range(40)), *STG, *NETWORKS),
+        # Those that train a policy for each problem take days on so many: ask for them.
+        method=tuple(m for m in dj.list_methods() if m not in LEARNERS),
+        evaluations=(2000,),
+        seeds=1,
+    ),
+    cells=cells,
+    report=report,
+    quick={
+        "problems": (*(f"tiny-{k}" for k in range(4)), "stg50/rand0000@2", NETWORKS[0]),
+        "exact_s": 3.0,
+    },
+)
 
 if __name__ == "__main__":
-    cli.run(main, GapSettings, "Every method's gap to known optima, and under memory limits.")
+    STUDY.command()

@@ -51,6 +51,9 @@ PAGES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results"
 
 Record = dict[str, Any]
 
+Method = Callable[[dj.TaskGraph, dj.Costs, dj.Budget, jax.Array], Any]
+"""A method of one's own: returns the device of each task, `[N]`, or a `dj.Placed`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -70,6 +73,10 @@ class Settings:
     """Folder of all records."""
     shared: pathlib.Path = pathlib.Path("../shared")
     """Folder of published graphs."""
+
+
+BASE = frozenset(field.name for field in dataclasses.fields(Settings))
+"""Options that determine no record."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +139,15 @@ class Cell:
     def __str__(self) -> str:
         return " ".join(str(v) for v in self.key.values() if isinstance(v, str | int | float))
 
+    def then(self, change: Callable[[Record], Record], **key: Any) -> "Cell":
+        """Returns the cell of what `change` makes of the result, unless it refused."""
+
+        def make() -> Record:
+            result = self.make()
+            return result if "refused" in result else change(result)
+
+        return Cell(self.key | key, make)
+
 
 @dataclasses.dataclass(frozen=True)
 class Page:
@@ -157,6 +173,11 @@ class Context(Generic[S]):
     def problem(self, name: str) -> Problem:
         """Returns the problem of a name."""
         return load_problem(name, self.settings.shared)
+
+    def key(self, *but: str) -> Record:
+        """Returns a study's own settings for keys of records, `but` some that do not matter."""
+        own = {f.name for f in dataclasses.fields(self.settings)} - {*but, *BASE}
+        return {k: v for k, v in dataclasses.asdict(self.settings).items() if k in own}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,48 +373,43 @@ def place_cell(
     seed: int,
     links: str = "parallel",
     policy: dj.Policy | None = None,
+    own: Method | None = None,
 ) -> Record:
     """Returns what a method finds for a problem, by the float64 oracle.
 
     Seconds are cold unless the budget is a warm one: nothing is compiled when they begin.
+    `own` is run in place of the method of that name.
 
     Raises:
       KeyboardInterrupt: the search was stopped; what it found is not what its budget gives.
     """
-
-    def place(bounds: Spend) -> Record:
-        run = _place_by_own if ":" in method else _place
-        return run(problem, method, bounds, jax.random.key(seed), dj.Objective(links), policy)
-
+    run = partial(_place, method, policy)
+    if own is not None or ":" in method:
+        run = partial(_place_by_own, own or own_method(method))
+    args = jax.random.key(seed), dj.Objective(links)
     try:
         if not spend.warm:
             with cold() if spend.seconds else contextlib.nullcontext():
-                return place(spend)
+                return run(problem, spend, *args)
         began = time.monotonic()
         for _ in range(WARM_UPS):
-            place(Spend(seconds=WARM_UP_S))
-        return {"first_s": time.monotonic() - began} | place(spend)
+            run(problem, Spend(seconds=WARM_UP_S), jax.random.key(seed), args[1])
+        return {"first_s": time.monotonic() - began} | run(problem, spend, *args)
     except ValueError as error:
         return {"refused": str(error)}
 
 
 def _place(
-    problem: Problem,
-    method: str,
-    spend: Spend,
-    key: jax.Array,
-    objective: dj.Objective,
-    policy: dj.Policy | None,
+    method: str, policy: dj.Policy | None, problem: Problem, spend: Spend, *args: Any
 ) -> Record:
+    key, objective = args
+    options = {"policy": policy, "key": key, "objective": objective, "budget_s": spend.seconds}
     placed = dj.place(
         problem.graph,
         problem.costs,
         method=method,
-        policy=policy,
-        key=key,
-        budget_s=spend.seconds,
         max_evaluations=spend.evaluations,
-        objective=objective,
+        **options,
     )
     if placed.interrupted:
         raise KeyboardInterrupt
@@ -410,18 +426,11 @@ def _place(
     }
 
 
-def _place_by_own(
-    problem: Problem,
-    method: str,
-    spend: Spend,
-    key: jax.Array,
-    objective: dj.Objective,
-    policy: dj.Policy | None,
-) -> Record:
-    graph, costs, began = problem.graph, problem.costs, time.monotonic()
+def _place_by_own(method: Method, problem: Problem, spend: Spend, *args: Any) -> Record:
+    (key, objective), (graph, costs) = args, (problem.graph, problem.costs)
     budget = dj.Budget(evaluations=spend.evaluations, seconds=spend.seconds)
-    found = own_method(method)(graph, costs, budget, key)
-    seconds = time.monotonic() - began
+    found = method(graph, costs, budget, key)
+    seconds = budget.seconds_spent()
     placement = np.asarray(getattr(found, "placement", found))
     schedule = dj.simulate_oracle(graph, costs, placement, links=objective.links)
     return {
@@ -433,7 +442,7 @@ def _place_by_own(
     }
 
 
-def own_method(name: str) -> Callable[..., Any]:
+def own_method(name: str) -> Method:
     """Returns a user's function by `module:function`.
 
     Raises:
@@ -468,6 +477,23 @@ def cold() -> Iterator[None]:
     finally:
         jax.config.update("jax_enable_compilation_cache", on_disk)
         compilation_cache.reset_cache()
+
+
+def table(rows: Sequence[Record]) -> str:
+    """Returns a table of rows by their headings; a heading's end `_s` makes seconds of numbers.
+
+    Other floats have three digits, None is `-`.
+    """
+
+    def text(heading: str, value: Any) -> str:
+        if value is None or isinstance(value, str):
+            return value or "-"
+        if isinstance(value, int):
+            return f"{value:,}"
+        return format_seconds(value, 3) if heading.endswith("_s") else f"{value:.3f}"
+
+    headings = [heading.removesuffix("_s") for heading in rows[0]]
+    return format_table(headings, [[text(*cell) for cell in row.items()] for row in rows])
 
 
 def means_table(

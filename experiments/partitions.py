@@ -1,185 +1,90 @@
-"""The planner's partitions against uniform ones, and our graphs beside the published.
+"""The planner's partitions against uniform ones: `python -m experiments.partitions`.
 
-`python -m experiments.partitions` writes runs/partitions.json and runs/partitions.md.
+Every workload is traced and cut for every preset cluster in both ways, from shapes alone (no
+array is allocated), and placed by critical path; times are of a first call in this process.
 """
 
 import dataclasses
-import pathlib
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax import cli
-from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.clusters import list_clusters
-from doppler_jax.files import write_json_atomic
 from doppler_jax.programs.explain import summarize
-from doppler_jax.programs.workloads import Workload, list_workloads
-from doppler_jax.reports.tables import format_seconds, format_table, print_table
-from doppler_jax.simulator.oracle import makespan_s
-from experiments.provenance import provenance
+from doppler_jax.reports.tables import format_seconds
+from experiments import grid
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import peak_bytes
 
 STRATEGIES = ("uniform", "planner")
 
-
-@dataclasses.dataclass(frozen=True)
-class PartitionSettings:
-    """Which workloads are partitioned, and for what."""
-
-    workloads: tuple[str, ...] = ()
-    """Names of workloads; none means all."""
-    clusters: tuple[str, ...] = ()
-    """Names of preset clusters; none means all but this machine."""
-    quick: bool = False
-    """Only the small presets of the workloads."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Folder of the results."""
+FORMS: dict[str, Callable[[Record], str]] = {
+    "tasks": lambda r: f"{r['tasks']:,}",
+    "edges": lambda r: f"{r['edges']:,}",
+    "moved (MB)": lambda r: f"{r['moved_bytes'] / 1e6:,.4g}",
+    "parallelism": lambda r: f"{r['parallelism']:.3g}",
+    "makespan": lambda r: format_seconds(r["makespan_s"], 3),
+}
+"""Columns that both strategies share."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
-    """A workload cut by one strategy, placed by critical path."""
+class PartitionSettings(Settings):
+    """Which workloads are cut, and for what."""
 
-    tasks: int
-    edges: int
-    flops: float
-    made_bytes: float  # of all tensors
-    moved_bytes: float  # by the placement
-    makespan_s: float  # by the oracle
-    parallelism: float
-    partition_s: float  # wall time of tracing, planning and cutting
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A workload on a cluster, by strategy."""
-
-    workload: str
-    preset: str
-    cluster: str
-    by_strategy: dict[str, Figures]
-
-    @property
-    def ratio(self) -> float:
-        """The planner's makespan over uniform's."""
-        figures = self.by_strategy
-        return figures["planner"].makespan_s / figures["uniform"].makespan_s
+    workloads: tuple[str, ...] = dataclasses.field(
+        default_factory=lambda: tuple(dj.list_workloads())
+    )
+    presets: tuple[str, ...] = ("small", "paper")
+    """Sizes of the workloads."""
+    clusters: tuple[str, ...] = dataclasses.field(
+        default_factory=lambda: tuple(name for name in list_clusters() if name != "host")
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """A graph of the paper: file, and the sums of its columns."""
-
-    graph: str
-    workload: str
-    tasks: int
-    edges: int
-    compute: float
-    communication: float
-
-
-PUBLISHED = (
-    Published("chain_mm_112nodes", "chainmm", 76, 80, 4.80028e13, 1.92011e14),
-    Published("ffnn_192nodes", "ffnn", 180, 208, 2.26783e12, 9.07133e12),
-    Published("transformer_block_215nodes", "llama_block", 182, 234, 3.88678e12, 1.55471e13),
-    Published(
-        "full_transformer_layer_261nodes", "llama_layer", 229, 284, 3.88977e12, 1.55591e13
-    ),
-)
-
-PUBLISHED_CLUSTER = "p100x4"
-
-DIFFERENCES = """\
-Why the published graphs have other numbers:
-
-- A published task carries the number of its whole operation, ours its share. In
-  transformer_block, 12 tasks carry 4096 x 4096 x 11008 each, the multiply-adds of a whole
-  product of the feed-forward part, of which there are three; 24 carry 4096 x 4096 x 4096, of
-  which there are six. In chain_mm, 48 tasks carry 10,000^3 each, for three products.
-- The published numbers count a multiply-add once, we count two operations.
-- The published communication is 4 times the compute number of the same task, whatever the
-  size of its result. Ours is the size of the result in bytes.
-- The published full_transformer_layer computes the logits of one position: 4 tasks of
-  4096 x 32,000. Ours computes those of all 4096, a third of all its operations.
-- Chains of element-wise operations are one task here and several there: 94 of the 182 tasks
-  of transformer_block carry 4096 x 4096 or less. Where a reader needs other blocks than
-  were stored, we have formation tasks of no operations; no published task has none.
-- The published cut is fixed: a product of chain_mm is 16 tasks and 8 sums of two, one of
-  transformer_block 4 tasks. Ours are cut for the cluster, into up to 4 tasks per device and
-  operation where that ends sooner in simulation.
-"""
-
-
-def main(settings: PartitionSettings) -> None:
-    """Compares, prints, and writes the tables."""
-    comparisons = []
-    for name in settings.workloads or list_workloads():
-        for preset in ("small",) if settings.quick else ("small", "paper"):
-            workload = dj.make_workload(name, preset)
-            for cluster in settings.clusters or preset_clusters():
-                comparisons.append(compare(workload, preset, cluster))
-    ours = compare_published()
-    tables = [comparison_table(comparisons), published_table(ours)]
-    titles = ["Planner against uniform partitions", "Published graphs and ours, 4 devices"]
-    for title, (columns, rows) in zip(titles, tables, strict=True):
-        print_table(title, columns, rows)
-    print(DIFFERENCES)
-    settings.runs.mkdir(parents=True, exist_ok=True)
-    origin = provenance()
-    result = {
-        "provenance": origin,
-        "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
-        "published": [dataclasses.asdict(published) for published in PUBLISHED],
-        "ours": [dataclasses.asdict(comparison) for comparison in ours],
-    }
-    write_json_atomic(settings.runs / "partitions.json", result)
-    sections = [
-        f"## {title}\n\n{format_table(columns, rows)}"
-        for title, (columns, rows) in zip(titles, tables, strict=True)
+def cells(context: Context[PartitionSettings]) -> list[Cell]:
+    """Returns a cell per workload, size, cluster and strategy."""
+    asked = context.settings
+    grid.check_names("--workloads", asked.workloads, dj.list_workloads())
+    grid.check_names("--clusters", asked.clusters, list_clusters())
+    return [
+        Cell(
+            {"workload": name, "preset": preset, "cluster": cluster, "strategy": strategy},
+            partial(measure, name, preset, cluster, strategy),
+        )
+        for preset in asked.presets
+        for name in asked.workloads
+        for cluster in asked.clusters
+        for strategy in STRATEGIES
     ]
-    made = ", ".join(f"{key} {value}" for key, value in origin.items())
-    text = "\n".join([*sections, DIFFERENCES, f"Made by `experiments.partitions`: {made}.\n"])
-    (settings.runs / "partitions.md").write_text(text)
 
 
-def preset_clusters() -> list[str]:
-    """Returns the named clusters whose figures do not depend on this machine."""
-    return [name for name in list_clusters() if name != "host"]
-
-
-def compare(workload: Workload, preset: str, cluster_name: str) -> Comparison:
-    """Returns the figures of a workload on a preset cluster, by strategy."""
-    cluster = dj.make_cluster(cluster_name)
-    return Comparison(
-        workload=workload.name,
-        preset=preset,
-        cluster=cluster_name,
-        by_strategy={strategy: measure(workload, cluster, strategy) for strategy in STRATEGIES},
-    )
-
-
-def measure(workload: Workload, cluster: dj.Cluster, strategy: str) -> Figures:
+def measure(name: str, preset: str, cluster_name: str, strategy: str) -> Record:
     """Returns the figures of a workload cut for a cluster's devices by one strategy."""
+    workload, cluster = dj.make_workload(name, preset), dj.make_cluster(cluster_name)
     began = time.perf_counter()
-    num_shards = 1 << (cluster.num_devices - 1).bit_length()
     program = dj.trace(workload.fn, *workload.args)
+    traced = time.perf_counter()
+    num_shards = 1 << (cluster.num_devices - 1).bit_length()
     sharded = dj.partition(program, num_shards, strategy=strategy, cluster=cluster)
-    partition_s = time.perf_counter() - began
-    graph = sharded.graph
-    costs = dj.make_costs(graph, cluster)
-    schedule = dj.simulate_oracle(graph, costs, critical_path(graph, costs))
-    summary = summarize(graph, cluster)
-    return Figures(
-        tasks=summary.num_tasks,
-        edges=summary.num_edges,
-        flops=summary.flops,
-        made_bytes=float(graph.tensor_bytes.sum()),
-        moved_bytes=moved_bytes(graph, schedule),
-        makespan_s=makespan_s(schedule),
-        parallelism=summary.parallelism,
-        partition_s=partition_s,
+    cut = time.perf_counter()
+    placed = dj.place(
+        sharded.graph, dj.make_costs(sharded.graph, cluster), method="critical_path"
     )
+    summary = summarize(sharded.graph, cluster)
+    return {
+        "tasks": summary.num_tasks,
+        "edges": summary.num_edges,
+        "moved_bytes": moved_bytes(sharded.graph, placed.schedule),
+        "parallelism": summary.parallelism,
+        "makespan_s": placed.makespan_s,
+        "trace_s": traced - began,
+        "partition_s": cut - traced,
+        "peak_bytes": peak_bytes(),
+    }
 
 
 def moved_bytes(graph: dj.TaskGraph, schedule: dj.Schedule) -> float:
@@ -188,75 +93,37 @@ def moved_bytes(graph: dj.TaskGraph, schedule: dj.Schedule) -> float:
     return float(sizes[schedule.transfer_tensor].sum())
 
 
-def compare_published() -> list[Comparison]:
-    """Returns our figures for the workloads that the paper publishes graphs of."""
-    return [
-        compare(dj.make_workload(published.workload, "paper"), "paper", PUBLISHED_CLUSTER)
-        for published in PUBLISHED
-    ]
-
-
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-
-
-def comparison_table(comparisons: list[Comparison]) -> Table:
-    """Returns columns and rows: uniform's figure and the planner's, side by side."""
-    columns: tuple[str, ...] = (
-        "workload",
-        "cluster",
-        "tasks",
-        "edges",
-        "moved (MB)",
-        "parallelism",
-        "makespan",
-        "ratio",
-        "planned in",
+def report(context: Context[PartitionSettings], records: list[Record]) -> Page:
+    """Returns uniform's figure and the planner's, side by side."""
+    pairs: dict[tuple[str, str], dict[str, Record]] = {}
+    for r in records:
+        where = f"{r['workload']}, {r['preset']}", r["cluster"]
+        pairs.setdefault(where, {})[r["strategy"]] = r
+    rows = []
+    for where, found in pairs.items():
+        if set(found) != set(STRATEGIES):
+            continue
+        both = [found[strategy] for strategy in STRATEGIES]
+        row = dict(zip(("workload", "cluster"), where, strict=True))
+        for heading, form in FORMS.items():
+            row[heading] = " / ".join(form(r) for r in both)
+        row |= {"ratio": both[1]["makespan_s"] / both[0]["makespan_s"]}
+        row |= {"traced in_s": both[1]["trace_s"], "planned in_s": both[1]["partition_s"]}
+        rows.append(row | {"memory so far (GB)": both[1]["peak_bytes"] / 1e9})
+    return Page(
+        "Uniform / planner, placed by critical path and simulated; the ratio is the planner's "
+        f"makespan over uniform's.\n\n{grid.table(rows)}"
     )
-    rows: list[tuple[str, ...]] = []
-    for comparison in comparisons:
-        both = [comparison.by_strategy[strategy] for strategy in STRATEGIES]
-        rows.append(
-            (
-                f"{comparison.workload}, {comparison.preset}",
-                comparison.cluster,
-                " / ".join(f"{figures.tasks:,}" for figures in both),
-                " / ".join(f"{figures.edges:,}" for figures in both),
-                " / ".join(f"{figures.moved_bytes / 1e6:,.4g}" for figures in both),
-                " / ".join(f"{figures.parallelism:.3g}" for figures in both),
-                " / ".join(format_seconds(figures.makespan_s, 3) for figures in both),
-                f"{comparison.ratio:.3f}",
-                format_seconds(both[-1].partition_s, 3),
-            )
-        )
-    return columns, rows
 
 
-def published_table(ours: list[Comparison]) -> Table:
-    """Returns columns and rows: a published graph, then ours by strategy."""
-    columns: tuple[str, ...] = ("graph", "tasks", "edges", "compute", "communication")
-    rows: list[tuple[str, ...]] = []
-    for published, comparison in zip(PUBLISHED, ours, strict=True):
-        rows.append(
-            (
-                f"{published.graph}, published",
-                f"{published.tasks}",
-                f"{published.edges}",
-                f"{published.compute:.4g}",
-                f"{published.communication:.4g}",
-            )
-        )
-        for strategy, figures in comparison.by_strategy.items():
-            rows.append(
-                (
-                    f"{published.workload}, {strategy}",
-                    f"{figures.tasks}",
-                    f"{figures.edges}",
-                    f"{figures.flops:.4g} flops",
-                    f"{figures.made_bytes:.4g} bytes",
-                )
-            )
-    return columns, rows
-
+STUDY = Study(
+    name="partitions",
+    title="The planner's partitions against uniform ones",
+    settings=PartitionSettings(),
+    cells=cells,
+    report=report,
+    quick={"presets": ("small",)},
+)
 
 if __name__ == "__main__":
-    cli.run(main, PartitionSettings, "Partitions: planner against uniform, ours and published.")
+    STUDY.command()

@@ -8,9 +8,9 @@ import jax
 
 from doppler_jax import cli
 from doppler_jax.policies.model import PolicyConfig
-from experiments.config import check_settings
+from doppler_jax.problems import use_host_devices
+from doppler_jax.training.settings import check_settings
 from experiments.pretraining import Pretraining
-from experiments.problems import use_host_devices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ from doppler_jax.training.pretrain import (
     pretrain_update,
 )
 from doppler_jax.training.stream import TRAINED, Bucket, Drawn, draw_problems
-from experiments.provenance import provenance
+from experiments.grid import provenance
 
 if TYPE_CHECKING:
     from experiments.pretrain import PretrainSettings

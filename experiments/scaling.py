@@ -1,175 +1,174 @@
-"""Time against the number of tasks: `python -m experiments.scaling --quick`.
+"""Time against the number of tasks: `python -m experiments.scaling`.
 
-Every learned method on layered graphs: seconds of an update and of an episode in it, and
-seconds to place a graph with a policy at hand (`dj.place`: features, one greedy proposal, its
-judgement by the oracle), compilation apart. A method ends where its next update would take
-too long. The folder runs/scaling/ gets a table, its records, lines as a picture, and all that
-is needed to go on where a run was stopped.
+Every learned method on layered graphs: seconds of an update, and to place a graph with a
+policy at hand (`dj.place`: features, one greedy proposal, its judgement by the oracle); first
+the cold call, then warm ones. A method ends where its next update would take too long.
 """
 
 import dataclasses
 import math
-import os
-import pathlib
-from typing import Any
+import time
+from functools import partial
 
+import jax
 import numpy as np
 
-from doppler_jax import cli
+import doppler_jax as dj
 from doppler_jax.learned import LEARNERS
+from doppler_jax.learners.doppler import Doppler
+from doppler_jax.learners.learner import EpisodeLearner, Learner
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.curves import Line, Panel, plot_curves
-from doppler_jax.reports.tables import format_seconds, format_table
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.method_cells import check_names
-from experiments.problems import use_host_devices
-from experiments.results import write_results
-from experiments.scaling_cells import scaling_cell
-
-METHODS = tuple(LEARNERS)
-
-QUICK_SIZES = (125, 1000)
-
-COLUMNS = (
-    "method",
-    "tasks",
-    "episodes of an update",
-    "executions of an update",
-    "update",
-    "per episode",
-    "per execution",
-    "placing",
-    "compilation",
-)
+from experiments import grid
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import in_turns, seconds_of, warm
 
 
 @dataclasses.dataclass(frozen=True)
-class ScalingSettings:
+class ScalingSettings(Settings):
     """What to time."""
 
-    methods: tuple[str, ...] = METHODS
+    method: tuple[str, ...] = tuple(LEARNERS)
     sizes: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)
     """Tasks of the graphs."""
     num_devices: int = 4
     batch: int = 16
     """Episodes of an update."""
-    repeats: int = 3
+    rounds: int = 3
     limit_s: float = 600.0
     """Of an update; what would take longer, if time grew as the square, is left out."""
-    host_devices: int = os.cpu_count() or 1
-    """Devices that the CPU is split into; DOPPLER's training uses all."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to scaling/ in there."""
-    quick: bool = False
-    """125 and 1,000 tasks, batches of 4: minutes on two cores."""
 
 
-def main(settings: ScalingSettings) -> None:
-    """Times what is missing, prints and writes the table.
-
-    Raises:
-      ValueError: a method does not learn or does not exist, there are fewer than two sizes,
-        or another option is out of range.
-    """
-    if settings.quick:
-        settings = dataclasses.replace(
-            settings,
-            sizes=QUICK_SIZES,
-            batch=min(settings.batch, 4),
-            limit_s=min(settings.limit_s, 20.0),
-        )
-    check_settings(settings)
-    check_names("--methods", settings.methods, METHODS)
-    sizes = sorted(set(settings.sizes))
-    if len(sizes) < 2 or sizes[0] < 1:
-        raise ValueError(f"--sizes are {settings.sizes}; expected 2 or more counts")
-    use_host_devices(settings.host_devices)
-    folder = settings.runs / "scaling"
-    cells = Cells(folder / "cells")
-    records = [
-        record for method in settings.methods for record in grow(cells, settings, method, sizes)
-    ]
-    write_results(folder, "scaling", tabulate(records, settings), records)
-    draw(folder, records)
+def cells(context: Context[ScalingSettings]) -> list[Cell]:
+    """Returns a cell per method and size, the smallest first."""
+    asked = context.settings
+    grid.check_names("--method", asked.method, list(LEARNERS))
+    key = context.key("method", "sizes", "limit_s")
+    found = []
+    for method in asked.method:
+        times: dict[int, float] = {}  # of updates, by size
+        for size in sorted(set(asked.sizes)):
+            run = partial(time_method, context, method, size, times)
+            found.append(Cell({"method": method, "tasks": size, **key}, run))
+    return found
 
 
-def grow(
-    cells: Cells, settings: ScalingSettings, method: str, sizes: list[int]
-) -> list[dict[str, Any]]:
-    """Returns the records of a method, up to the size whose update would take too long."""
-    records: list[dict[str, Any]] = []
-    for size in sizes:
-        if records:
-            growth = (size / records[-1]["tasks"]) ** 2
-            if records[-1]["update_s"] * growth > settings.limit_s:
-                print(f"{method}: {size:,} tasks would take too long", flush=True)
-                break
-        record = scaling_cell(
-            cells, method, size, settings.num_devices, settings.batch, settings.repeats
-        )
-        records.append(record)
-        print(f"{method}: {size:,} tasks, {format_seconds(record['update_s'])}", flush=True)
-    return records
+def time_method(
+    context: Context[ScalingSettings], method: str, size: int, times: dict[int, float]
+) -> Record:
+    """Returns seconds of an update of a method, and of placing a graph with its policy."""
+    asked = context.settings
+    if times and max(times.values()) * (size / max(times)) ** 2 > asked.limit_s:
+        return {"refused": "it would take too long"}
+    problem = context.problem(f"layers-{size}@{asked.num_devices}")
+    learner = small_updates(LEARNERS[method], asked.batch)
+    inputs = make_policy_inputs(problem.graph, problem.costs)
+    params_key, phases = learner.phases(jax.random.key(0), inputs, "parallel")
+    params = learner.init(params_key, inputs)
+    policy = dj.Policy(params, learner.settings, learner.name)
+    state = phases[-1].begin(params)
+    # One proposal, what it simulates on its way and its judgement.
+    proposal = learner.proposal_evaluations(inputs.padded.padded_tasks) + 1
+    place = partial(
+        dj.place, problem.graph, problem.costs, method=method, policy=policy,
+        max_evaluations=proposal,
+    )  # fmt: skip
+
+    def place_s() -> float:
+        began = time.perf_counter()
+        if place().interrupted:
+            raise KeyboardInterrupt
+        return time.perf_counter() - began
+
+    with grid.cold():
+        runs = {
+            "update": lambda: seconds_of(lambda: phases[-1].update(state)),
+            "place": place_s,
+        }
+        seconds = in_turns(runs, asked.rounds)
+    times[size] = warm(seconds["update"])
+    return {
+        "episodes": phases[-1].episodes,
+        "executions": phases[-1].evaluations,
+        "update_s": times[size],
+        "place_s": warm(seconds["place"]),
+        "first_update_s": seconds["update"][0],
+        "first_place_s": seconds["place"][0],
+    }
 
 
-def tabulate(records: list[dict[str, Any]], settings: ScalingSettings) -> str:
-    """Returns the table, and how each method's times grow."""
+def small_updates(learner: Learner, batch: int) -> Learner:
+    """Returns a learner whose updates are of `batch` episodes, in one step."""
+    if isinstance(learner, Doppler):
+        usual = learner.simulate
+        few = {name: min(getattr(usual, name), batch) for name in ("num_elites", "num_chains")}
+        simulate = dataclasses.replace(usual, batch=batch, minibatches=1, **few)
+        return dataclasses.replace(learner, simulate=simulate)
+    assert isinstance(learner, EpisodeLearner)
+    return dataclasses.replace(learner, batch=batch, minibatches=1)
+
+
+def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
+    """Returns the table, how each method's times grow, and both as lines."""
+    done = [record for record in records if "refused" not in record]
     rows = [
-        (
-            r["method"],
-            f"{r['tasks']:,}",
-            str(r["batch"]),
-            f"{r['evaluations']:,}",
-            format_seconds(r["update_s"], 3),
-            format_seconds(r["update_s"] / r["batch"], 3),
-            format_seconds(r["update_s"] / r["evaluations"], 3),
-            format_seconds(r["place_s"], 3),
-            format_seconds(r["compile_s"], 3),
-        )
-        for r in records
+        {
+            "method": r["method"],
+            "tasks": r["tasks"],
+            "first placing, cold_s": r["first_place_s"],
+            "first update, cold_s": r["first_update_s"],
+            "placing_s": r["place_s"],
+            "update_s": r["update_s"],
+            "per episode_s": r["update_s"] / r["episodes"],
+            "per execution_s": r["update_s"] / r["executions"],
+        }
+        for r in done
     ]
+    by_method: dict[str, list[Record]] = {}
+    for record in done:
+        by_method.setdefault(record["method"], []).append(record)
     slopes = [
-        f"{method} {found[0]:.2f} and {found[1]:.2f}"
-        for method in dict.fromkeys(r["method"] for r in records)
-        if (found := growth_of([r for r in records if r["method"] == method])) is not None
+        f"{method} {growth(runs, 'update_s'):.2f} and {growth(runs, 'place_s'):.2f}"
+        for method, runs in by_method.items()
+        if len(runs) > 1
     ]
-    return (
-        f"Layered graphs on {settings.num_devices} devices, medians of {settings.repeats}\n\n"
-        f"{format_table(COLUMNS, rows)}\n"
+    panels = [
+        Panel(title, tuple(_line(method, runs, field) for method, runs in by_method.items()))
+        for title, field in (("an update", "update_s"), ("placing with a policy", "place_s"))
+    ]
+    return Page(
+        f"Layered graphs on {context.settings.num_devices} devices; updates of "
+        f"{context.settings.batch} episodes. Cold calls compile; the others are medians of "
+        f"{context.settings.rounds} warm ones.\n\n{grid.table(rows)}\n"
         "Slope of log time over log tasks, from the smallest to the largest graph, of an "
-        f"update and of placing: {'; '.join(slopes) or 'none'}.\n"
+        f"update and of placing, warm: {'; '.join(slopes) or 'of two sizes at least'}.",
+        {
+            "scaling.png": partial(
+                plot_curves, panels=panels, x_label="tasks", y_label="time (s)", log_y=True
+            )
+        },
     )
 
 
-def growth_of(records: list[dict[str, Any]]) -> tuple[float, float] | None:
-    """Returns the exponents of update and placing time, None where there is one size only."""
-    if len(records) < 2:
-        return None
+def growth(records: list[Record], field: str) -> float:
+    """Returns the exponent of a time between the first and the last record."""
     first, last = records[0], records[-1]
-    tasks = math.log(last["tasks"] / first["tasks"])
-    update, place = (math.log(last[k] / first[k]) / tasks for k in ("update_s", "place_s"))
-    return update, place
+    return math.log(last[field] / first[field]) / math.log(last["tasks"] / first["tasks"])
 
 
-def draw(folder: pathlib.Path, records: list[dict[str, Any]]) -> None:
-    """Draws seconds of an episode and of placing over the number of tasks."""
+def _line(method: str, runs: list[Record], field: str) -> Line:
+    tasks, seconds = ([r[name] for r in runs] for name in ("tasks", field))
+    return Line(method, np.array(tasks), np.array(seconds))
 
-    def line(method: str, seconds: str, share: str | None) -> Line:
-        runs = [r for r in records if r["method"] == method]
-        over = np.array([r[share] if share else 1 for r in runs])
-        return Line(
-            method,
-            np.array([r["tasks"] for r in runs]),
-            np.array([r[seconds] for r in runs]) / over,
-        )
 
-    methods = list(dict.fromkeys(record["method"] for record in records))
-    panels = [
-        Panel("training, per episode", tuple(line(m, "update_s", "batch") for m in methods)),
-        Panel("placing with a policy", tuple(line(m, "place_s", None) for m in methods)),
-    ]
-    plot_curves(folder / "scaling.png", panels, x_label="tasks", y_label="time (s)", log_y=True)
-
+STUDY = Study(
+    name="scaling",
+    title="Time of every learned method against the number of tasks",
+    settings=ScalingSettings(),
+    cells=cells,
+    report=report,
+    quick={"sizes": (125, 1000), "batch": 4, "limit_s": 20.0},
+)
 
 if __name__ == "__main__":
-    cli.run(main, ScalingSettings, "Time of every learned method against the number of tasks.")
+    STUDY.command()

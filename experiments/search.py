@@ -3,27 +3,19 @@
 Methods at equal numbers of simulated executions, those of episodes and of training included,
 and at equal seconds of a cold call; `--warm-seconds` for seconds that begin when everything
 has been compiled. `memetic` is the search of `doppler+search` from critical-path and HEFT
-placements.
+placements. The curves are the best makespans so far.
 """
 
+import pathlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from doppler_jax.reports.tables import format_table
+from doppler_jax.reports.curves import Line, Panel, plot_curves
+from experiments import grid
 from experiments.catalogue import BEST_KNOWN_S, SIZED
-from experiments.grid import (
-    EQUAL,
-    Cell,
-    Context,
-    MethodSettings,
-    Page,
-    Record,
-    Spend,
-    Study,
-    means_table,
-    method_cells,
-)
+from experiments.grid import EQUAL, Cell, Context, MethodSettings, Page, Record, Study
 
 METHODS = ("doppler", "doppler+search", "memetic", "local_search", "annealing", "evolution")
 
@@ -36,52 +28,46 @@ OURS = "doppler+search"
 
 def cells(context: Context[MethodSettings]) -> list[Cell]:
     """Returns the list schedulers' cells, then those of all methods and budgets."""
-    asked = context.settings
-    listed = method_cells(context, asked.problems, LISTED, [Spend()], links=asked.links)
-    return listed + method_cells(
-        context, asked.problems, asked.method, asked.spends(), asked.seeds, asked.links
+    asked, run = context.settings, partial(grid.method_cells, context)
+    found = run(asked.problems, LISTED, [grid.Spend()], links=asked.links)
+    return found + run(
+        asked.problems, asked.method, asked.spends(), asked.seeds, links=asked.links
     )
 
 
 def report(context: Context[MethodSettings], records: list[Record]) -> Page:
     """Returns makespans by problem and budget, and how often ours is below the others'."""
     listed: dict[tuple[str, str], list[float]] = {}
-    for record in records:
-        if record["method"] in LISTED and "makespan_s" in record:
-            where = record["problem"], record["links"]
-            listed.setdefault(where, []).append(record["makespan_s"])
+    for r in (r for r in records if r["method"] in LISTED and "makespan_s" in r):
+        listed.setdefault((r["problem"], r["links"]), []).append(r["makespan_s"])
     runs = [record for record in records if record["method"] in context.settings.method]
-    if not runs:
-        return Page("No run yet.")
-    table = means_table(
-        runs,
-        ("problem", "links", "budget"),
-        extra={
-            "list scheduler": lambda row: (
-                f"{min(listed[row[0]['problem'], row[0]['links']]):.6g}"
-            ),
-            "lower bound": lambda row: f"{max(r.get('lower_bound_s', 0.0) for r in row):.6g}",
-        },
-    )
-    columns = ("rival", "below", "equal", "above", "runs below / equal / above", "mean (%)")
-    return Page(
+    extra = {
+        "list scheduler": lambda row: f"{min(listed[row[0]['problem'], row[0]['links']]):.6g}",
+        "lower bound": lambda row: f"{max(r.get('lower_bound_s', 0.0) for r in row):.6g}",
+    }
+    text = (
         "Makespans (s), mean and deviation over seeds; * is the least of a row. Evaluations "
         "are simulated executions; seconds are of a cold call, compilation included, unless "
-        f"they are named warm.\n\n{table}\n`{OURS}` against the others: rows whose mean is "
-        f"below, equal, above; the same of paired runs.\n\n"
-        f"{format_table(columns, against(runs))}"
+        "they are named warm.\n\n"
+        f"{grid.means_table(runs, ('problem', 'links', 'budget'), extra=extra)}"
     )
+    if rows := against(runs):
+        text += (
+            f"\n`{OURS}` against the others: rows whose mean is below, equal, above; the same "
+            f"of paired runs.\n\n{grid.table(rows)}"
+        )
+    curves = [run for run in runs if "curve" in run and "evaluations" in run]
+    return Page(text, {"curves.png": partial(draw_curves, curves)} if curves else {})
 
 
-def against(records: Sequence[Record]) -> list[tuple[str, ...]]:
+def against(records: Sequence[Record]) -> list[Record]:
     """Returns a row per rival: how often our makespans are below, equal to, above its."""
     found: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
-    for record in records:
-        if "makespan_s" in record:
-            names = ("problem", "links", "evaluations", "seconds", "warm")
-            row = found.setdefault(tuple(str(record.get(name)) for name in names), {})
-            row.setdefault(record["method"], {})[record["seed"]] = record["makespan_s"]
-    rows: list[tuple[str, ...]] = []
+    for r in (r for r in records if "makespan_s" in r):
+        names = ("problem", "links", *grid.Spend.FIELDS)
+        row = found.setdefault(tuple(str(r.get(name)) for name in names), {})
+        row.setdefault(r["method"], {})[r["seed"]] = r["makespan_s"]
+    rows = []
     for rival in dict.fromkeys(record["method"] for record in records):
         ratios = [
             np.array([row[OURS][s] / row[rival][s] for s in row[OURS] if s in row[rival]])
@@ -90,14 +76,40 @@ def against(records: Sequence[Record]) -> list[tuple[str, ...]]:
         ]
         if ratios:
             means = np.array([ratio.mean() for ratio in ratios])
-            runs = " / ".join(_counts(np.concatenate(ratios)))
-            rows.append((rival, *_counts(means), runs, f"{100 * (means.mean() - 1):+.2f}"))
+            counts = {"rows": _counts(means), "runs": _counts(np.concatenate(ratios))}
+            rows.append({"rival": rival, **counts, "mean (%)": 100 * (float(means.mean()) - 1)})
     return rows
 
 
-def _counts(ratio: np.ndarray) -> tuple[str, str, str]:
+def _counts(ratio: np.ndarray) -> str:
     below, above = int((ratio < 1 - EQUAL).sum()), int((ratio > 1 + EQUAL).sum())
-    return str(below), str(len(ratio) - below - above), str(above)
+    return f"{below} / {len(ratio) - below - above} / {above}"
+
+
+def draw_curves(records: Sequence[Record], path: pathlib.Path) -> None:
+    """Draws each method's mean best makespan by evaluations, with its least and greatest."""
+    panels: dict[str, list[Line]] = {}
+    for problem, links, method in dict.fromkeys(
+        (r["problem"], r["links"], r["method"]) for r in records
+    ):
+        runs = [
+            r["curve"]
+            for r in records
+            if (r["problem"], r["links"], r["method"]) == (problem, links, method)
+        ]
+        first, last = max(spent[0] for spent, _, _ in runs), max(c[0][-1] for c in runs)
+        x = np.unique(np.geomspace(first, max(last, first), 40).astype(np.int64))
+        y = np.array([_best_by(curve, x) for curve in runs])
+        line = Line(method, x, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
+        panels.setdefault(f"{problem}, {links} links", []).append(line)
+    drawn = [Panel(title, tuple(lines)) for title, lines in panels.items()]
+    plot_curves(path, drawn, x_label="simulated executions", y_label="best makespan (s)")
+
+
+def _best_by(curve: Sequence[Sequence[float]], evaluations: np.ndarray) -> np.ndarray:
+    """Returns the best makespans `[K]` that a run had after so many evaluations `[K]`."""
+    spent, _, makespan_s = (np.array(row) for row in curve)
+    return makespan_s[np.searchsorted(spent, evaluations, side="right") - 1]
 
 
 STUDY = Study(

@@ -1,196 +1,185 @@
-"""The paper's Table 2: `python -m experiments.table --quick`.
+"""The paper's Table 2: `python -m experiments.table`.
 
-Two parts. Simulated: every method places the four workloads on 4 P100, all given the same
-seconds after a run that compiled everything. Measured: every method places them under this
-machine's calibrated costs, and its placements run here, on isolated devices, in turns;
-`doppler_sys` is stage 3, which goes on from DOPPLER's policy by measuring. The paper's own
-figures stand beside, and what can be said of ours below. The folder runs/table/ gets table.md,
-table.json, table.png, placements.png, and all that is needed to go on where a run was stopped.
+Simulated: every method places the four workloads on 4 P100 within the same seconds of a cold
+call. Measured: every method places them under this machine's calibrated costs, and its
+placements run here, on isolated devices, in turns; `doppler_sys` is stage 3, which goes on
+from DOPPLER's policy by measuring. The paper's own figures stand beside.
 """
 
 import dataclasses
-import os
-import pathlib
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax import cli
 from doppler_jax.reports.bars import Panel, plot_bars
-from doppler_jax.reports.placements import plot_placements
 from doppler_jax.training.system_rl import SystemConfig
-from experiments import measured_cells, published, table_text
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.isolation import BackendChoice, choose_backend
-from experiments.machine import Machine
-from experiments.measured_cells import MeasuredSettings
-from experiments.method_cells import Budget, MethodCells, check_names, paper_problem
-from experiments.problems import Chosen, use_host_devices
-from experiments.results import write_results
+from experiments import grid
+from experiments.catalogue import PAPER, WORKLOADS
+from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
+from experiments.machine import Machine, measure_placements
+from experiments.stage3_study import improve
+
+_SYSTEMS = ("critical_path", "placeto", "gdp", "enumerative", "doppler", "doppler_sys")
+
+TABLE_2_MS = {
+    "chainmm": dict(zip(_SYSTEMS, (230.4, 137.1, 198.0, 139.0, 122.5, 123.4), strict=True)),
+    "ffnn": dict(zip(_SYSTEMS, (217.8, 126.3, 100.3, 50.2, 49.9, 47.4), strict=True)),
+    "llama_block": dict(zip(_SYSTEMS, (230.9, 411.5, 336.5, 172.7, 191.5, 160.3), strict=True)),
+    "llama_layer": dict(zip(_SYSTEMS, (292.6, 295.1, 231.5, 174.8, 167.0, 150.6), strict=True)),
+}
+"""The paper's execution times by workload and method, measured on 4 P100; `doppler_sys` is all
+three stages. Ours are of other code, sizes and machines: orders and ratios compare."""
 
 METHODS = (
-    "critical_path",
-    "heft",
-    "placeto",
-    "gdp",
-    "enumerative",
-    "annealing",
-    "doppler",
+    "critical_path", "heft", "placeto", "gdp", "enumerative", "annealing", "doppler",
     "doppler+search",
-)
+)  # fmt: skip
 
-SLOW = ("placeto", "gdp", "doppler+search")
-"""Of these `--quick` measures none."""
+NUM_SHARDS = 4
+"""Blocks per tensor of what is measured, as in the paper."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TableSettings:
+class TableSettings(MethodSettings):
     """What to compare."""
 
-    workloads: tuple[str, ...] = published.WORKLOADS
-    methods: tuple[str, ...] = METHODS
-    """Of `dj.list_methods()`."""
-    preset: str = "paper"
-    """Sizes of what is simulated."""
-    seeds: int = 10
-    budget_s: float = 600.0
-    """Seconds of a simulated run, compilation not counted."""
-    measured: bool = True
-    """Whether to measure on this machine's devices too."""
-    measured_workloads: tuple[str, ...] = published.WORKLOADS
-    measured_methods: tuple[str, ...] = METHODS
+    measured: tuple[str, ...] = WORKLOADS
+    """Workloads that are measured on this machine's devices too."""
     measured_preset: str = "medium"
     """Sizes of what is measured."""
-    backend: BackendChoice = "auto"
-    """Of the engine, as for stage 3."""
-    num_devices: int = 2
-    """Devices that are measured on."""
+    measured_method: tuple[str, ...] = METHODS
     measured_evaluations: int = 400_000
     """Placements that a method simulates for what is measured."""
-    num_updates: int = 20
-    """Of stage 3."""
+    num_devices: int = 2
+    """Devices that are measured on."""
     rounds: int = 21
-    """Runs of each placement that is measured."""
-    host_devices: int = os.cpu_count() or 1
-    """Devices that the CPU is split into; training and simulation use all."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to table/ in there."""
-    quick: bool = False
-    """3 seeds of 8 seconds; the rivals that learn, which compile for a minute each, are not
-    measured: 40 minutes on two cores. Without it the simulated half alone is 33 hours."""
+    """Runs of each placement."""
+    updates: int = 20
+    """Of stage 3."""
     training: SystemConfig = dataclasses.field(default_factory=SystemConfig)
 
 
-def main(settings: TableSettings) -> None:
-    """Runs what is missing, prints and writes the table.
+def cells(context: Context[TableSettings]) -> list[Cell]:
+    """Returns the cells of the simulated half, then those of the measured one."""
+    asked = context.settings
+    found = grid.method_cells(
+        context, asked.problems, asked.method, asked.spends(), asked.seeds, asked.links
+    )
+    if asked.measured:
+        machine = context.stack.enter_context(Machine(asked.num_devices))
+        names = ("measured_preset", "measured_method", "measured_evaluations", "rounds")
+        key = {name: getattr(asked, name) for name in (*names, "updates")}
+        key |= {"training": dataclasses.asdict(asked.training), **machine.key}
+        for workload in asked.measured:
+            run = partial(measure, context, machine, workload)
+            found.append(Cell({"measured": workload, **key}, run))
+    return found
 
-    Raises:
-      ValueError: an option names no workload or method, or is out of range.
+
+def measure(context: Context[TableSettings], machine: Machine, workload: str) -> Record:
+    """Returns measured makespans of what methods place, and of DOPPLER's stage 3.
+
+    `doppler` is the placement that stage 3, `doppler_sys`, starts from: both are of the
+    same policy.
     """
-    if settings.quick:
-        settings = dataclasses.replace(
-            settings,
-            seeds=min(settings.seeds, 3),
-            budget_s=min(settings.budget_s, 8.0),
-            measured_methods=tuple(m for m in settings.measured_methods if m not in SLOW),
-            num_updates=min(settings.num_updates, 4),
-        )
-    check_settings(settings)
-    check_names("--workloads", settings.workloads, published.WORKLOADS)
-    check_names("--methods", settings.methods, dj.list_methods())
-    check_names("--measured-workloads", settings.measured_workloads, published.WORKLOADS)
-    check_names("--measured-methods", settings.measured_methods, dj.list_methods())
-    use_host_devices(settings.host_devices)
-    folder = settings.runs / "table"
-    problems = [paper_problem(name, settings.preset) for name in settings.workloads]
-    simulated = simulate(settings, problems, folder)
-    measured = measure(settings, folder) if settings.measured else []
-    budget = str(Budget(seconds=settings.budget_s))
-    text = table_text.tabulate(simulated, measured, budget, settings.measured_evaluations)
-    write_results(folder, "table", text, {"simulated": simulated, "measured": measured})
-    draw(settings, problems, simulated, measured, folder)
-
-
-def simulate(
-    settings: TableSettings, problems: list[Chosen], folder: pathlib.Path
-) -> list[dict[str, Any]]:
-    """Returns the record of every simulated run."""
-    cells = MethodCells(Cells(folder / "cells"))
-    budget = Budget(seconds=settings.budget_s)
-    records = []
-    for workload, chosen in zip(settings.workloads, problems, strict=True):
-        for seed in range(settings.seeds):  # outside: drift of the machine hits all alike
-            for method in settings.methods:
-                record = cells.get(chosen, method, seed, budget)
-                records.append({"workload": workload, **record})
-        print(
-            f"{workload}: {len(settings.methods)} methods, {settings.seeds} seeds", flush=True
-        )
-    return records
-
-
-def measure(settings: TableSettings, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what was measured, a record per workload."""
-    backend = choose_backend(settings.backend, settings.num_devices)
-    here = folder / f"{backend}x{settings.num_devices}-{settings.measured_preset}"
-    options = MeasuredSettings(
-        preset=settings.measured_preset,
-        evaluations=settings.measured_evaluations,
-        num_updates=settings.num_updates,
-        rounds=settings.rounds,
-        training=settings.training,
+    asked = context.settings
+    made = dj.make_workload(workload, asked.measured_preset)
+    problem = machine.calibrated(made, context.folder, "uniform", NUM_SHARDS)
+    spend, links = grid.Spend(asked.measured_evaluations), asked.training.links
+    placements = {
+        method: grid.place_cell(problem, method, spend, 0, links)["placement"]
+        for method in asked.measured_method
+        if method != "doppler"
+    }
+    improved = improve(
+        problem,
+        machine.pair_measure(problem),
+        context.folder / "stage3" / problem.name,
+        evaluations=asked.measured_evaluations,
+        num_updates=asked.updates,
+        config=asked.training,
     )
-    with Machine(settings.num_devices) as machine:
-        devices = machine.devices(backend)
-        records = []
-        for workload in settings.measured_workloads:
-            bench = measured_cells.make_bench(options, workload, backend, devices, here)
-            records.append(
-                measured_cells.measure_methods(options, bench, settings.measured_methods)
+    placements |= {"doppler": improved["stage2"], "doppler_sys": improved["stage3"]}
+    return {
+        "seconds": measure_placements(machine, problem, placements, asked.rounds),
+        "simulated_s": {
+            name: dj.makespan_s(
+                dj.simulate_oracle(problem.graph, problem.costs, p, links=links)
             )
-            print(f"{workload}: measured", flush=True)
-    return records
+            for name, p in placements.items()
+        },
+        "placements": placements,
+    }
 
 
-def draw(
-    settings: TableSettings,
-    problems: list[Chosen],
-    simulated: list[dict[str, Any]],
-    measured: list[dict[str, Any]],
-    folder: pathlib.Path,
-) -> None:
-    """Draws the table's bars, and the best placement found of each workload."""
-    panels, pictures = [], []
-    for workload, chosen in zip(settings.workloads, problems, strict=True):
-        found = table_text.by_method(simulated, workload)
-        panels.append(_panel(f"{workload}, simulated, 4 P100", workload, found))
-        runs = [record for record in simulated if record["workload"] == workload]
-        best = min(runs, key=lambda record: record["makespan_s"])
-        pictures.append((f"{workload}, {best['method']}", chosen.graph, best["placement"]))
-    for record in measured:
-        workload = record["workload"]
-        seconds = {method: np.array(s) for method, s in record["measured_s"].items()}
-        panels.append(_panel(f"{workload}, measured here", workload, seconds))
-    plot_bars(
-        folder / "table.png", panels, x_label="makespan (ms)", other_label="paper, measured"
-    )
-    num_devices = problems[0].costs.num_devices
-    plot_placements(folder / "placements.png", pictures, num_devices=num_devices)
+def report(context: Context[TableSettings], records: list[Record]) -> Page:
+    """Returns a row per workload and the paper's under it, simulated and measured."""
+    simulated = [
+        r | {"workload": r["problem"].split(":")[0]} for r in records if "problem" in r
+    ]
+    measured = [
+        {"workload": r["measured"], "method": method, "seed": seed, "makespan_s": seconds}
+        for r in records
+        if "measured" in r
+        for method, rounds in r["seconds"].items()
+        for seed, seconds in enumerate(rounds)
+    ]
+    text, panels = "", []
+    for title, found, budget in (
+        ("Simulated on 4 P100", simulated, ("budget",)),
+        ("Measured on this machine's devices, runs in turns", measured, ()),
+    ):
+        if not found:
+            continue
+        with_paper = []
+        for workload in dict.fromkeys(r["workload"] for r in found):
+            here = [r for r in found if r["workload"] == workload]
+            with_paper += here + _paper_rows(workload, {r["method"] for r in here})
+            panels.append(_panel(f"{workload}: {title.lower()}", workload, here))
+        table = grid.means_table(with_paper, ("workload", *budget), scale=1e3)
+        text += f"{title} (ms), mean and deviation; * is the least of a row.\n\n{table}\n"
+    draw = partial(plot_bars, panels=panels, x_label="makespan (ms)", other_label="paper")
+    return Page(text, {"table.png": draw} if panels else {})
 
 
-def _panel(title: str, workload: str, seconds: dict[str, np.ndarray]) -> Panel:
-    paper = published.TABLE_2_MS[workload]
+def _paper_rows(workload: str, methods: set[str]) -> list[Record]:
+    return [
+        {"workload": f"{workload}, paper", "method": method, "makespan_s": 1e-3 * ms}
+        for method, ms in TABLE_2_MS.get(workload, {}).items()
+        if method in methods
+    ]
+
+
+def _panel(title: str, workload: str, records: list[Record]) -> Panel:
+    by_method: dict[str, list[float]] = {}
+    for record in records:
+        by_method.setdefault(record["method"], []).append(record.get("makespan_s", np.nan))
+    paper = TABLE_2_MS.get(workload, {})
     return Panel(
         title=title,
-        labels=tuple(seconds),
-        height=np.array([1e3 * s.mean() for s in seconds.values()]),
-        spread=np.array([1e3 * s.std() for s in seconds.values()]),
-        other=np.array([paper.get(method, np.nan) for method in seconds]),
-        emphasised=table_text.OURS,
+        labels=tuple(by_method),
+        height=np.array([1e3 * np.mean(s) for s in by_method.values()]),
+        spread=np.array([1e3 * np.std(s) for s in by_method.values()]),
+        other=np.array([paper.get(method, np.nan) for method in by_method]),
+        emphasised=("doppler", "doppler+search", "doppler_sys"),
     )
 
 
+STUDY = Study(
+    name="table",
+    title="The paper's Table 2, simulated and measured",
+    settings=TableSettings(problems=PAPER, method=METHODS, seconds=(120.0,)),
+    cells=cells,
+    report=report,
+    quick={
+        "seconds": (8.0,),
+        "seeds": 2,
+        "measured_method": ("critical_path", "heft", "doppler"),
+        "measured_evaluations": 20_000,
+        "updates": 4,
+    },
+)
+
 if __name__ == "__main__":
-    cli.run(main, TableSettings, "The paper's Table 2, simulated and measured.")
+    STUDY.command()

@@ -1,49 +1,39 @@
-"""Where tensors go on another topology: `python -m experiments.topology --quick`.
+"""Where tensors go on another topology: `python -m experiments.topology`.
 
 A policy learns on 4 equal devices and then places the same graphs on 8 devices in two NVLink
 islands, as it is (zero-shot) and after 2,000 episodes there. Reads of tensors stay inside a
-device, inside an island, or go across; shares are of bytes. The folder runs/topology/ gets a
-table, its records, the placements as a picture, and all that is needed to go on where a run
-was stopped.
+device, inside an island, or go across; shares are of bytes.
 """
 
 import dataclasses
-import os
-import pathlib
-from typing import Any
+from functools import partial
 
+import jax
 import numpy as np
 
-from doppler_jax import cli
+import doppler_jax as dj
+from doppler_jax.graphs.build import task_edges
+from doppler_jax.learners.doppler import Doppler, policy_candidates
+from doppler_jax.learners.learner import train_learner
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.placements import plot_placements
-from doppler_jax.reports.tables import format_table
-from experiments import published
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.method_cells import check_names, paper_problem
-from experiments.problems import Chosen, use_host_devices
-from experiments.results import format_ms, write_results
-from experiments.topology_cells import PLACERS, topology_cell
+from doppler_jax.simulator.finalists import best_placement
+from experiments import grid
+from experiments.catalogue import WORKLOADS
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
 
-COLUMNS = (
-    "workload",
-    "placement",
-    "makespan (ms)",
-    "inside a device",
-    "inside an island",
-    "across",
-    "not across",
-    "paper",
-)
+PAPER_INSIDE = {"zero-shot": 0.827, "fine-tuned": 0.947}
+"""The paper's: of the traffic on 8 devices in two islands, what stays inside an island."""
+
+CUT = "uniform4"
+"""Of all graphs, on either cluster."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TopologySettings:
+class TopologySettings(Settings):
     """What to compare."""
 
-    workloads: tuple[str, ...] = published.WORKLOADS
-    preset: str = "paper"
-    """Sizes of the workloads."""
+    workloads: tuple[str, ...] = WORKLOADS
     source: str = "p100x4"
     """Cluster that the policy learns on."""
     target: str = "v100x8"
@@ -55,95 +45,118 @@ class TopologySettings:
     samples: int = 256
     """Placements drawn from a policy, of which the best counts."""
     seeds: int = 5
-    host_devices: int = os.cpu_count() or 1
-    """Devices that the CPU is split into; training uses all."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to topology/ in there."""
-    quick: bool = False
-    """Two workloads, one seed, 20,000 executions on the source: minutes on two cores."""
 
 
-def main(settings: TopologySettings) -> None:
-    """Runs what is missing, prints and writes the table.
-
-    Raises:
-      ValueError: an option names no workload or cluster, or is out of range.
-    """
-    if settings.quick:
-        settings = dataclasses.replace(
-            settings,
-            workloads=settings.workloads[:2],
-            evaluations=min(settings.evaluations, 20_000),
-            seeds=1,
-        )
-    check_settings(settings)
-    check_names("--workloads", settings.workloads, published.WORKLOADS)
-    use_host_devices(settings.host_devices)
-    folder = settings.runs / "topology"
-    cells = Cells(folder / "cells")
-    records: list[dict[str, Any]] = []
-    pictures = []
-    for workload in settings.workloads:
-        source = paper_problem(workload, settings.preset, settings.source)
-        target = paper_problem(workload, settings.preset, settings.target)
-        found = [
-            {
-                "workload": workload,
-                **topology_cell(
-                    cells,
-                    source,
-                    target,
-                    seed=seed,
-                    evaluations=settings.evaluations,
-                    episodes=settings.episodes,
-                    samples=settings.samples,
-                ),
-            }
-            for seed in range(settings.seeds)
-        ]
-        records += found
-        pictures += _pictures(workload, target, found[0])
-        print(f"{workload}: done", flush=True)
-    write_results(folder, "topology", tabulate(records, settings), records)
-    plot_placements(folder / "topology.png", pictures, num_devices=target.costs.num_devices)
-
-
-def tabulate(records: list[dict[str, Any]], settings: TopologySettings) -> str:
-    """Returns the table: means over the seeds, a row per workload and placer."""
-    rows = []
-    for workload in dict.fromkeys(record["workload"] for record in records):
-        runs = [record for record in records if record["workload"] == workload]
-        for placer in PLACERS:
-            seconds = np.array([run["makespan_s"][placer] for run in runs])
-            shares = np.array([run["shares"][placer] for run in runs]).mean(axis=0)
-            paper = published.INSIDE_SHARE.get(placer)
-            rows.append(
-                (
-                    workload,
-                    placer,
-                    format_ms(float(seconds.mean()), float(seconds.std())),
-                    *(f"{share:.1%}" for share in shares),
-                    f"{shares[:2].sum():.1%}",
-                    "-" if paper is None else f"{paper:.1%}",
-                )
-            )
-    return (
-        f"From {settings.source} to {settings.target}: makespans and shares of the bytes that "
-        f"tasks read, {settings.seeds} seeds, {settings.episodes:,} episodes of fine-tuning, "
-        f"best of {settings.samples} samples and of what fine-tuning met. The paper's share is "
-        "taken to be of what does not go across, of a graph that it does not name.\n\n"
-        + format_table(COLUMNS, rows)
+def cells(context: Context[TopologySettings]) -> list[Cell]:
+    """Returns a cell per workload and seed."""
+    asked = context.settings
+    grid.check_names(
+        "--workloads", [w.split("/")[0] for w in asked.workloads], dj.list_workloads()
     )
-
-
-def _pictures(
-    workload: str, target: Chosen, record: dict[str, Any]
-) -> list[tuple[str, Any, list[int]]]:
+    key = context.key("workloads", "seeds")
     return [
-        (f"{workload}, {placer}", target.graph, record["placements"][placer])
-        for placer in PLACERS[1:]
+        Cell({"workload": name, "seed": seed, **key}, partial(place, context, name, seed))
+        for name in asked.workloads
+        for seed in range(asked.seeds)
     ]
 
 
+def place(context: Context[TopologySettings], workload: str, seed: int) -> Record:
+    """Returns placements on the target by who placed, their makespans and traffic."""
+    asked = context.settings
+    source = context.problem(f"{workload}:{asked.source}:{CUT}")
+    target = context.problem(f"{workload}:{asked.target}:{CUT}")
+    graph, costs = target.graph, target.costs
+    learn_key, tune_key, *draw_keys = jax.random.split(jax.random.key(seed), 4)
+    learned = train_learner(
+        Doppler(),
+        make_policy_inputs(source.graph, source.costs),
+        learn_key,
+        dj.Budget(evaluations=asked.evaluations),
+    ).policy
+    inputs = make_policy_inputs(graph, costs)
+    tuned = train_learner(
+        Doppler(warm_up=0),
+        inputs,
+        tune_key,
+        dj.Budget(episodes=asked.episodes),
+        params=learned.params,
+    )
+    draw = partial(policy_candidates, inputs, count=asked.samples)
+    listed = dj.place(graph, costs, method="critical_path").placement
+    candidates = {
+        "critical path": listed[None],
+        "zero-shot": draw(learned, key=draw_keys[0]),
+        "fine-tuned": np.concatenate([tuned.placements, draw(tuned.policy, key=draw_keys[1])]),
+    }
+    assert target.cluster is not None
+    by_placer = {}
+    for placer, found in candidates.items():
+        placement, schedule = best_placement(graph, costs, found)
+        by_placer[placer] = {
+            "makespan_s": dj.makespan_s(schedule),
+            "shares": traffic_shares(graph, target.cluster, placement).tolist(),
+            "placement": placement.tolist(),
+        }
+    return {"by_placer": by_placer}
+
+
+def islands(cluster: dj.Cluster) -> np.ndarray:
+    """Returns the island of each device, `[D]`: its first device over the fastest links."""
+    rate = np.asarray(cluster.link_bytes_per_s)
+    fastest = rate[~np.eye(len(rate), dtype=bool)].max(initial=0.0)
+    return (rate >= fastest).argmax(axis=1)
+
+
+def traffic_shares(
+    graph: dj.TaskGraph, cluster: dj.Cluster, placement: np.ndarray
+) -> np.ndarray:
+    """Returns the shares `[3]` of the bytes read: inside a device, inside an island, across.
+
+    Every read of a tensor by a task counts; where nothing is read all are 0.
+    """
+    senders, readers = task_edges(graph)
+    read_bytes = np.asarray(graph.tensor_bytes, np.float64)[graph.edge_tensor]
+    source, destination = placement[senders], placement[readers]
+    island = islands(cluster)
+    kind = (source != destination).astype(np.int64)
+    kind += island[source] != island[destination]
+    return np.bincount(kind, read_bytes, 3) / max(float(read_bytes.sum()), 1e-300)
+
+
+def report(context: Context[TopologySettings], records: list[Record]) -> Page:
+    """Returns means over the seeds, a row per workload and placer, and placements drawn."""
+    asked, rows, panels = context.settings, [], []
+    for workload in dict.fromkeys(r["workload"] for r in records):
+        runs = [r["by_placer"] for r in records if r["workload"] == workload]
+        graph = context.problem(f"{workload}:{asked.target}:{CUT}").graph
+        for placer in runs[0]:
+            makespan_ms = np.array([1e3 * run[placer]["makespan_s"] for run in runs])
+            shares = np.array([run[placer]["shares"] for run in runs]).mean(axis=0)
+            row = {"workload": workload, "placement": placer}
+            row |= {"makespan (ms)": grid.format_spread(makespan_ms)}
+            where = ("inside a device", "inside an island", "across")
+            row |= {w: f"{share:.1%}" for w, share in zip(where, shares, strict=True)}
+            paper = PAPER_INSIDE.get(placer)
+            inside = f"{shares[:2].sum():.1%}" + (f" ({paper:.1%})" if paper else "")
+            rows.append(row | {"not across (paper's)": inside})
+            panels.append((f"{workload}, {placer}", graph, runs[0][placer]["placement"]))
+    num_devices = dj.make_cluster(asked.target).num_devices
+    return Page(
+        f"Placements on {asked.target}, by a policy that learned on {asked.source}; reads of "
+        f"tensors by where they go, in bytes.\n\n{grid.table(rows)}",
+        {"topology.png": partial(plot_placements, panels=panels, num_devices=num_devices)},
+    )
+
+
+STUDY = Study(
+    name="topology",
+    title="Where tensors go on another topology",
+    settings=TopologySettings(),
+    cells=cells,
+    report=report,
+    quick={"workloads": WORKLOADS[:2], "evaluations": 20_000, "seeds": 1},
+)
+
 if __name__ == "__main__":
-    cli.run(main, TopologySettings, "Traffic on two islands, before and after fine-tuning.")
+    STUDY.command()

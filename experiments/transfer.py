@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.budget import Budget
 from doppler_jax.learners.doppler import Doppler, policy_candidates
 from doppler_jax.learners.learner import train_learner
 from doppler_jax.policies.features import make_policy_inputs
@@ -24,19 +23,12 @@ from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.sim_rl import SimConfig
+from experiments import grid
 from experiments.catalogue import Problem
-from experiments.grid import (
-    Cell,
-    Context,
-    Page,
-    Record,
-    Settings,
-    Spend,
-    Study,
-    check_names,
-    format_spread,
-    method_cells,
-)
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+
+SHOTS = (0, 2000, 4000)
+"""Episodes that the paper fine-tunes for."""
 
 PAPER_MS = {
     ("ffnn", "llama_block"): (251.0, 165.3, 159.4, 160.3),
@@ -44,9 +36,7 @@ PAPER_MS = {
     ("ffnn", "llama_layer"): (206.1, 158.2, 155.8, 150.6),
     ("chainmm", "llama_layer"): (338.2, 164.4, 156.4, 150.6),
 }
-"""The paper's makespans on 4 GPUs, ms: after 0, 2,000 and 4,000 episodes, and in full."""
-
-PAPER_SHOTS = (0, 2000, 4000)
+"""The paper's makespans on 4 GPUs by (source, target): after `SHOTS` episodes, and in full."""
 
 LISTED = ("critical_path", "heft")
 
@@ -61,7 +51,7 @@ class TransferSettings(Settings):
     """Workloads to place then; each source serves each target."""
     on: str = "p100x4:uniform"
     """Cluster and cut of all; the planner's cuts leave the sources little to learn."""
-    shots: tuple[int, ...] = PAPER_SHOTS
+    shots: tuple[int, ...] = SHOTS
     """Episodes of stage 2 on the target."""
     full: int = 8000
     """Episodes of stage 2 on a source, and on the target from scratch."""
@@ -82,29 +72,24 @@ def cells(context: Context[TransferSettings]) -> list[Cell]:
             f"--shots {asked.shots} and --full {asked.full}: expected 0 or at least a batch of "
             f"{asked.training.batch} episodes"
         )
+    known = dj.list_workloads()
     for option, names in (("--source", asked.source), ("--target", asked.target)):
-        check_names(option, names, dj.list_workloads())
-    terms = {
-        "on": asked.on,
-        "policy": dataclasses.asdict(asked.policy),
-        "training": dataclasses.asdict(asked.training),
-    }
-    seeds, counts = range(asked.seeds), sorted({*asked.shots, asked.full} - {0})
-    alone = {(name, asked.full): None for name in asked.source}
-    alone |= {(target, count): None for target in asked.target for count in counts}
-    found = method_cells(context, [f"{t}:{asked.on}" for t in asked.target], LISTED, [Spend()])
+        grid.check_names(option, [name.split("/")[0] for name in names], known)
+    terms = context.key("source", "target", "shots", "full", "seeds")
+    targets, seeds = [f"{name}:{asked.on}" for name in asked.target], range(asked.seeds)
+    found = grid.method_cells(context, targets, LISTED, [grid.Spend()])
+    counts = sorted({*asked.shots, asked.full} - {0})
+    alone = [(name, asked.full) for name in asked.source]
+    alone += [(name, n) for name in asked.target for n in counts if (name, n) not in alone]
     for target, episodes in alone:
         for seed in seeds:
             key = {"target": target, "episodes": episodes, "seed": seed, **terms}
             found.append(Cell(key, partial(train, context, target, episodes, seed)))
-    for source in asked.source:
-        for target in asked.target:
-            for shots in asked.shots:
-                for seed in seeds:
-                    key = {"source": source, "target": target, "episodes": shots}
-                    key |= {"source_episodes": asked.full, "seed": seed, **terms}
-                    run = partial(use, context, source, target, shots, seed)
-                    found.append(Cell(key, run))
+    for source, target in ((s, t) for s in asked.source for t in asked.target):
+        for shots, seed in ((n, seed) for n in asked.shots for seed in seeds):
+            key = {"source": source, "target": target, "episodes": shots, "seed": seed}
+            run = partial(use, context, source, target, shots, seed)
+            found.append(Cell({**key, "source_episodes": asked.full, **terms}, run))
     return found
 
 
@@ -119,10 +104,8 @@ def use(
     policy = dj.load_policy(_folder(context, source, context.settings.full, seed))
     if shots:
         return train(context, target, shots, seed, policy)
-    problem = context.problem(f"{target}:{context.settings.on}")
-    greedy = _greedy(problem, policy)
-    found_s = _makespan_s(problem, greedy)
-    return {"makespan_s": found_s, "greedy_s": found_s, "placement": greedy.tolist()}
+    found = _greedy(context.problem(f"{target}:{context.settings.on}"), policy)
+    return found | {"greedy_s": found["makespan_s"]}
 
 
 def train(
@@ -139,9 +122,11 @@ def train(
         Doppler(policy=asked.policy, simulate=asked.training),
         make_policy_inputs(problem.graph, problem.costs),
         jax.random.key(seed),
-        Budget(episodes=episodes),
+        dj.Budget(episodes=episodes),
         params=None if initial is None else initial.params,
     )
+    if trained.interrupted:
+        raise KeyboardInterrupt
     if initial is None:
         folder = _folder(context, target, episodes, seed)
         shutil.rmtree(folder, ignore_errors=True)
@@ -149,51 +134,59 @@ def train(
         checkpoints.save(trained.state, trained.policy.config, {})
         checkpoints.close()
     greedy = _greedy(problem, trained.policy)
-    candidates = np.concatenate([trained.placements, greedy[None]])
+    candidates = np.concatenate([trained.placements, [greedy["placement"]]])
     placement, schedule = best_placement(problem.graph, problem.costs, candidates)
     return {
         "makespan_s": dj.makespan_s(schedule),
-        "greedy_s": _makespan_s(problem, greedy),
+        "greedy_s": greedy["makespan_s"],
         "evaluations_spent": int(trained.state.evaluations) + 1,
         "placement": placement.tolist(),
     }
 
 
+def _greedy(problem: Problem, policy: dj.Policy) -> Record:
+    inputs = make_policy_inputs(problem.graph, problem.costs)
+    placement = policy_candidates(inputs, policy, jax.random.key(0), 1)[0]
+    schedule = dj.simulate_oracle(problem.graph, problem.costs, placement)
+    return {"makespan_s": dj.makespan_s(schedule), "placement": placement.tolist()}
+
+
+def _folder(
+    context: Context[TransferSettings], workload: str, episodes: int, seed: int
+) -> pathlib.Path:
+    words = (*workload.split("/"), *context.settings.on.split(":"), episodes, seed)
+    return context.folder / "policies" / "-".join(pathlib.Path(str(w)).stem for w in words)
+
+
 def report(context: Context[TransferSettings], records: list[Record]) -> Page:
     """Returns the best makespans and the policies' greedy ones, the paper's beside them."""
     asked = context.settings
-    heads = (*(f"{shots:,} episodes" for shots in asked.shots), f"full, {asked.full:,}")
-    best: list[tuple[str, ...]] = []
-    greedy: list[tuple[str, ...]] = []
+    best, greedy = [], []
 
     def row(value: str, source: str | None, target: str) -> list[str]:
         """Spreads after each number of shots, and of training from scratch in full."""
-        runs = [
-            [
-                1e3 * r[value]
-                for r in records
-                if (r.get("source"), r.get("target"), r.get("episodes")) == (who, target, n)
-            ]
-            for who, n in [*((source, n) for n in asked.shots), (None, asked.full)]
+        wanted = [*((source, target, n) for n in asked.shots), (None, target, asked.full)]
+        names = ("source", "target", "episodes")
+        return [
+            grid.format_spread(
+                np.array([1e3 * r[value] for r in records if tuple(map(r.get, names)) == one])
+            )
+            for one in wanted
         ]
-        return [format_spread(np.array(found)) for found in runs]
 
     for target in asked.target:
-        at = f"{target}:{asked.on}"
-        listed = [
-            "-" if not (found := [r for r in records if r.get("problem") == at
-                                  and r["method"] == method])
-            else f"{1e3 * found[0]['makespan_s']:.1f}"
-            for method in LISTED
-        ]  # fmt: skip
+        listed = {r["method"]: f"{1e3 * r['makespan_s']:.1f}" for r in records
+                  if r.get("problem") == f"{target}:{asked.on}"}  # fmt: skip
         for source in asked.source:
             pair = f"{source} to {target}"
-            best.append((pair, "ours", *row("makespan_s", source, target), *listed))
-            best.append((pair, "without transfer", *row("makespan_s", None, target), "-", "-"))
-            paper = PAPER_MS.get((source, target))
-            if paper is not None and asked.shots == PAPER_SHOTS:
-                best.append((pair, "paper", *(f"{ms:.1f}" for ms in paper), "-", "-"))
-            greedy.append((pair, *row("greedy_s", source, target)))
+            names = [listed.get(method, "-") for method in LISTED]
+            best.append([pair, "ours", *row("makespan_s", source, target), *names])
+            best.append([pair, "without transfer", *row("makespan_s", None, target), "-", "-"])
+            if asked.shots == SHOTS and (source, target) in PAPER_MS:
+                figures = [f"{ms:.1f}" for ms in PAPER_MS[source, target]]
+                best.append([pair, "paper", *figures, "-", "-"])
+            greedy.append([pair, *row("greedy_s", source, target)])
+    heads = (*(f"{shots:,} episodes" for shots in asked.shots), f"full, {asked.full:,}")
     return Page(
         f"Makespans in ms on {asked.on}, simulated (the paper's: measured on its machine): the "
         "best placement met in training and the policy's greedy one, whichever is shorter; "
@@ -202,22 +195,6 @@ def report(context: Context[TransferSettings], records: list[Record]) -> Page:
         "The policies' greedy placements at the end, ms:\n\n"
         f"{format_table(('transfer', *heads), greedy)}"
     )
-
-
-def _greedy(problem: Problem, policy: dj.Policy) -> np.ndarray:
-    inputs = make_policy_inputs(problem.graph, problem.costs)
-    return policy_candidates(inputs, policy, jax.random.key(0), 1)[0]
-
-
-def _makespan_s(problem: Problem, placement: np.ndarray) -> float:
-    return dj.makespan_s(dj.simulate_oracle(problem.graph, problem.costs, placement))
-
-
-def _folder(
-    context: Context[TransferSettings], workload: str, episodes: int, seed: int
-) -> pathlib.Path:
-    on = "-".join(pathlib.Path(part).stem for part in context.settings.on.split(":"))
-    return context.folder / "policies" / f"{workload}-{on}-{episodes}-{seed}"
 
 
 STUDY = Study(

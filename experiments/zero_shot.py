@@ -1,213 +1,214 @@
 """How good is the base policy where it was never trained? `python -m experiments.zero_shot`.
 
-Three parts, written to runs/zero_shot/zero_shot.json and zero_shot.md:
-
-- `quality`: held-out families and the published graphs; the policy alone, its samples, a
-  search from them and its rivals at equal seconds and evaluations, as ratios to the best
-  makespan known: the least of all runs, those at `--reference-evaluations` included, and of
-  experiments/best_placements.json;
-- `clusters`: greedy placements in one order and in two, and the best of samples, against HEFT
-  on generated clusters of 8 unequal devices in two islands; clusters.png shows all ratios;
-- `times`: how long the two greedy placements take on one core, compiled.
-
-Cells are kept in runs/zero_shot/cells/; another policy makes its own afresh.
+- Held-out families and the published graphs: the policy's greedy placements and samples, a
+  search from them, and rivals, as ratios to the best makespan known: the least of all runs,
+  those at `--reference-evaluations` included, and of experiments/best_placements.json.
+- Against HEFT on generated clusters of 8 unequal devices in two islands.
+- How long a placement takes: the cold call, then warm ones.
 """
 
 import dataclasses
-import json
-import os
 import pathlib
-import subprocess
-import sys
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any
 
-import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax import cli
-from doppler_jax.files import parse_json_object, read_text, write_json_atomic
+from doppler_jax.costs.digests import tree_digest
 from doppler_jax.graphs.families import HELD_OUT
-from doppler_jax.policy_files import FOLDERS
-from experiments import zero_shot_cells, zero_shot_tables
-from experiments.catalogue import BEST_KNOWN_S, BEST_PLACEMENTS
-from experiments.cells import Cells
-from experiments.config import check_settings
-from experiments.problems import use_host_devices
-from experiments.provenance import provenance
-from experiments.zero_shot_cells import Run, Study
+from doppler_jax.policy_files import load_base_policy
+from doppler_jax.reports.tables import format_seconds, format_table
+from experiments import grid
+from experiments.catalogue import BEST_KNOWN_S, held_out_cluster, island_family
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import in_turns, seconds_of, warm
 
-Part = Literal["quality", "clusters", "times"]
+GREEDY = {1: "greedy", 2: "two greedy", 66: "best of 64 samples"}
+"""What a policy gives by its number of placements: greedy in SEL's order, in that of b-levels
+too, and samples besides."""
+
+LISTED = ("critical_path", "heft")
 
 SEARCHES = ("doppler+search", "annealing", "local_search")
-
-SECONDS = 5
-
-BUDGETS = (1_000, 10_000)
-
-RUNS = (
-    Run("critical_path"),
-    Run("heft"),
-    *(Run(method) for method in zero_shot_cells.GREEDY),
-    Run("doppler", 256),
-    *(Run(method, seconds=SECONDS) for method in SEARCHES),
-    *(Run(method, evaluations) for evaluations in BUDGETS for method in SEARCHES),
-)
-"""The rows of the part `quality`; methods that learn start from the base policy."""
 
 REFERENCES = ("doppler+search", "evolution", "annealing", "local_search")
 """The best of these at `--reference-evaluations` counts as known."""
 
-
-TIMED_GRAPH = "full_transformer_layer_261nodes"
-"""Of 229 tasks."""
+TIMED = ("full_transformer_layer_261nodes", "layers-10000")
 
 
 @dataclasses.dataclass(frozen=True)
-class ZeroShotSettings:
+class ZeroShotSettings(Settings):
     """What to measure."""
 
-    parts: tuple[Part, ...] = ("quality", "clusters", "times")
     policy: pathlib.Path | None = None
     """Checkpoint or run folder of the policy; by default the base policy that ships."""
+    published: tuple[str, ...] = tuple(BEST_KNOWN_S)
     instances: int = 16
     """Graphs of each held-out family."""
+    clusters: int = 200
+    """Instances against HEFT."""
+    timed: tuple[str, ...] = TIMED
+    """Problems whose placing is timed."""
+    evaluations: tuple[int, ...] = (1000, 10_000)
+    seconds: tuple[float, ...] = (5.0,)
+    """Budgets of searches, in seconds of a grid.cold call."""
     reference_evaluations: int = 1_000_000
     """Of each method that seeks the best known placement."""
-    num_clusters: int = 200
-    """Instances of the part `clusters`."""
-    seed: int = 0
-    """Of the methods; the instances are always the same."""
-    quick: bool = False
-    """Two graphs of each family, 50,000 evaluations for the best known, 24 clusters."""
-    host_devices: int = os.cpu_count() or 1
-    """Devices that the CPU is split into; searches use all."""
-    reference: pathlib.Path = pathlib.Path("../shared/reference_graphs")
-    """Folder with the published graphs."""
-    runs: pathlib.Path = pathlib.Path("runs")
-    """Results go to zero_shot/ in there."""
 
 
-def main(settings: ZeroShotSettings) -> None:
-    """Computes what is missing, prints and writes the tables."""
-    check_settings(settings)
-    if settings.quick:
-        settings = dataclasses.replace(
-            settings, instances=2, reference_evaluations=50_000, num_clusters=24
-        )
-    path = policy_path(settings)
-    use_host_devices(settings.host_devices)  # before the policy's arrays start the backend
-    policy = dj.load_policy(path)
-    folder = settings.runs / "zero_shot"
-    study = Study(Cells(folder / "cells"), policy, settings.reference)
-    makers: dict[str, Callable[[], tuple[Any, str]]] = {
-        "quality": lambda: quality(settings, study),
-        "clusters": lambda: clusters(settings, study, folder),
-        "times": lambda: times(settings, path),
-    }
-    results, texts = {}, []
-    for part in settings.parts:
-        results[part], text = makers[part]()
-        print(text, flush=True)
-        texts.append(text)
-    origin = provenance()
-    stated = ", ".join(f"{key} {value}" for key, value in origin.items())
-    texts.append(f"Policy {path.name}. Made by `experiments.zero_shot`: {stated}.\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(folder / "zero_shot.json", {"provenance": origin, "results": results})
-    (folder / "zero_shot.md").write_text("\n".join(texts), encoding="utf-8")
-
-
-def policy_path(settings: ZeroShotSettings) -> pathlib.Path:
-    """Returns where the policy lies.
+@cache
+def read_policy(path: pathlib.Path | None) -> dj.Policy:
+    """Returns the policy.
 
     Raises:
       ValueError: none was given, and none ships.
     """
-    if settings.policy is not None:
-        return settings.policy
-    for folder in FOLDERS:
-        if folder.is_dir():
-            return folder
-    raise ValueError(f"no base policy at {FOLDERS[0]}; give --policy")
+    policy = load_base_policy() if path is None else dj.load_policy(path)
+    if policy is None:
+        raise ValueError("no base policy ships with this installation; give --policy")
+    return policy
 
 
-def quality(settings: ZeroShotSettings, study: Study) -> tuple[dict[str, Any], str]:
-    """Returns the makespans of all runs on all problems, and the tables of their ratios."""
-    groups = {"published": tuple(n for n in BEST_KNOWN_S if _is_there(settings, n))}
-    for family in HELD_OUT:
-        groups[family] = tuple(f"{family}-{k}" for k in range(settings.instances))
-    found = {}
-    for name in (name for names in groups.values() for name in names):
-        jax.clear_caches()  # or `place` may, while seconds count
-        cells = {
-            run.label: zero_shot_cells.method_cell(study, name, run, settings.seed)
-            for run in RUNS
-        }
-        known = [
-            zero_shot_cells.method_cell(
-                study, name, Run(method, settings.reference_evaluations), settings.seed
-            )
-            for method in REFERENCES
-        ]
-        makespans = {label: cell["makespan_s"] for label, cell in cells.items()}
-        best_s = min([*makespans.values(), *(cell["makespan_s"] for cell in known)])
-        found[name] = {"best_s": min(best_s, _known_s(name)), "makespan_s": makespans}
-        print(f"{name}: best known {found[name]['best_s']:.6g}", flush=True)
-    placed_on: dict[str, list[str]] = {}
-    for family in HELD_OUT:
-        for number, name in enumerate(groups[family]):
-            placed_on.setdefault(zero_shot_cells.cluster_name(number), []).append(name)
-    return found, zero_shot_tables.tabulate_quality(groups, placed_on, found)
-
-
-def clusters(
-    settings: ZeroShotSettings, study: Study, folder: pathlib.Path
-) -> tuple[dict[str, Any], str]:
-    """Returns the policy's makespans and HEFT's on generated clusters, and how they compare."""
-    found = zero_shot_cells.island_cell(study, settings.num_clusters)
-    kinds = {
-        "greedy": "greedy_s",
-        "two greedy": "two_greedy_s",
-        f"best of {zero_shot_cells.SAMPLES} samples": "best_s",
+def cells(context: Context[ZeroShotSettings]) -> list[Cell]:
+    """Returns the cells of all methods; those that use the policy have its digest."""
+    asked = context.settings
+    policy = read_policy(asked.policy)
+    held_out = [f"{family}-{k}" for family in HELD_OUT for k in range(asked.instances)]
+    islands = [f"islands-{k}" for k in range(asked.clusters)]
+    problems = [*asked.published, *held_out]
+    searches = [grid.Spend(evaluations=n) for n in asked.evaluations]
+    searches += [grid.Spend(seconds=s) for s in asked.seconds]
+    most = grid.Spend(evaluations=asked.reference_evaluations)
+    found = grid.method_cells(context, [*problems, *islands], LISTED, [grid.Spend()])
+    greedy = [grid.Spend(evaluations=n) for n in GREEDY]
+    own: dict[str, Any] = {
+        "policy": lambda method: policy,
+        "digest": tree_digest(policy.params),
     }
-    heft_s = np.array(found["heft_s"])
-    ratios = {kind: np.array(found[name]) / heft_s for kind, name in kinds.items()}
-    zero_shot_tables.plot_ratios(folder / "clusters.png", ratios)
-    return found, zero_shot_tables.tabulate_clusters(ratios, found["families"])
+    found += grid.method_cells(context, [*problems, *islands], ["doppler"], greedy, **own)
+    for methods, spends in ((SEARCHES, searches), (REFERENCES, [most])):
+        for method in methods:
+            with_policy = own if method == "doppler+search" else {}
+            found += grid.method_cells(context, problems, [method], spends, **with_policy)
+    return found + [
+        Cell({"timed": name, "digest": own["digest"]}, partial(time_placing, context, name))
+        for name in asked.timed
+    ]
 
 
-def times(settings: ZeroShotSettings, path: pathlib.Path) -> tuple[dict[str, Any], str]:
-    """Returns the seconds of greedy placements in a process on one core, and their table.
+def time_placing(context: Context[ZeroShotSettings], name: str) -> Record:
+    """Returns seconds of placing a graph by the policy's two greedy placements."""
+    problem, policy = context.problem(name), read_policy(context.settings.policy)
+    place = partial(
+        dj.place, problem.graph, problem.costs, method="doppler", policy=policy,
+        max_evaluations=2,
+    )  # fmt: skip
+    with grid.cold():
+        seconds = in_turns({"place": lambda: seconds_of(lambda: place().placement)}, 5)["place"]
+    return {"tasks": problem.graph.num_tasks, "cold_s": seconds[0], "warm_s": warm(seconds)}
 
-    Raises:
-      ValueError: the published graph is not there, or the process failed.
-    """
-    if not _is_there(settings, TIMED_GRAPH):
-        raise ValueError(f"{settings.reference}: there is no {TIMED_GRAPH}.txt")
-    core = min(os.sched_getaffinity(0))
-    graph = settings.reference / f"{TIMED_GRAPH}.txt"
-    command = [sys.executable, "-m", "experiments.zero_shot_times", core, path, graph]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "NPROC": "1"}
-    done = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, check=False
+
+def report(context: Context[ZeroShotSettings], records: list[Record]) -> Page:
+    """Returns ratios to the best known and to HEFT, and the times."""
+    asked = context.settings
+    makespans: dict[str, dict[str, float]] = {}  # by problem and label
+    for record in records:
+        if "makespan_s" in record:
+            makespans.setdefault(record["problem"], {})[_label(record)] = record["makespan_s"]
+    ratios: dict[str, dict[str, float]] = {}
+    for name, found in makespans.items():
+        known_s = context.problem(name).best_known_s if name in asked.published else None
+        best_s = min([*found.values(), *([] if known_s is None else [known_s])])
+        ratios[name] = {label: s / best_s for label, s in found.items()}
+    islands = {n: found for n, found in makespans.items() if n.startswith("islands-")}
+    groups: dict[str, list[str]] = {name: [name] for name in asked.published if name in ratios}
+    for name in (n for n in ratios if n not in asked.published and n not in islands):
+        family, number = name.rsplit("-", 1)
+        for group in (family, held_out_cluster(int(number)), "held out"):
+            groups.setdefault(group, []).append(name)
+    texts = []
+    if groups:
+        texts.append(
+            "Makespan over the best known, mean (worst); seconds are of a grid.cold call.\n\n"
+            f"{_ratio_table(groups, ratios)}"
+        )
+    if islands:
+        texts.append(
+            "Makespans over HEFT's, 8 devices of unequal speed in two islands.\n\n"
+            f"{_heft_table(islands)}"
+        )
+    rows = [
+        (
+            r["timed"],
+            f"{r['tasks']:,}",
+            *(format_seconds(r[k], 3) for k in ("cold_s", "warm_s")),
+        )
+        for r in records
+        if "timed" in r
+    ]
+    if rows:
+        columns = ("problem", "tasks", "first call, grid.cold", "further calls, warm")
+        texts.append(f"Seconds of `dj.place`, two greedy.\n\n{format_table(columns, rows)}")
+    return Page("\n".join(texts))
+
+
+def _label(record: Record) -> str:
+    if record["method"] == "doppler":
+        return GREEDY[record["evaluations"]]
+    spend = grid.Spend(record.get("evaluations"), record.get("seconds"))
+    return f"{record['method']}, {spend}" if str(spend) else record["method"]
+
+
+def _ratio_table(
+    groups: Mapping[str, Sequence[str]], ratios: Mapping[str, Mapping[str, float]]
+) -> str:
+    labels = dict.fromkeys(
+        label for names in groups.values() for n in names for label in ratios[n]
     )
-    if done.returncode:
-        raise ValueError(f"the timed process failed: {done.stderr.strip()[-500:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found, zero_shot_tables.tabulate_times(found)
+    rows = []
+    for label in labels:
+        row = [label]
+        for names in groups.values():
+            found = np.array([ratios[n][label] for n in names if label in ratios[n]])
+            worst = f" ({found.max():.4f})" if len(names) > 1 and len(found) else ""
+            row.append(f"{found.mean():.4f}{worst}" if len(found) else "-")
+        rows.append(row)
+    heads = [n if names == [n] else f"{n} ({len(names)})" for n, names in groups.items()]
+    return format_table(("method", *heads), rows)
 
 
-def _is_there(settings: ZeroShotSettings, name: str) -> bool:
-    return (settings.reference / f"{name}.txt").exists()
+def _heft_table(islands: Mapping[str, Mapping[str, float]]) -> str:
+    families = {n: island_family(int(n.rsplit("-", 1)[1])) for n in islands}
+    rows = []
+    for family in ("all", *sorted(set(families.values()))):
+        names = [n for n in islands if family in ("all", families[n]) and "heft" in islands[n]]
+        for label in GREEDY.values():
+            found = [
+                islands[n][label] / islands[n]["heft"] for n in names if label in islands[n]
+            ]
+            if found:
+                share = 100 * np.mean(np.array(found) <= 1 + 1e-9)
+                quantiles = np.quantile(found, (0.1, 0.5, 0.9, 1.0))
+                numbers = [str(len(found)), f"{share:.0f}", *(f"{q:.3f}" for q in quantiles)]
+                rows.append((label, family, *numbers))
+    columns = (
+        "placement", "family", "instances", "at or below HEFT (%)", "10%", "median", "90%",
+        "worst",
+    )  # fmt: skip
+    return format_table(columns, rows)
 
 
-def _known_s(name: str) -> float:
-    """Returns the best makespan known of a published graph, inf of others."""
-    kept = parse_json_object(BEST_PLACEMENTS, read_text(BEST_PLACEMENTS))
-    return min(BEST_KNOWN_S.get(name, np.inf), kept.get(name, {}).get("makespan_s", np.inf))
-
+STUDY = Study(
+    name="zero_shot",
+    title="How good is the base policy where it was never trained?",
+    settings=ZeroShotSettings(),
+    cells=cells,
+    report=report,
+    quick={"instances": 2, "clusters": 12, "reference_evaluations": 50_000},
+)
 
 if __name__ == "__main__":
-    cli.run(main, ZeroShotSettings, "How good is the base policy where it was never trained?")
+    STUDY.command()

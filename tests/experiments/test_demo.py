@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.problems import choose_workload
 from experiments import demo
 from experiments.demo import DemoSettings
-from experiments.problems import choose_workload
 from tests.commands import snapshot
 
 METHODS = ("critical path", "random, best of 1000", "learned")

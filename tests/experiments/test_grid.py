@@ -332,3 +332,30 @@ def test_a_method_of_a_users_own_from_outside_the_repository(tmp_path, monkeypat
     assert_one_error_line(capsys.readouterr().err, "'mine:absent' cannot be imported")
     assert command("nothing") == 2
     assert_one_error_line(capsys.readouterr().err, "--method: unknown 'nothing'", "annealing")
+
+
+def test_provenance_without_git(monkeypatch):
+    found = grid.provenance()
+    assert jax.__version__ in found["machine"]
+    assert found["commit"] != "unknown"
+    grid._commit.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert grid.provenance() == {**found, "commit": "unknown"}
+    grid._commit.cache_clear()
+
+
+def test_a_studys_own_settings_are_keys_but_those_that_do_not_matter(tmp_path):
+    context = grid.Context(MethodSettings(seeds=3, runs=tmp_path), tmp_path, None)
+    assert context.key("problems", "method", "links") == {
+        "evaluations": (), "seconds": (), "warm_seconds": (), "seeds": 3,
+    }  # fmt: skip
+
+
+def test_a_tables_values_have_their_units():
+    rows = [{"what": "a", "spent_s": 0.5, "tasks": 1000, "ratio": 1.0}]
+    rows += [{"what": "b", "spent_s": None, "tasks": 7, "ratio": None}]
+    assert grid.table(rows).splitlines()[2:] == [
+        "| a | 500 ms | 1,000 | 1.000 |",
+        "| b | - | 7 | - |",
+    ]
+    assert grid.table(rows).splitlines()[0] == "| what | spent | tasks | ratio |"

@@ -1,7 +1,5 @@
 """The yardsticks simulate what the oracle simulates, so that their times may be compared."""
 
-import json
-
 import numba
 import numpy as np
 import pytest
@@ -9,11 +7,8 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.graphs.chains import chain_cover
-from experiments import bench_simulator
-from experiments.bench_simulator import SimulatorSettings
-from experiments.yardsticks import numba_model, simpy_model, turns
-from experiments.yardsticks.layered import WIDTH, layered_problem
-from experiments.yardsticks.turns import Call, Timing
+from experiments.catalogue import WIDTH, layered_problem
+from experiments.yardsticks import numba_model, simpy_model
 from tests.generators import random_problem
 
 SIZES = ((0, 1), (1, 1), (1, 3), (2, 1), (3, 5), (12, 2), (40, 3), (90, 4))
@@ -96,36 +91,11 @@ def test_numba_refuses_what_it_cannot_index():
         with pytest.raises(ValueError, match=message):
             numba_model.makespans_s(graph, costs, np.array(wrong))
     good = np.array([[0, 1]])
-    with pytest.raises(ValueError, match="unknown links 'engine'; known: parallel, serial"):
+    with pytest.raises(ValueError, match="unknown links 'duplex'; known: parallel, serial"):
         numba_model.makespans_s(graph, costs, good, links="duplex")
     with pytest.raises(ValueError, match="number of threads must be"):
         numba_model.makespans_s(graph, costs, good, 0)
     assert numba_model.makespans_s(graph, costs, good).tolist() == [1.0]
-
-
-def test_competitors_take_turns(monkeypatch):
-    clock, played = [0.0], []
-
-    def play(what, seconds):
-        played.append(what)
-        clock[0] += seconds
-
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(turns.time, "sleep", lambda _: None)
-    slow, fast = iter((9.0, 4.0, 40.0, 4.0)), iter((5.0, 1.0, 10.0, 3.0))
-    timings = turns.take_turns(
-        {
-            "slow": Call(1, lambda: play("slow", next(slow)), compiles=False),
-            "fast": Call(10, lambda: play("fast", next(fast))),
-        },
-        3,
-    )
-    assert played == ["slow", "fast"] * 4
-    assert timings["slow"] == Timing(1, 0.0, (4.0, 40.0, 4.0))
-    assert timings["fast"] == Timing(10, 2.0, (1.0, 10.0, 3.0))
-    assert timings["fast"].placement_s == 0.3
-    # Per round, so that the second, slow for both, does not count: 40, 40 and 40 / 3.
-    assert timings["fast"].times_as_fast_as(timings["slow"]) == pytest.approx(40.0)
 
 
 def test_layered_graphs_have_bounded_width():
@@ -134,39 +104,3 @@ def test_layered_graphs_have_bounded_width():
         assert (graph.num_tasks, costs.num_devices) == (num_tasks, 3)
         assert len(chain_cover(graph)) == min(num_tasks, WIDTH)
     assert graph.num_edges > 1.5 * num_tasks
-
-
-@pytest.mark.slow
-def test_the_benchmark_is_written(tmp_path, capsys):
-    graph, costs = random_problem(np.random.default_rng(0), 5, 2)
-    settings = SimulatorSettings(batch=3, batches=(2,), sizes=(6, 8), growth_batch=4, repeats=2)
-    bench_simulator.bench("tiny", graph, costs, settings, tmp_path)
-    text = (tmp_path / "bench_simulator.md").read_text()
-    assert text in capsys.readouterr().out
-    result = json.loads((tmp_path / "bench_simulator.json").read_text())
-    assert result["provenance"]["platform"] == "cpu"
-    assert {"oracle", "SimPy", "numba, 1 thread", *bench_simulator.VARIANTS} < set(
-        result["compared"]
-    )
-    for what, timing in result["compared"].items():
-        assert f"| {what} | {timing['batch']} | " in text
-        assert len(timing["seconds"]) == 2
-    assert [timings["numba"]["batch"] for timings in result["by_batch"]] == [2]
-    assert [timings["tasks"] for timings in result["by_size"]] == [6, 8]
-    peaks = result["peak_bytes"]
-    assert 0 < peaks["before"] < peaks["makespans"] <= peaks["schedules"]
-
-
-def test_slopes_are_those_of_powers():
-    by_size = {
-        n: {"square": Timing(2, 0.0, (4.0 * n**2,)), "line": Timing(1, 0.0, (n, n, 9.0 * n))}
-        for n in (4, 16, 64)
-    }
-    assert bench_simulator.slopes(by_size) == pytest.approx({"square": 2.0, "line": 1.0})
-
-
-@pytest.mark.parametrize("wrong", [{"batches": ()}, {"batches": (0, 1)}, {"sizes": (8,)}])
-def test_counts_that_say_nothing_are_refused(wrong, tmp_path):
-    graph, costs = random_problem(np.random.default_rng(0), 5, 2)
-    with pytest.raises(ValueError, match=f"--simulator.{next(iter(wrong))} are "):
-        bench_simulator.bench("tiny", graph, costs, SimulatorSettings(**wrong), tmp_path)

@@ -1,0 +1,67 @@
+"""Devices to measure on, turns, and pinned processes."""
+
+import os
+
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from experiments import machine
+from experiments.machine import Machine, Pinned, in_turns, warm, warm_ratio
+
+
+def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
+    monkeypatch.setattr(machine.time, "sleep", lambda _: None)
+    played = []
+
+    def play(what, values):
+        played.append(what)
+        return next(values)
+
+    slow, fast = iter((9.0, 4.0, 40.0, 4.0)), iter((5.0, 1.0, 10.0, 2.0))
+    found = in_turns(
+        {"slow": lambda: play("slow", slow), "fast": lambda: play("fast", fast)}, 3
+    )
+    assert found == {"slow": [9.0, 4.0, 40.0, 4.0], "fast": [5.0, 1.0, 10.0, 2.0]}
+    assert played[:2] == ["slow", "fast"]
+    assert [sorted(played[k : k + 2]) for k in (2, 4, 6)] == [["fast", "slow"]] * 3
+    assert (warm(found["slow"]), warm(found["fast"])) == (4.0, 2.0)
+    # Per round, so that the second, slow for both, does not count: 4, 4 and 2.
+    assert warm_ratio(found["slow"], found["fast"]) == 4.0
+
+
+@pytest.mark.slow
+def test_pinned_processes_time_what_they_are_told_on_their_core():
+    core = machine.available_cores()[0]
+    before = os.sched_getaffinity(0)
+    with Pinned([core]) as pinned:
+        assert os.sched_getaffinity(0) == before
+        assert os.sched_getaffinity(pinned.pid) == {core}
+        assert pinned.seconds(matmul=8, repeats=2) > 0
+        pinned.ask(workload="chainmm", preset="small")
+        pinned.ask(matmul=8, repeats=2)
+        assert pinned.answer() > pinned.answer() > 0
+        pinned.ask(matmul="no number")
+        with pytest.raises(RuntimeError, match="ended with code 1"):
+            pinned.answer()
+
+
+@pytest.mark.slow
+def test_arguments_are_sharded_as_asked():
+    with Pinned(machine.available_cores()[:1], 2) as pinned:
+        for sharding in machine.SHARDINGS[:3]:
+            assert pinned.seconds(workload="chainmm", preset="small", sharding=sharding) > 0
+
+
+@pytest.mark.slow
+def test_a_calibrated_workload_is_measured_once(tmp_path, monkeypatch):
+    workload = dj.make_workload("chainmm", "small")
+    with Machine(2, "local") as here:
+        first = here.calibrated(workload, tmp_path)
+        again = here.calibrated(workload, tmp_path)
+        np.testing.assert_array_equal(first.costs.compute_s, again.costs.compute_s)
+        placements = {"alone": np.zeros(first.graph.num_tasks, int)}
+        seconds = machine.measure_placements(here, first, placements, 2)
+    assert len(seconds["alone"]) == 2
+    assert min(seconds["alone"]) > 0
+    assert here.key == {"devices": 2, "backend": "local"}

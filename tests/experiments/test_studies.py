@@ -1,0 +1,255 @@
+"""Every study once, end to end on tiny settings, and the figures that are theirs alone."""
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.training.sim_rl import SimConfig
+from doppler_jax.training.system_rl import SystemConfig
+from experiments import STUDIES, fidelity, grid, scaling, search, stage3_study, topology
+from experiments.catalogue import Problem, layered_problem, load_problem
+from tests.commands import save_tiny_checkpoint
+
+DEVICES = 4  # of tests/conftest.py
+
+SMALL = "chainmm/small:p100x4:uniform2"
+
+TINY_SIM = SimConfig(batch=4, minibatches=1, num_elites=2, num_chains=0)
+
+TINY = {
+    "search": {"problems": ("tiny-1",), "method": ("random", "annealing"), "links": ("serial",),
+               "evaluations": (64,), "seconds": (), "seeds": 2},
+    "gaps": {"problems": ("tiny-0", "tiny-1", "stg50/rand0001@2", "dnn/bert24_inference"),
+             "method": ("heft", "critical_path"), "exact_s": 5.0},
+    "partitions": {"workloads": ("chainmm",), "presets": ("small",), "clusters": ("p100x4",)},
+    "sync_vs_async": {"problems": (SMALL,), "method": ("heft",), "measured": ()},
+    "table": {"problems": (SMALL,), "method": ("heft", "critical_path"), "seconds": (),
+              "seeds": 1, "measured": ()},
+    "bench": {"parts": ("simulator", "precision"), "problems": ("tiny-1",),
+              "precise": ("layers4-16",), "batches": (3,), "rounds": 2},
+    "transfer": {"source": ("chainmm/small",), "target": ("ffnn/small",), "shots": (0, 4),
+                 "full": 4, "seeds": 1, "training": TINY_SIM,
+                 "policy": PolicyConfig(width=4, rounds=1, features="coparent")},
+    "zero_shot": {"published": (), "instances": 1, "clusters": 2, "timed": ("layers4-16",),
+                  "evaluations": (64,), "seconds": (), "reference_evaluations": 64},
+    "topology": {"workloads": ("chainmm/small",), "evaluations": 300, "episodes": 256,
+                 "samples": 3, "seeds": 1},
+    "ablation": {"problems": ("tiny-1",), "variants": ("PLC learned alone", "without stage 2"),
+                 "method": ("gdp",), "evaluations": (300,), "seconds": (), "seeds": 1},
+    "scaling": {"method": ("gdp",), "sizes": (8, 12), "num_devices": 2, "batch": 2,
+                "rounds": 1},
+    "fidelity": {"workloads": ("chainmm",), "preset": "small", "backend": "local",
+                 "placements": 4, "teaching": 2, "rounds": 2},
+    "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
+               "tasks": 10, "placements": 1, "rounds": 1},
+    "stage3_study": {"workloads": ("chainmm",), "preset": "small", "evaluations": 300,
+                     "updates": 1, "pairs": 9,
+                     "training": SystemConfig(batch=2, proposal_evaluations=64)},
+}  # fmt: skip
+"""Settings by study; one that is not here runs as `--quick` does."""
+
+FAST = {"search", "gaps", "partitions", "sync_vs_async", "table", "bench"}
+"""Those that train and measure nothing."""
+
+
+def load(name):
+    return importlib.import_module(f"experiments.{name}").STUDY
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in STUDIES]
+)
+def test_a_study_computes_once_and_says_what_it_found(
+    name, tmp_path, monkeypatch, capsys, reference_graphs
+):
+    study = load(name)
+    assert study.name == name
+    settings = TINY.get(name, dict(study.quick))
+    if name == "zero_shot":
+        save_tiny_checkpoint(tmp_path / "policy")
+        settings["policy"] = tmp_path / "policy"
+    here = {"runs": tmp_path, "host_devices": DEVICES, "shared": reference_graphs.parent}
+    settings = dataclasses.replace(study.settings, **settings, **here)
+    study.run(settings)
+    folder = tmp_path / name
+    page = (folder / f"{name}.md").read_text()
+    assert capsys.readouterr().out == page + "\n"
+    title, _, provenance, *rest = page.splitlines()
+    assert title == f"# {study.title}"
+    assert provenance.startswith("`python -m experiments.")
+    assert provenance.count("; ") == 3
+    assert "Not run" not in page
+    assert any(line.startswith("| ---") for line in rest)
+    for line in rest:
+        if line.startswith("!["):
+            picture = folder / line.split("(")[1].rstrip(")")
+            assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def keep(self, key, result):
+        assert "refused" in result, "computed again"
+
+    monkeypatch.setattr(grid.Records, "keep", keep)
+    study.run(settings)
+    assert (folder / f"{name}.md").read_text() == page
+
+
+def test_the_studies_are_listed():
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments"], capture_output=True, text=True, check=True,
+        cwd=grid.PAGES.parents[1],
+    )  # fmt: skip
+    lines = done.stdout.splitlines()[2:]
+    assert [line.split(maxsplit=1) for line in lines] == [list(i) for i in STUDIES.items()]
+
+
+def test_every_module_with_a_study_is_listed():
+    folder = grid.PAGES.parents[1] / "experiments"
+    declared = {p.stem for p in folder.glob("*.py") if "\nSTUDY" in p.read_text()}
+    assert declared == set(STUDIES)
+
+
+def run_of(method, seed, makespan_s, **more):
+    where = {"problem": "p", "links": "parallel", "evaluations": 10, "method": method}
+    return {**where, "seed": seed, "makespan_s": makespan_s, **more}
+
+
+def test_search_counts_rows_and_paired_runs():
+    records = [run_of("doppler+search", s, v) for s, v in enumerate((1.0, 2.0, 3.0))]
+    records += [run_of("annealing", s, v) for s, v in enumerate((2.0, 2.0))]
+    records += [run_of("memetic", 0, 1.0)]
+    first, second = search.against(records)
+    assert (first["rival"], first["rows"], first["runs"]) == (
+        "annealing",
+        "1 / 0 / 0",
+        "1 / 1 / 0",
+    )
+    assert first["mean (%)"] == pytest.approx(-25.0)
+    assert (second["rival"], second["rows"]) == ("memetic", "0 / 1 / 0")
+    assert search.against(records[:3]) == []
+
+
+def test_curves_hold_the_best_so_far():
+    curve = [[50, 200, 2000], [0.1, 0.2, 0.3], [5.0, 4.0, 3.0]]
+    found = search._best_by(curve, np.array([50, 199, 200, 1999, 10_000]))
+    assert found.tolist() == [5.0, 5.0, 4.0, 4.0, 3.0]
+
+
+@pytest.mark.slow
+def test_search_gives_the_makespans_that_it_always_gave(tmp_path, reference_graphs):
+    study = load("search")
+    settings = dataclasses.replace(
+        study.settings, problems=("chain_mm_112nodes",), links=("parallel",), seconds=(),
+        evaluations=(10_000,), method=("annealing", "memetic"), seeds=2, runs=tmp_path,
+        host_devices=DEVICES, shared=reference_graphs.parent,
+    )  # fmt: skip
+    study.run(settings)
+    with grid.Records(tmp_path / "search" / "records.jsonl") as book:
+        found = [
+            book.find(cell.key) for cell in study.cells(grid.Context(settings, tmp_path, None))
+        ]
+    makespans = {(r["method"], r["seed"]): r["makespan_s"] for r in found if "evaluations" in r}
+    expected = {("annealing", 0): 1300.12, ("annealing", 1): 1400.07}
+    expected |= {("memetic", 0): 1400.02, ("memetic", 1): 1500.03}
+    assert makespans == pytest.approx(expected, rel=1e-12)
+
+
+def test_agreement_of_a_simulator_that_is_right_up_to_a_factor():
+    measured_s = np.array([1.0, 2.0, 4.0, 8.0])
+    found = fidelity.agree(1.5 * measured_s, measured_s)
+    assert found["pearson"] == found["spearman"] == found["kendall"] == pytest.approx(1.0)
+    assert found["error"] == found["bias"] == pytest.approx(0.5)
+    assert (found["pairs"], found["in order"]) == (6, 1.0)
+
+
+def test_agreement_counts_wrong_pairs_among_those_that_can_be_told_apart():
+    measured_s = np.array([1.00, 1.04, 1.20, 1.50])
+    simulated_s = np.array([1.04, 1.00, 1.50, 1.20])
+    found = fidelity.agree(simulated_s, measured_s)
+    # (1.00, 1.04) differ by less than 5 %; (1.20, 1.50) are swapped.
+    assert (found["pairs"], found["in order"]) == (5, pytest.approx(4 / 5))
+    assert found["kendall"] == pytest.approx((4 - 2) / 6)
+    assert found["spearman"] == pytest.approx(0.6)
+    assert found["error"] == pytest.approx((0.04 + 0.04 / 1.04 + 0.25 + 0.2) / 4)
+    assert fidelity.agree(simulated_s[:2], measured_s[:2])["in order"] is None
+
+
+def test_what_placements_took_is_told_apart_from_how_fast_the_machine_was():
+    worth_s = np.array([1.0, 1.1, 1.2, 1.3, 1.4])
+    speed = np.array([[1.0], [1.7], [0.8], [1.2]])
+    noise = np.ones((4, 5))
+    noise[0, 1] = 3.0  # one run of one placement was disturbed
+    found = fidelity.steady_medians(worth_s * speed * noise)
+    # The rounds' medians are 1.3 (the outlier shifts it), 2.04, 0.96 and 1.44.
+    np.testing.assert_allclose(found, worth_s / 1.2 * (1.3 + 1.44) / 2, rtol=1e-12)
+
+
+def test_placements_are_spread_over_the_makespans_that_there_are():
+    problem = Problem("layers", *layered_problem(32, 2))
+    placements = fidelity.choose_placements(problem, 20)
+    assert placements.shape == (20, 32)
+    assert len(np.unique(placements, axis=0)) == 20
+    makespan_s = dj.simulate(problem.graph, problem.costs, placements).makespan_s
+    assert (np.diff(makespan_s) >= 0).all()
+    best = dj.place(problem.graph, problem.costs, method="heft").makespan_s
+    assert makespan_s[0] <= best + 1e-12
+    assert makespan_s[-1] > 1.2 * makespan_s[0]
+    np.testing.assert_array_equal(placements, fidelity.choose_placements(problem, 20))
+
+
+def test_traffic_is_told_by_island():
+    cluster = dj.make_cluster("v100x8")
+    assert topology.islands(cluster).tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
+    graph = load_problem(SMALL).graph
+    for where, kind in (([0], 0), ([0, 1], 1), ([0, 4], 2)):
+        placement = np.resize(where, graph.num_tasks)
+        shares = topology.traffic_shares(graph, cluster, placement)
+        assert shares.sum() == pytest.approx(1.0)
+        assert shares[kind] > 0
+        assert shares[kind + 1 :].sum() == 0
+    alone = dj.from_edge_delays([1.0], [], num_devices=8)[0]
+    assert topology.traffic_shares(alone, cluster, np.zeros(1, int)).tolist() == [0, 0, 0]
+
+
+def test_a_method_ends_where_it_would_take_too_long():
+    settings = dataclasses.replace(load("scaling").settings, limit_s=5.0)
+    context = grid.Context(settings, None, None)
+    refused = scaling.time_method(context, "gdp", 1000, {10: 1e-3, 100: 0.1})  # maybe 10 s
+    assert refused == {"refused": "it would take too long"}
+    records = [{"tasks": 10, "update_s": 0.01}, {"tasks": 1000, "update_s": 100.0}]
+    assert scaling.growth(records, "update_s") == pytest.approx(2.0)
+
+
+STAGE3 = {
+    "stage2": [0, 1], "stage3": [1, 0], "stage2_s": 0.02, "stage3_s": 0.015, "ratio": 0.75,
+    "interval": [0.7, 0.8], "measured_placements": 262,
+}  # fmt: skip
+
+
+def test_stage3_rows_say_what_was_delivered_and_lost():
+    row = stage3_study.row({**STAGE3, "interval": None})
+    assert (row["stage 3 / stage 2"], row["stage 2 lost"]) == ("0.750", None)
+    lost = {"ratio": 3.0, "interval": None, "is_aborted": True}
+    left = {"ratio": 0.9, "interval": [0.8, 1.0], "is_aborted": False}
+    row = stage3_study.row({**STAGE3, "stage2_lost": lost, "stage3_lost": left})
+    assert row["stage 3 / stage 2"] == "0.750 (0.700 to 0.800)"
+    assert (row["stage 2 lost"], row["stage 3 lost"]) == (">+200.0%", "-10.0%")
+    dropped = {**STAGE3, "stage3": [0, 1], "ratio": 1.15, "interval": [1.1, 1.2]}
+    assert stage3_study.row(dropped)["stage 3 / stage 2"].startswith("1.000; dropped 1.150")
+
+
+def test_false_costs_are_of_transfers_alone():
+    graph, costs = load_problem(SMALL).graph, load_problem(SMALL).costs
+    costs = dataclasses.replace(
+        costs, handling_s=np.ones(4), handling_s_per_byte=np.full(4, 1e-9)
+    )
+    wrong = stage3_study.falsified(costs, 10.0)
+    np.testing.assert_array_equal(wrong.compute_s, costs.compute_s)
+    for name in ("latency_s", "seconds_per_byte", "handling_s", "handling_s_per_byte"):
+        np.testing.assert_array_equal(getattr(wrong, name), 10.0 * getattr(costs, name))
+    dj.check_costs(graph, wrong)
