@@ -68,24 +68,6 @@ if TYPE_CHECKING:
         ray_devices,
     )
 
-_ENGINE = frozenset(
-    {
-        "LocalDevices",
-        "OnlineFunction",
-        "ProcessDevices",
-        "PlacedFunction",
-        "TaskError",
-        "cache_compilations",
-        "compile",
-        "make_measure",
-        "make_paired_measure",
-        "measure_calibration",
-        "measure_s",
-        "place_and_compile",
-        "ray_devices",
-    }
-)
-
 __version__ = "0.1.0"
 
 __all__ = [
@@ -166,7 +148,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ENGINE:
+    if name in __all__:  # and not imported above: it is the engine's
         from doppler_jax import engine
 
         return getattr(engine, name)

@@ -139,19 +139,23 @@ class Devices(Sequence[Any]):
             )
 
 
-def task_error(
-    plan: Plan, names: Sequence[str], devices: Sequence[Any], v: int, cause: BaseException
+def event_error(
+    plan: Plan, devices: Sequence[Any], event: int, cause: BaseException
 ) -> TaskError:
-    """Returns the error that says that task `v` failed; `devices` `[D]` as people know them."""
-    d = plan.placement[v]
-    return TaskError(f"task {v} ({names[v]}) failed on device {d} ({devices[d]})", v, d, cause)
+    """Returns the error of task `event`, or of transfer `event - N`.
 
-
-def transfer_error(
-    plan: Plan, names: Sequence[str], devices: Sequence[Any], k: int, cause: BaseException
-) -> TaskError:
-    """Returns the error that says that transfer `k` of the plan failed."""
-    t = plan.transfers[k]
+    Args:
+      plan: what was to be done.
+      devices: `[D]` as people know them.
+      event: as in a `Record`.
+      cause: what went wrong.
+    """
+    names, num_tasks = plan.names, len(plan.names)
+    if event < num_tasks:
+        d = plan.placement[event]
+        what = f"task {event} ({names[event]}) failed on device {d} ({devices[d]})"
+        return TaskError(what, event, d, cause)
+    t = plan.transfers[event - num_tasks]
     if t.producer < 0:
         moved = f"graph input {~t.tensor}, at home"
     else:

@@ -40,6 +40,7 @@ class Plan:
     the others on their homes; from there they go as transfers that are requested at 0.
     """
 
+    names: tuple[str, ...]  # [N]
     placement: tuple[int, ...]  # [N]
     rank: tuple[float, ...] | None  # [N] order among ready tasks; None: first come
     order: tuple[int, ...]  # [N] topological, by rank and id among available tasks
@@ -82,6 +83,7 @@ def make_plan(
     reads.update(t.source_slot for t in transfers)
     reads.update(s for blocks in outputs for s in blocks)
     return Plan(
+        names=sharded.names,
         placement=tuple(places),
         rank=None if priority is None else tuple(priority.tolist()),
         order=tuple(topological_order(graph, priority).tolist()),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import ops
-from .devices import TaskError
+from .devices import TaskError, event_error
 from .memory import Buffers, Slots
 from .plan import Plan
 from .threads import GRACE_S, LocalProgram
@@ -96,8 +96,7 @@ class _Stream:
         cause = TimeoutError(
             f"the call has taken more than {self._program.options.timeout_s} s"
         )
-        error = self._program.event_error(self.record.first_unfinished(), cause)
-        self.failures.append((-1, error))
+        self._fail(self.record.first_unfinished(), -1, cause)
 
     def _dispatch(self) -> None:
         """Enqueues every task, and right after it its transfers; stops at a failure."""
@@ -179,7 +178,8 @@ class _Stream:
         self.record.finish_s[event] = self._clock.now_s()
 
     def _fail(self, event: int, place: int, cause: BaseException) -> None:
-        self.failures.append((place, self._program.event_error(event, cause)))
+        program = self._program
+        self.failures.append((place, event_error(program.plan, program.devices, event, cause)))
 
 
 def infer_times(record: Record, plan: Plan) -> None:

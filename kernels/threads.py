@@ -24,7 +24,7 @@ from doppler_jax.programs.blocks import assemble_output
 from doppler_jax.types import ShardedProgram
 
 from . import ops
-from .devices import Execution, Options, TaskError, task_error, transfer_error
+from .devices import Execution, Options, TaskError, event_error
 from .memory import Buffers, Footprint, Residents, Slots
 from .plan import RULES, Next, Plan
 from .trace import Clock, Record
@@ -67,13 +67,6 @@ class LocalProgram:
             for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
         ]
         return Execution(outputs, record.schedule(), record.handling, self._peak_bytes(record))
-
-    def event_error(self, event: int, cause: BaseException) -> TaskError:
-        """Returns the error for an event of a `Record`."""
-        num_tasks, names = len(self.plan.placement), self.sharded.names
-        if event < num_tasks:
-            return task_error(self.plan, names, self.devices, event, cause)
-        return transfer_error(self.plan, names, self.devices, event - num_tasks, cause)
 
     def _gather(self, blocks: list[Any]) -> list[jax.Array]:
         """Returns an output's blocks on the device where it shall land."""
@@ -203,7 +196,7 @@ class _Call:
         except BaseException as error:
             name = threading.current_thread().name
             what = f"worker '{name}' died on device {device} ({self.program.devices[device]})"
-            self._fail(TaskError(what, -1, device, error))
+            self._end_by(TaskError(what, -1, device, error))
 
     def _compute(self, device: int) -> None:
         with self._lock:
@@ -213,7 +206,7 @@ class _Call:
                 results = self._launch(v)
                 self._wait_for(results)
             except BaseException as error:
-                self._fail(self.program.event_error(v, error))
+                self._fail(v, error)
                 return
             self.record.finish_s[v] = finish_s = self._clock.now_s()
             with self._lock:
@@ -250,7 +243,7 @@ class _Call:
                     raise failure
                 self._wait_for(results)
             except BaseException as error:
-                self._fail(self.program.event_error(v, error))
+                self._fail(v, error)
                 return
             finish_s = self._clock.now_s()
             self.record.start_s[v] = max(self.record.start_s[v], free_s)
@@ -300,7 +293,7 @@ class _Call:
                     self._finish_transfer(k, copy)
                     del copy
             except BaseException as error:
-                self._fail(self.program.event_error(self.record.num_tasks + k, error))
+                self._fail(self.record.num_tasks + k, error)
                 return
 
     def _next_transfers(self, device: int) -> list[int]:
@@ -328,9 +321,12 @@ class _Call:
 
     def _time_out(self) -> None:
         cause = TimeoutError(f"the call has taken more than {self.program.options.timeout_s} s")
-        self._fail(self.program.event_error(self.record.first_unfinished(), cause))
+        self._fail(self.record.first_unfinished(), cause)
 
-    def _fail(self, error: TaskError) -> None:
+    def _fail(self, event: int, cause: BaseException) -> None:
+        self._end_by(event_error(self.plan, self.program.devices, event, cause))
+
+    def _end_by(self, error: TaskError) -> None:
         with self._lock:
             self._error = self._error or error
         self._stop()

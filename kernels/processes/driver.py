@@ -20,11 +20,11 @@ import numpy as np
 from doppler_jax.programs.blocks import assemble_output, slice_block
 from doppler_jax.types import RESIDENT, ShardedProgram
 
-from ..devices import Devices, Execution, Options, TaskError, task_error, transfer_error
+from ..devices import Devices, Execution, Options, TaskError, event_error
 from ..memory import Footprint
 from ..plan import RULES, Plan
 from ..trace import Record, make_handling
-from .device import DeviceResult, Failure, Shipment
+from .device import DeviceResult, Shipment
 from .session import ProcessDevice, Session, ask_all, lost_device, this_host
 from .transport import to_device, to_host
 
@@ -149,6 +149,7 @@ class _Program:
         self._shipment = shipment
         self._timeout_s = timeout_s
         self._devices = devices
+        self._names = [device.name for device in devices]
         self._footprint = Footprint(sharded.graph, shipment.plan, len(devices))
         self._session = session = devices[0].session
         self._number = session.new_number()
@@ -204,14 +205,14 @@ class _Program:
         plan, devices = self._shipment.plan, self._devices
         with self._session.one_call:
             offsets_s = clock_offsets_s(devices)
-            call = _Call(self._session.new_number(), self._sharded.names, plan, devices)
+            number = self._session.new_number()
             lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(plan.placement)
             start_s = time.perf_counter() + lead_s
             arguments = [
-                (self._number, call.number, blocks, start_s + offset_s)
+                (self._number, number, blocks, start_s + offset_s)
                 for blocks, offset_s in zip(laid.blocks, offsets_s, strict=True)
             ]
-            results = call.run(arguments, self._timeout_s)
+            results = self._call(number, arguments)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
         avals = self._shipment.avals
         outputs = [
@@ -224,6 +225,76 @@ class _Program:
             if result.peak_bytes is not None:
                 peak_bytes[d] = result.peak_bytes
         return Execution(outputs, record.schedule(), record.handling, peak_bytes)
+
+    def _call(self, number: int, arguments: Sequence[tuple]) -> list[DeviceResult]:
+        """Runs call `number` with each device's arguments of `Worker.run`; returns its results.
+
+        Raises:
+          TaskError: a task or transfer failed, a device was lost, or time ran out. The
+            devices have stopped then, save those that need over 10 s to end a task.
+        """
+        references: list[Any] = []
+        try:
+            for device, args in zip(self._devices, arguments, strict=True):
+                references.append(device.call("run", *args))
+            in_time = self._wait(references)
+        except BaseException:
+            self._stop(number, references)
+            raise
+        if in_time:
+            outcomes = [self._session.outcome(reference) for reference in references]
+            if all(isinstance(o, DeviceResult) and o.failure is None for o in outcomes):
+                return outcomes
+        running = self._stop(number, references)
+        outcomes = [self._session.outcome(reference) for reference in references]
+        raise self._error(outcomes) if in_time else self._timeout(running, outcomes)
+
+    def _wait(self, references: list[Any]) -> bool:
+        """Waits for all devices or the first failure; returns False if time ran out."""
+        deadline_s = time.perf_counter() + (
+            math.inf if self._timeout_s is None else self._timeout_s
+        )
+        pending = references
+        while pending:
+            left_s = deadline_s - time.perf_counter()
+            if left_s <= 0:
+                return False
+            done, pending = self._session.wait(pending, min(left_s, _POLL_S))
+            for outcome in map(self._session.outcome, done):
+                if not isinstance(outcome, DeviceResult) or outcome.failure is not None:
+                    return True
+        return True
+
+    def _stop(self, number: int, references: list[Any]) -> list[int | None]:
+        """Ends the call on every device; returns the task `[D]` that each was running."""
+        told = [device.call("stop", number) for device in self._devices]
+        self._session.wait(told, _ANSWER_S, for_all=True)
+        self._session.wait(references, _END_S, for_all=True)
+        answers = [self._session.outcome(reference) for reference in told]
+        return [answer if isinstance(answer, int) else None for answer in answers]
+
+    def _timeout(self, running: list[int | None], outcomes: list[Any]) -> TaskError:
+        """Names a task that was running, or else the first that has yet to run."""
+        cause = TimeoutError(f"the call has taken more than {self._timeout_s} s")
+        ended = {v for o in outcomes if isinstance(o, DeviceResult) for v, _, _ in o.tasks}
+        at = [v for v in running if v is not None]
+        for v in (*at, *(v for v in self._shipment.plan.order if v not in ended)):
+            return event_error(self._shipment.plan, self._names, v, cause)
+        return TaskError("the call did not end", -1, -1, cause)
+
+    def _error(self, outcomes: list[Any]) -> TaskError:
+        """Returns the error of what went wrong first; a lost device takes others with it."""
+        for d, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException):
+                return lost_device(self._devices, d, outcome)
+        failures = [o.failure for o in outcomes if o is not None and o.failure is not None]
+        order = {"lost": 0, "task": 1, "transfer": 2}
+        first = min(failures, key=lambda failure: (order[failure.kind], failure.at_s))
+        cause = RuntimeError(first.reason)
+        if first.kind == "lost":
+            return lost_device(self._devices, first.id, cause)
+        event = first.id + (first.kind == "transfer") * len(self._shipment.plan.names)
+        return event_error(self._shipment.plan, self._names, event, cause)
 
 
 def _compile(
@@ -262,99 +333,6 @@ def _block_aval(sharded: ShardedProgram, i: int) -> jax.ShapeDtypeStruct:
     values: Sequence[Any] = (*sharded.arg_avals, *sharded.consts)
     shape = tuple(b - a for a, b in zip(block.start, block.limit, strict=True))
     return jax.ShapeDtypeStruct(shape, values[block.source].dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A call of a placed program."""
-
-    number: int
-    names: tuple[str, ...]  # [N]
-    plan: Plan
-    devices: tuple[ProcessDevice, ...]  # [D]
-
-    @property
-    def _session(self) -> Session:
-        return self.devices[0].session
-
-    def run(self, arguments: Sequence[tuple], timeout_s: float | None) -> list[DeviceResult]:
-        """Runs the call with each device's arguments of `Worker.run`; returns its results.
-
-        Raises:
-          TaskError: a task or transfer failed, a device was lost, or time ran out. The
-            devices have stopped then, save those that need over 10 s to end a task.
-        """
-        references: list[Any] = []
-        try:
-            for device, args in zip(self.devices, arguments, strict=True):
-                references.append(device.call("run", *args))
-            in_time = self._wait(references, timeout_s)
-        except BaseException:
-            self._stop(references)
-            raise
-        if in_time:
-            outcomes = [self._session.outcome(reference) for reference in references]
-            if all(isinstance(o, DeviceResult) and o.failure is None for o in outcomes):
-                return outcomes
-        running = self._stop(references)
-        outcomes = [self._session.outcome(reference) for reference in references]
-        raise self._error(outcomes) if in_time else self._timeout(running, outcomes, timeout_s)
-
-    def _wait(self, references: list[Any], timeout_s: float | None) -> bool:
-        """Waits for all devices or the first failure; returns False if time ran out."""
-        deadline_s = math.inf if timeout_s is None else time.perf_counter() + timeout_s
-        pending = references
-        while pending:
-            left_s = deadline_s - time.perf_counter()
-            if left_s <= 0:
-                return False
-            done, pending = self._session.wait(pending, min(left_s, _POLL_S))
-            for outcome in map(self._session.outcome, done):
-                if not isinstance(outcome, DeviceResult) or outcome.failure is not None:
-                    return True
-        return True
-
-    def _stop(self, references: list[Any]) -> list[int | None]:
-        """Ends the call on every device; returns the task `[D]` that each was running."""
-        told = [device.call("stop", self.number) for device in self.devices]
-        self._session.wait(told, _ANSWER_S, for_all=True)
-        self._session.wait(references, _END_S, for_all=True)
-        answers = [self._session.outcome(reference) for reference in told]
-        return [answer if isinstance(answer, int) else None for answer in answers]
-
-    def _timeout(
-        self, running: list[int | None], outcomes: list[Any], timeout_s: float | None
-    ) -> TaskError:
-        """Names a task that was running, or else the first that has yet to run."""
-        cause = TimeoutError(f"the call has taken more than {timeout_s} s")
-        ended = {v for o in outcomes if isinstance(o, DeviceResult) for v, _, _ in o.tasks}
-        at = [v for v in running if v is not None]
-        for v in (*at, *(v for v in self.plan.order if v not in ended)):
-            return self._task_error(v, cause)
-        return TaskError("the call did not end", -1, -1, cause)
-
-    def _error(self, outcomes: list[Any]) -> TaskError:
-        """Returns the error of what went wrong first; a lost device takes others with it."""
-        for d, outcome in enumerate(outcomes):
-            if isinstance(outcome, BaseException):
-                return lost_device(self.devices, d, outcome)
-        failures = [o.failure for o in outcomes if o is not None and o.failure is not None]
-        order = {"lost": 0, "task": 1, "transfer": 2}
-        first = min(failures, key=lambda failure: (order[failure.kind], failure.at_s))
-        return self._failure_error(first)
-
-    def _failure_error(self, failure: Failure) -> TaskError:
-        cause = RuntimeError(failure.reason)
-        if failure.kind == "lost":
-            return lost_device(self.devices, failure.id, cause)
-        if failure.kind == "task":
-            return self._task_error(failure.id, cause)
-        names = [device.name for device in self.devices]
-        return transfer_error(self.plan, self.names, names, failure.id, cause)
-
-    def _task_error(self, v: int, cause: BaseException) -> TaskError:
-        names = [device.name for device in self.devices]
-        return task_error(self.plan, self.names, names, v, cause)
 
 
 def clock_offsets_s(devices: Sequence[ProcessDevice]) -> list[float]:

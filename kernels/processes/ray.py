@@ -32,16 +32,17 @@ class RaySession(Session):
     backend = "ray"
 
     def __init__(self, platform: str, owns_ray: bool) -> None:
+        import ray
+
         super().__init__(platform)
+        self._ray = ray
         self.actors: list[Any] = []
         self._owns_ray = owns_ray
 
     @property
     def is_open(self) -> bool:
         # A call of an actor after `ray.shutdown` would start another Ray.
-        import ray
-
-        return bool(self.actors) and ray.is_initialized()
+        return bool(self.actors) and self._ray.is_initialized()
 
     def call(self, index: int, method: str, *args: Any) -> Any:
         return self.actors[index].call.remote(method, *args)
@@ -49,28 +50,22 @@ class RaySession(Session):
     def wait(
         self, references: Sequence[Any], timeout_s: float, *, for_all: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        import ray
-
         num_returns = len(references) if for_all else 1
-        return ray.wait(list(references), num_returns=num_returns, timeout=timeout_s)
+        return self._ray.wait(list(references), num_returns=num_returns, timeout=timeout_s)
 
     def outcome(self, reference: Any, wait_s: float | None = 0.0) -> Any:
-        import ray
-
         try:
-            return ray.get(reference, timeout=wait_s)
-        except ray.exceptions.GetTimeoutError:
+            return self._ray.get(reference, timeout=wait_s)
+        except self._ray.exceptions.GetTimeoutError:
             return None
-        except ray.exceptions.RayTaskError:
+        except self._ray.exceptions.RayTaskError:
             raise
-        except ray.exceptions.RayError as error:
+        except self._ray.exceptions.RayError as error:
             return error
 
     def close(self) -> None:
-        import ray
-
         for actor in self.actors:
-            ray.kill(actor)
+            self._ray.kill(actor)
         self.actors.clear()
         self.num_processes = 0
         if self._owns_ray:
