@@ -27,7 +27,7 @@ from doppler_jax.types import Costs, Schedule, ShardedProgram
 from .calibrate import measure_calibration
 from .devices import Options, TaskError
 from .local import LocalDevices
-from .measure import pair_placements
+from .measure import make_paired_measure
 from .placed import PlacedFunction, as_devices, load
 
 _LEAST_PLACING_S = 1.0
@@ -119,7 +119,8 @@ def place_and_compile(
     # Only `exact` orders tasks; other placements were judged first come, first served.
     priority = placed.priority if placed.queue == "priority" else None
     if not np.array_equal(placement, single):
-        found = pair_placements(sharded, args, devices, options, placement, single, _PAIRS)
+        pair = make_paired_measure(sharded, args, devices, mode)
+        found = pair(placement, single, _PAIRS)
         if found.ratio >= 1:
             placement, priority = single, None
     if online:

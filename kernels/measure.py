@@ -105,22 +105,6 @@ def make_paired_measure(
     return _Pairing(bench, max_slowdown, warmup).measure
 
 
-def pair_placements(
-    sharded: ShardedProgram,
-    args: Sequence[Any],
-    devices: Sequence[Any],
-    options: Options,
-    candidate: np.ndarray,
-    incumbent: np.ndarray,
-    rounds: int,
-) -> Paired:
-    """Returns what `make_paired_measure` measures of two placements `[N]`, once."""
-    bench = _Bench(
-        sharded, jax.tree.map(jnp.asarray, tuple(args)), as_devices(devices), options
-    )
-    return _Pairing(bench, max_slowdown=2.0, warmup=1).measure(candidate, incumbent, rounds)
-
-
 class _Pairing:
     """Alternates candidates with the incumbent, which it keeps loaded."""
 

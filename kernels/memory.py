@@ -81,12 +81,23 @@ class Buffers:
         if self._reads_left[slot]:
             self._slots[slot] = array
 
-    def drop_reads(self, slots: Iterable[int]) -> None:
-        """Counts one reader less of each slot."""
-        for slot in slots:
-            self._reads_left[slot] -= 1
-            if not self._reads_left[slot]:
-                self._slots[slot] = None
+    def made(self, v: int, results: Sequence[jax.Array]) -> None:
+        """Takes what task `v` made, and drops what it was the last to read."""
+        for slot, result in zip(self._plan.results[v], results, strict=True):
+            self.keep(slot, result)
+        for slot in self._plan.reads[v]:
+            self.drop_read(slot)
+
+    def moved(self, k: int, copy: jax.Array | np.ndarray) -> None:
+        """Takes what transfer `k` brought."""
+        self.keep(self._plan.transfers[k].slot, copy)
+        self.drop_read(self._plan.transfers[k].source_slot)
+
+    def drop_read(self, slot: int) -> None:
+        """Counts one reader less of a slot, whose array goes with the last."""
+        self._reads_left[slot] -= 1
+        if not self._reads_left[slot]:
+            self._slots[slot] = None
 
 
 def donated_operands(plan: Plan, v: int, kernel: Kernel) -> tuple[int, ...]:

@@ -6,8 +6,7 @@ say what may happen next; threads and device processes follow the same ones.
 
 import dataclasses
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -46,6 +45,7 @@ class Plan:
     order: tuple[int, ...]  # [N] topological, by rank and id among available tasks
     levels: tuple[int, ...]  # [N] hops from an entry
     operands: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel takes them
+    reads: tuple[tuple[int, ...], ...]  # [N] those slots, each once
     results: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel gives them
     num_inputs: tuple[int, ...]  # [N] tensors and moved graph inputs to wait for
     local_readers: tuple[tuple[int, ...], ...]  # [N] once per tensor that is read
@@ -79,9 +79,10 @@ def make_plan(
             task_transfers[transfer.producer].append(k)
         else:
             waits[list(transfer.readers)] += 1
-    reads = Counter(s for of_task in operands for s in set(of_task))
-    reads.update(t.source_slot for t in transfers)
-    reads.update(s for blocks in outputs for s in blocks)
+    reads = tuple(tuple(dict.fromkeys(of_task)) for of_task in operands)
+    num_reads = Counter(s for of_task in reads for s in of_task)
+    num_reads.update(t.source_slot for t in transfers)
+    num_reads.update(s for blocks in outputs for s in blocks)
     return Plan(
         names=sharded.names,
         placement=tuple(places),
@@ -89,13 +90,14 @@ def make_plan(
         order=tuple(topological_order(graph, priority).tolist()),
         levels=tuple(hop_levels(graph).tolist()),
         operands=tuple(operands),
+        reads=reads,
         results=tuple(map(tuple, results)),
         num_inputs=tuple(waits.tolist()),
         local_readers=_local_readers(graph, placement),
         transfers=transfers,
         initial_transfers=tuple(k for k, t in enumerate(transfers) if t.producer < 0),
         task_transfers=tuple(map(tuple, task_transfers)),
-        num_reads=tuple(reads[s] for s in range(slots.num_slots)),
+        num_reads=tuple(num_reads[s] for s in range(slots.num_slots)),
         inputs=slots.inputs(),
         outputs=tuple(outputs),
     )
@@ -188,27 +190,12 @@ Next = tuple[Iterable[int], Iterable[int]]
 NOTHING: Next = ((), ())
 
 
-class Rules(Protocol):
-    """What may run when; one object a call, told of each event once.
-
-    All has run when every task has finished, for what is moved is read.
-    """
-
-    def begin(self) -> Next:
-        """The call begins."""
-
-    def launched(self, v: int) -> Next:
-        """Task `v` has run, or will have before any task given to its device later."""
-
-    def finished(self, v: int) -> Next:
-        """Task `v` has finished."""
-
-    def arrived(self, k: int) -> Next:
-        """Transfer `k` has arrived."""
-
-
 class WorkConserving:
     """A device that has a ready task runs one.
+
+    As of all rules there is one object a call, told of each event once: `launched` when a task
+    has run, or will have before any task given to its device later; `finished`; `arrived` of
+    transfers. All has run when every task has finished, for what is moved is read.
 
     A task that finishes releases those on its device that wait only for it, and starts the
     transfers of what it made; an arrival releases likewise.
@@ -289,7 +276,7 @@ class BulkSynchronous:
         return ((), self._transfers) if self._transfers else self._next_phase()
 
 
-RULES: dict[str, Callable[[Plan], Rules]] = {
+RULES: dict[str, type[WorkConserving] | type[BulkSynchronous]] = {
     "bulk_synchronous": BulkSynchronous,
     "work_conserving": WorkConserving,
 }

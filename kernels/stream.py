@@ -121,9 +121,7 @@ class _Stream:
             self._fail(v, self._num_dispatched, error)
             return False
         self._watch_later(plan.placement[v], v, results)
-        for slot, result in zip(plan.results[v], results, strict=True):
-            self._buffers.keep(slot, result)
-        self._buffers.drop_reads(set(plan.operands[v]))
+        self._buffers.made(v, results)
         return self._goes_on(now_s)
 
     def _dispatch_transfer(self, k: int) -> bool:
@@ -136,8 +134,7 @@ class _Stream:
             self._fail(event, self._num_dispatched, error)
             return False
         self._watch_later(len(self._program.devices) + transfer.destination, event, (copy,))
-        self._buffers.keep(transfer.slot, copy)
-        self._buffers.drop_reads([transfer.source_slot])
+        self._buffers.moved(k, copy)
         return self._goes_on(now_s)
 
     def _goes_on(self, now_s: float) -> bool:

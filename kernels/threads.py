@@ -210,7 +210,7 @@ class _Call:
                 return
             self.record.finish_s[v] = finish_s = self._clock.now_s()
             with self._lock:
-                self._keep(v, results)
+                self._buffers.made(v, results)
                 self._go_on(self._rules.launched(v), finish_s)
                 self._finished(v, finish_s)
                 self._room[device] += 1
@@ -226,7 +226,7 @@ class _Call:
             try:
                 results = self._launch(v)
                 with self._lock:
-                    self._keep(v, results)
+                    self._buffers.made(v, results)
                     self._go_on(self._rules.launched(v), self._clock.now_s())
                 self._in_flight[device].put((v, results, None))
                 del results
@@ -274,11 +274,6 @@ class _Call:
         if self.program.options.check_nan:
             ops.refuse_nan(results)
 
-    def _keep(self, v: int, results: Sequence[jax.Array]) -> None:
-        for slot, result in zip(self.plan.results[v], results, strict=True):
-            self._buffers.keep(slot, result)
-        self._buffers.drop_reads(set(self.plan.operands[v]))
-
     def _receive(self, device: int) -> None:
         while batch := self._next_transfers(device):
             k = batch[0]
@@ -312,11 +307,10 @@ class _Call:
         return ops.transfer(source, device)
 
     def _finish_transfer(self, k: int, copy: jax.Array | np.ndarray) -> None:
-        transfer, finish_s = self.plan.transfers[k], self._clock.now_s()
+        finish_s = self._clock.now_s()
         self.record.finish_s[self.record.num_tasks + k] = finish_s
         with self._lock:
-            self._buffers.keep(transfer.slot, copy)
-            self._buffers.drop_reads([transfer.source_slot])
+            self._buffers.moved(k, copy)
             self._go_on(self._rules.arrived(k), finish_s)
 
     def _time_out(self) -> None:

@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax import export
 
+from ..memory import Buffers, Slots
 from ..ops import refuse_nan
 from ..plan import Plan, WorkConserving, phases
 from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
@@ -187,15 +188,6 @@ def compile_kernel(serialised: bytes) -> Any:
     return jax.jit(exported.call).lower(*operands).compile()
 
 
-class _Step(NamedTuple):
-    """One of this device's tasks, so that between two of them nothing is looked up twice."""
-
-    kernel: Any
-    operands: tuple[int, ...]  # slots
-    results: tuple[int, ...]  # slots
-    reads: tuple[int, ...]  # slots, each once
-
-
 class DeviceCall:
     """State of one call; what the threads share is guarded by `_lock`."""
 
@@ -214,23 +206,17 @@ class DeviceCall:
         self._plan = plan
         self._device = device
         self._mesh = mesh
-        self._mine = [v for v, d in enumerate(plan.placement) if d == device]
-        self._steps = {
-            v: _Step(
-                executables[shipment.digests[v]],
-                plan.operands[v],
-                plan.results[v],
-                tuple(set(plan.operands[v])),
-            )
-            for v in self._mine
+        self._kernels = {
+            v: executables[shipment.digests[v]]
+            for v, d in enumerate(plan.placement)
+            if d == device
         }
-        self._slots: dict[int, jax.Array | np.ndarray] = {**laid}
-        self._laid = frozenset(laid)
+        self._slots: Slots = [laid.get(s) for s in range(len(plan.num_reads))]
+        self._buffers = Buffers(plan, self._slots)
         self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
         self._changed = threading.Condition(self._lock)
         self._is_asleep = False
         self._rules = WorkConserving(plan)
-        self._reads_left = list(plan.num_reads)
         self._ready: list[tuple[float, int]] = []
         self._tasks: list[tuple[int, float, float]] = []
         self._received: list[tuple[int, float, float]] = []
@@ -254,8 +240,9 @@ class DeviceCall:
         outputs = {}
         if not self._stopped:
             wanted = {s for blocks in self._plan.outputs for s in blocks}
-            outputs = {s: to_host(self._slots[s]) for s in wanted & self._slots.keys()}
-        self._slots.clear()
+            here = ((s, self._slots[s]) for s in wanted)
+            outputs = {s: to_host(array) for s, array in here if array is not None}
+        self._slots[:] = [None] * len(self._slots)
         return DeviceResult(
             self._tasks,
             self._received,
@@ -302,13 +289,13 @@ class DeviceCall:
         with self._lock:
             finish_s = time.perf_counter()
             self._received.append((item, start_s, finish_s))
-            self._slots[transfer.slot] = array
+            self._buffers.keep(transfer.slot, array)
             self._make_ready(self._rules.arrived(item)[0], finish_s)
             self._tell()
 
     def _work_conserving(self) -> None:
         self._start_transfers(self._first_transfers)
-        for _ in self._mine:
+        for _ in self._kernels:
             ready = self._wait(self._next_ready)
             if ready is None or not self._run_task(ready[1]):
                 return
@@ -378,15 +365,15 @@ class DeviceCall:
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
-        step, slots = self._steps[v], self._slots
+        kernel = self._kernels[v]
         with self._lock:  # who stops the call is told what runs
             if self._stopped:
                 return False
             self._running = v
-        operands = [slots[s] for s in step.operands]
+        operands = self._buffers.operands(v)
         try:
             start_s = time.perf_counter()
-            results = jax.block_until_ready(step.kernel(*operands))
+            results = jax.block_until_ready(kernel(*operands))
             finish_s = time.perf_counter()
             if self._shipment.check_nan:
                 refuse_nan(results)
@@ -396,11 +383,8 @@ class DeviceCall:
         del operands
         with self._lock:
             self._tasks.append((v, start_s, finish_s))
-            for slot, result in zip(step.results, results, strict=True):
-                if self._reads_left[slot]:
-                    slots[slot] = result
+            self._buffers.made(v, results)
             del results
-            self._drop_reads(step.reads)
             self._make_ready(self._rules.launched(v)[0], finish_s)
             self._running = None
         return True
@@ -425,7 +409,7 @@ class DeviceCall:
         with self._lock:
             if self._stopped:
                 return None
-            array = self._slots[self._plan.transfers[item].source_slot]
+            array = self._buffers.get(self._plan.transfers[item].source_slot)
             start_s = time.perf_counter()
         return start_s, to_bytes(array)
 
@@ -436,7 +420,7 @@ class DeviceCall:
         with self._lock:
             self._num_unsent -= 1
             if not self._stopped:
-                self._drop_reads((self._plan.transfers[item].source_slot,))
+                self._buffers.drop_read(self._plan.transfers[item].source_slot)
             self._tell()
 
     def failed(self, item: int, error: BaseException) -> None:
@@ -448,12 +432,6 @@ class DeviceCall:
         rank = self._plan.rank
         for v in tasks:
             heappush(self._ready, (now_s if rank is None else rank[v], v))
-
-    def _drop_reads(self, slots: Iterable[int]) -> None:
-        for slot in slots:
-            self._reads_left[slot] = left = self._reads_left[slot] - 1
-            if not left and slot not in self._laid:
-                del self._slots[slot]
 
 
 def _allocator_peak_bytes() -> int | None:

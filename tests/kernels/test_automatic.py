@@ -36,11 +36,11 @@ def pairing(monkeypatch, ratio):
     """Makes the placement found seem `ratio` times as slow as a single device."""
     asked = []
 
-    def pair(sharded, args, devices, options, candidate, incumbent, rounds):
+    def pair(candidate, incumbent, rounds):
         asked.append((candidate, incumbent))
         return Paired((ratio,) * rounds, (1.0,) * rounds)
 
-    monkeypatch.setattr(automatic, "pair_placements", pair)
+    monkeypatch.setattr(automatic, "make_paired_measure", lambda *_: pair)
     found = {}
     place = automatic.place
 

@@ -242,7 +242,7 @@ def test_a_worker_that_dies_ends_the_call(local, mode, monkeypatch):
     step = compile_on(sharded, np.arange(8) % 2, local, mode=mode)
     threads = num_threads()
     with monkeypatch.context() as patch:
-        patch.setattr(Buffers, "drop_reads", lambda *_: 1 / 0)
+        patch.setattr(Buffers, "made", lambda *_: 1 / 0)
         with pytest.raises(
             dj.TaskError, match=r"worker 'compute \d' died on device \d .*ZeroDivision"
         ) as caught:
