@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -89,41 +90,29 @@ def _devices(settings: CalibrateSettings, stack: contextlib.ExitStack) -> Sequen
 
 
 def _print(calibration: Calibration) -> None:
-    names = calibration.device_names
+    names, noise = calibration.device_names, calibration.compute_noise
+    kernels = [(kernel.name, kernel.seconds) for kernel in calibration.kernels.values()]
+    rows = [("dispatch of a task", tuple(calibration.overhead_s.tolist())), *kernels]
     print_table(
-        f"{calibration.backend}: median seconds, noise {calibration.compute_noise:.0%} of a "
-        f"task's, {calibration.transfer_noise:.0%} of a transfer's",
+        f"{calibration.backend}: median seconds, noise {noise:.0%} of a task's, "
+        f"{calibration.transfer_noise:.0%} of a transfer's",
         ("kernel", *names),
-        [
-            ("dispatch of a task", *map(format_seconds, calibration.overhead_s.tolist())),
-            *(
-                (kernel.name, *map(format_seconds, kernel.seconds))
-                for kernel in calibration.kernels.values()
-            ),
-        ],
+        [(name, *map(format_seconds, seconds)) for name, seconds in rows],
     )
-    latency_s, seconds_per_byte = calibration.links()
+    links = sorted({link[:2] for link in calibration.transfers})
+    rates = np.stack(calibration.links(), axis=-1) * (1.0, 1e6)
     print_table(
         "transfers",
         ("from", "to", "latency", "seconds per MB"),
-        [
-            (
-                names[s],
-                names[t],
-                *map(format_seconds, (latency_s[s, t], seconds_per_byte[s, t] * 1e6)),
-            )
-            for s, t in sorted({link[:2] for link in calibration.transfers})
-        ],
+        [(names[s], names[t], *map(format_seconds, rates[s, t])) for s, t in links],
     )
     handling_s, per_byte = calibration.handling_rates()
     if handling_s is not None and per_byte is not None:
+        own = zip(names, handling_s, per_byte * 1e6, strict=True)
         print_table(
             "what a device itself spends on one end of a transfer",
             ("device", "each", "seconds per MB"),
-            [
-                (name, format_seconds(each_s), format_seconds(one * 1e6))
-                for name, each_s, one in zip(names, handling_s, per_byte, strict=True)
-            ],
+            [(name, *map(format_seconds, seconds)) for name, *seconds in own],
         )
 
 

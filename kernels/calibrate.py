@@ -25,7 +25,7 @@ from doppler_jax.costs.calibration import (
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.blocks import num_bytes
+from doppler_jax.programs.blocks import num_bytes, operand_edges
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -132,38 +132,26 @@ class _Bench:
         """Returns when each device ends `[rounds, placements, D]`; placements take turns."""
         steps = [load(sharded, p, priority, self.devices, Options()) for p in placements]
         arguments = random_arguments(sharded, np.random.default_rng(0))
-        num_devices = len(self.devices)
-        ends_s = np.zeros((WARM_UPS + 2 * self.repeats, len(placements), num_devices))
-        for turn in ends_s:
-            for number, step in enumerate(steps):
-                step(*arguments)
-                assert step.trace is not None
-                np.maximum.at(turn[number], step.trace.placement, step.trace.finish_s)
+        num_rounds = WARM_UPS + 2 * self.repeats
+        ends_s = np.zeros((num_rounds, len(placements), len(self.devices)))
+        for turn, (number, step) in itertools.product(ends_s, enumerate(steps)):
+            trace = step.run_traced(*arguments)
+            np.maximum.at(turn[number], trace.placement, trace.finish_s)
         return ends_s[WARM_UPS:]
 
-    def observe(
-        self,
-        sharded: ShardedProgram,
-        placement: np.ndarray,
-        priority: np.ndarray | None = None,
-    ) -> Observations:
+    def observe(self, sharded: ShardedProgram, placement: np.ndarray) -> Observations:
         """Returns what warm executions of the program show, more of them on a busy machine."""
-        step = load(sharded, placement, priority, self.devices, Options())
+        step = load(sharded, placement, None, self.devices, Options())
         arguments = random_arguments(sharded, np.random.default_rng(0))
-        traces: list[Schedule] = []
 
-        def run(times: int) -> None:
-            for _ in range(times):
-                step(*arguments)
-                assert step.trace is not None
-                traces.append(step.trace)
+        def run(times: int) -> list[Schedule]:
+            return [step.run_traced(*arguments) for _ in range(times)]
 
         run(WARM_UPS)
-        traces.clear()
-        run(self.repeats)
+        traces = run(self.repeats)
         seen = observe(sharded, traces)
         while _is_noisy(seen) and len(traces) < PATIENCE * self.repeats:
-            run(self.repeats)
+            traces += run(self.repeats)
             seen = observe(sharded, traces)
         return seen
 
@@ -448,18 +436,12 @@ def _program(
 ) -> ShardedProgram:
     """Returns a program without outputs whose graph inputs are its arguments."""
     results = [(v, aval) for v, kernel in enumerate(kernels) for aval in kernel.results]
-    reads = [(ref, v) for v, row in enumerate(refs) for ref in row]
-    edges = [(ref.tensor, v) for ref, v in reads if isinstance(ref, TensorRef)]
-    input_edges = [(ref.input, v) for ref, v in reads if isinstance(ref, InputRef)]
     graph = make_graph(
         flops=np.zeros(len(kernels)),
         tensor_producer=[v for v, _ in results],
         tensor_bytes=[num_bytes(aval) for _, aval in results],
-        edge_tensor=[x for x, _ in edges],
-        edge_reader=[v for _, v in edges],
         input_bytes=[num_bytes(aval) for aval in avals],
-        input_edge_input=[i for i, _ in input_edges],
-        input_edge_reader=[v for _, v in input_edges],
+        **operand_edges(refs),
     )
     return ShardedProgram(
         graph=graph,

@@ -199,9 +199,8 @@ def _make_bench(
 
 
 def _run(step: PlacedFunction, args: tuple[Any, ...]) -> tuple[float, Schedule]:
-    step(*args)
-    assert step.trace is not None
-    return float(step.trace.finish_s.max(initial=0.0)), step.trace
+    trace = step.run_traced(*args)
+    return float(trace.finish_s.max(initial=0.0)), trace
 
 
 def _check_counts(repeats: int, warmup: int) -> None:

@@ -159,6 +159,11 @@ class PlacedFunction:
         self.peak_bytes = execution.peak_bytes
         return jax.tree.unflatten(self._sharded.out_tree, execution.outputs)
 
+    def run_traced(self, *args: Any, **kwargs: Any) -> Schedule:
+        """Runs the program and returns the trace of that call; raises what a call raises."""
+        self(*args, **kwargs)
+        return self._called()[0]
+
     @property
     def lower_bound_s(self) -> float:
         """Seconds that no placement can beat with tasks as fast as in the latest call.

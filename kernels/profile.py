@@ -75,38 +75,23 @@ class Profile:
         )
 
     def _devices(self) -> str:
-        rows = [
-            (
-                f"{d} ({name})",
-                format_seconds(self.explanation.busy_s[d]),
-                f"{self.utilisation[d]:.0%}",
-                format_seconds(self.idle_ready_s[d]),
-                format_seconds(self.handling_s[d]),
-                f"{self.peak_bytes[d]:.4g}",
-            )
-            for d, name in enumerate(self.device_names)
-        ]
         columns = (
-            "device",
-            "busy",
-            "share",
-            "idle with a ready task",
-            "on transfers",
-            "peak memory (bytes)",
+            [f"{d} ({name})" for d, name in enumerate(self.device_names)],
+            map(format_seconds, self.explanation.busy_s),
+            [f"{share:.0%}" for share in self.utilisation],
+            map(format_seconds, self.idle_ready_s),
+            map(format_seconds, self.handling_s),
+            [f"{most:.4g}" for most in self.peak_bytes],
         )
-        return format_table(columns, rows)
+        rows = list(zip(*columns, strict=True))
+        idle, memory = "idle with a ready task", "peak memory (bytes)"
+        return format_table(("device", "busy", "share", idle, "on transfers", memory), rows)
 
     def _slowest(self) -> str:
         slowest = np.argsort(-self.task_s, kind="stable")[:SHOWN].tolist()
-        names = self.explanation.names
-        rows = [
-            (
-                names[v],
-                format_seconds(self.task_s[v]),
-                f"{self.task_s[v] / (self.task_s.sum() or 1.0):.1%}",
-            )
-            for v in slowest
-        ]
+        names, total_s = self.explanation.names, self.task_s.sum() or 1.0
+        shares = [(names[v], self.task_s[v]) for v in slowest]
+        rows = [(name, format_seconds(s), f"{s / total_s:.1%}") for name, s in shares]
         return format_table(("slowest tasks", "takes", "share of all compute"), rows)
 
 
@@ -138,18 +123,17 @@ def profile(
         raise ValueError(f"peak_bytes has shape {peaks.shape}, expected ({num_devices},)")
     costs = _measured_costs(graph, trace, num_devices)
     explanation = explain_schedule(graph, costs, trace, names=names)
-    handling = make_handling() if handling is None else handling
+    handling = handling or make_handling()
     gap_s = dispatch_gaps_s(graph, trace, handling)
     transfer_s = trace.transfer_finish_s - trace.transfer_start_s
+    spent_s = handling.finish_s - handling.start_s
     return Profile(
         explanation=explanation,
         lower_bound_s=lower_bound_s(graph, costs),
         task_s=trace.finish_s - trace.start_s,
         dispatch_gap_s=gap_s,
         idle_ready_s=np.bincount(trace.placement, gap_s, num_devices),
-        handling_s=np.bincount(
-            handling.device, handling.finish_s - handling.start_s, num_devices
-        ),
+        handling_s=np.bincount(handling.device, spent_s, num_devices),
         num_transfers=transfer_s.size,
         transfer_s=float(transfer_s.sum()),
         overlapped_s=float(_receiver_busy_s(trace).sum()),

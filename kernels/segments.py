@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from doppler_jax.graphs.build import make_graph, task_edges, topological_order
+from doppler_jax.programs.blocks import operand_edges
 from doppler_jax.types import (
     RESIDENT,
     InputRef,
@@ -204,20 +205,14 @@ def _graph(
     kept: Sequence[int],
 ) -> TaskGraph:
     """Returns the graph of the segments, with the tensors `kept`."""
-    reads = [(ref, s) for s, refs in enumerate(operands) for ref in refs]
-    edges = [(ref.tensor, s) for ref, s in reads if isinstance(ref, TensorRef)]
-    input_edges = [(ref.input, s) for ref, s in reads if isinstance(ref, InputRef)]
     kept_ids = np.array(kept, np.int64)
     return make_graph(
         flops=np.bincount(of_task, graph.flops, len(operands)),
         tensor_producer=of_task[graph.tensor_producer[kept_ids]],
         tensor_bytes=graph.tensor_bytes[kept_ids],
-        edge_tensor=[x for x, _ in edges],
-        edge_reader=[s for _, s in edges],
         input_bytes=graph.input_bytes,
         input_home=graph.input_home,
-        input_edge_input=[i for i, _ in input_edges],
-        input_edge_reader=[s for _, s in input_edges],
+        **operand_edges(operands),
     )
 
 

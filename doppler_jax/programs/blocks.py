@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from doppler_jax.types import InputBlock, OutputBlocks, ShardedProgram
+from doppler_jax.types import (
+    InputBlock,
+    InputRef,
+    OutputBlocks,
+    Ref,
+    ShardedProgram,
+    TensorRef,
+)
 
 
 def flatten_args(
@@ -113,3 +120,16 @@ def _structure_error(paths: list[Any], tree: Any, expected_tree: Any) -> str:
             f"missing {missing or 'none'}, not expected {surplus or 'none'}"
         )
     return f"arguments have another structure than traced: {tree}, expected {expected_tree}"
+
+
+def operand_edges(operands: Sequence[Sequence[Ref]]) -> dict[str, Any]:
+    """Returns the edges of `make_graph` by which tasks `[N]` read their operands."""
+    reads = [(ref, v) for v, refs in enumerate(operands) for ref in refs]
+    tensors = [(ref.tensor, v) for ref, v in reads if isinstance(ref, TensorRef)]
+    inputs = [(ref.input, v) for ref, v in reads if isinstance(ref, InputRef)]
+    return {
+        "edge_tensor": [x for x, _ in tensors],
+        "edge_reader": [v for _, v in tensors],
+        "input_edge_input": [i for i, _ in inputs],
+        "input_edge_reader": [v for _, v in inputs],
+    }

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.blocks import block_bytes, num_bytes
+from doppler_jax.programs.blocks import block_bytes, num_bytes, operand_edges
 from doppler_jax.programs.fuse import Group, Step, fuse
 from doppler_jax.programs.grids import (
     Counts,
@@ -271,9 +271,6 @@ class TaskMaker:
 
     def task_graph(self) -> TaskGraph:
         """Returns the tasks' graph."""
-        reads = [(ref, v) for v, task in enumerate(self.tasks) for ref in task.operands]
-        edges = [(ref.tensor, v) for ref, v in reads if isinstance(ref, TensorRef)]
-        input_edges = [(ref.input, v) for ref, v in reads if isinstance(ref, InputRef)]
         return make_graph(
             flops=[task.flops for task in self.tasks],
             tensor_producer=[
@@ -282,12 +279,9 @@ class TaskMaker:
             tensor_bytes=[
                 num_bytes(aval) for task in self.tasks for aval in task.kernel.results
             ],
-            edge_tensor=[x for x, _ in edges],
-            edge_reader=[v for _, v in edges],
             input_bytes=[block_bytes(b, self._arrays[b.source].aval) for b in self.inputs],
             input_home=[RESIDENT if self._is_resident[b.source] else 0 for b in self.inputs],
-            input_edge_input=[i for i, _ in input_edges],
-            input_edge_reader=[v for _, v in input_edges],
+            **operand_edges([task.operands for task in self.tasks]),
         )
 
     def _read(

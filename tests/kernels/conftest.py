@@ -16,6 +16,7 @@ import doppler_jax as dj
 from doppler_jax.engine.local import RUNNERS
 from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import make_graph
+from doppler_jax.programs.blocks import operand_edges
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -91,18 +92,12 @@ def build(tasks, outputs):
         return TensorRef(ids[(operand, 0) if isinstance(operand, str) else operand])
 
     refs = [tuple(map(ref, operands)) for _, operands in tasks]
-    reads = [(r, v) for v, row in enumerate(refs) for r in row]
-    edges = [(r.tensor, v) for r, v in reads if isinstance(r, TensorRef)]
-    input_edges = [(r.input, v) for r, v in reads if isinstance(r, InputRef)]
     graph = make_graph(
         flops=np.ones(len(tasks)),
         tensor_producer=producer,
         tensor_bytes=np.full(len(producer), 16.0),
-        edge_tensor=[x for x, _ in edges],
-        edge_reader=[v for _, v in edges],
         input_bytes=np.full(3, 16.0),
-        input_edge_input=[i for i, _ in input_edges],
-        input_edge_reader=[v for _, v in input_edges],
+        **operand_edges(refs),
     )
     whole = jax.ShapeDtypeStruct((4 * len(outputs),), jnp.float32)
     x = jax.ShapeDtypeStruct((8,), jnp.float32)
