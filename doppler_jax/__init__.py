@@ -5,6 +5,7 @@ The engine, which runs placed programs, is imported when one of its names is fir
 
 from typing import TYPE_CHECKING, Any
 
+from doppler_jax import methods
 from doppler_jax.budget import Budget
 from doppler_jax.costs.build import (
     check_costs,
@@ -18,8 +19,10 @@ from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
 from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
 from doppler_jax.graphs.networkx_io import from_networkx, to_networkx
+from doppler_jax.methods import list_methods
 from doppler_jax.objective import Objective
-from doppler_jax.placing import Placed, list_methods, place
+from doppler_jax.placed import Placed, load_placed
+from doppler_jax.placing import place
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.programs.evaluate import evaluate
 from doppler_jax.programs.explain import Explanation, explain
@@ -109,6 +112,7 @@ __all__ = [
     "load_calibration",
     "load_cluster",
     "load_graph",
+    "load_placed",
     "load_policy",
     "load_stg",
     "lower_bound_s",
@@ -123,6 +127,7 @@ __all__ = [
     "makespan_statistics",
     "measure_calibration",
     "measure_s",
+    "methods",
     "partition",
     "peak_memory_bytes",
     "place",

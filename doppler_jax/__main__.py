@@ -12,7 +12,6 @@ import tyro
 
 import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.files import write_json_atomic
 from doppler_jax.reports.tables import format_seconds, print_table
 from doppler_jax.training.settings import Stage1Settings, Stage2Settings, Stage3Settings
 from doppler_jax.training.stages import stage1, stage2
@@ -26,7 +25,7 @@ class Place:
     """Task graph: DOPPLER text or this project's JSON."""
     cluster: str = "reference_x4"
     """Name of a preset (see `list`), or a cluster's JSON file."""
-    method: str = "doppler+search"
+    method: str = dj.methods.DEFAULT_METHOD
     """Placement method (see `list`)."""
     policy: pathlib.Path | None = None
     """Checkpoint or run folder of a trained policy, for methods that learn; doppler+search
@@ -41,7 +40,7 @@ class Place:
     """Folder of placements found before: one for the same request is not searched for again."""
     seed: int = 0
     output: pathlib.Path | None = None
-    """Write placement, priorities and makespan here as JSON; must not exist."""
+    """Write the placement here as JSON, for `dj.load_placed`; must not exist."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +79,7 @@ def place(command: Place) -> None:
     cli.check_seed(command.seed)
     if command.output is not None:
         check_output(command.output)
-    if command.method not in dj.list_methods():  # before a cluster is measured
-        raise ValueError(f"unknown method {command.method!r}; known: {dj.list_methods()}")
+    dj.methods.find_method(command.method)  # before a cluster is measured
     graph = dj.load_graph(command.graph)
     cluster = find_cluster(command.cluster)
     costs = dj.make_costs(graph, cluster)
@@ -98,19 +96,8 @@ def place(command: Place) -> None:
         cache=command.cache,
     )
     if command.output is not None:
-        write_json_atomic(
-            command.output,
-            {
-                "graph": str(command.graph),
-                "cluster": command.cluster,
-                "method": placed.method,
-                "makespan_s": placed.makespan_s,
-                "lower_bound_s": placed.lower_bound_s,
-                "queue": placed.queue,
-                "placement": placed.placement.tolist(),
-                "priority": placed.priority.tolist(),
-            },
-        )
+        source = {"graph": str(command.graph), "cluster": command.cluster}
+        placed.save(command.output, source)
     print_table(
         f"{command.graph.name}: {graph.num_tasks} tasks on {command.cluster}",
         ("method", "makespan", "lower bound", "placements simulated", "search"),

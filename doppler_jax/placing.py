@@ -1,33 +1,32 @@
 """`place`: one door to every placement method."""
 
 import dataclasses
+import hashlib
 import math
 import pathlib
 import time
+from typing import Any
 
 import chex
 import jax
 import numpy as np
 
-from doppler_jax import placement_cache
-from doppler_jax.budget import Budget, Curve, CurveRecorder
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.build import check_costs
+from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.files import PathLike
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.memory_maps import free_memory_maps
-from doppler_jax.methods import METHODS, default_policy, list_methods, policy_of
+from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods, policy_of
+from doppler_jax.methods.request import Candidates, Method, Request
 from doppler_jax.objective import Objective
-from doppler_jax.request import Candidates, Request
-from doppler_jax.search.objective import (
-    Judgement,
-    make_search_problem,
-    score_padded,
-)
+from doppler_jax.placed import FORMAT, Placed, load_placed
+from doppler_jax.search.objective import Judgement, make_search_problem, score_padded
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.training.checkpoint import Policy
-from doppler_jax.types import Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, TaskGraph
 
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
@@ -39,30 +38,11 @@ _WIDTH = 128
 """Candidates that are simulated together."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """A placement and what it is worth."""
-
-    placement: np.ndarray  # [N] int64 device of each task
-    priority: np.ndarray  # [N] int64 simulated start order, replays the schedule
-    makespan_s: float  # by the float64 oracle, without noise
-    objective_s: float  # what was minimised, by the oracle: under noise its mean or quantile
-    lower_bound_s: float  # no placement has a smaller makespan
-    schedule: Schedule  # the oracle's, without noise
-    queue: str  # of the schedule: `fifo`, or `priority` where that is shorter (`exact`)
-    method: str
-    evaluations: int  # executions simulated by the search
-    seconds: float  # spent, compilation included
-    compile_s: float  # of these, on compiling the search (that of training is not told apart)
-    curve: Curve  # of the search, float32 but where that misled it; the last is the oracle's
-    interrupted: bool  # by Ctrl-C; the best until then
-
-
 def place(
     graph: TaskGraph,
     costs: Costs,
     *,
-    method: str = "doppler+search",
+    method: str | Method = DEFAULT_METHOD,
     policy: Policy | None = None,
     key: chex.PRNGKey | None = None,
     budget_s: float | None = None,
@@ -82,10 +62,11 @@ def place(
       graph: the task graph.
       costs: its costs, seconds; queues are `fifo`. Where memory is limited only placements
         that fit are returned; what no placement can fit is refused before the search.
-      method: one of `list_methods()`. `doppler` samples from `policy`; without one it
+      method: one of `list_methods()`, or a method itself (`doppler_jax.methods` says how to
+        make one), such as an ablation. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
         a search from samples and list schedules, and is never worse than the latter. Without
-        a policy it takes samples of the base policy (`base_policy.py`), if one ships.
+        a policy it takes samples of the base policy, if one ships.
       policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       budget_s: seconds; methods that search stop at the first block of about 0.2 s that
@@ -108,20 +89,19 @@ def place(
         placement can fit into memory (`check_capacity`), or none that fits was found.
     """
     began = time.monotonic()
-    _check_request(method, policy, budget_s, max_evaluations, objective)
+    propose = find_method(method)
+    _check_request(propose, _name_of(method), policy, budget_s, max_evaluations, objective)
     check_graph(graph)
     check_costs(graph, costs)
     check_capacity(graph, costs)
     key = jax.random.key(0) if key is None else key
-    policy = default_policy(method) if policy is None else policy
-    path = None
+    if policy is None and hasattr(propose, "default_policy"):
+        policy = propose.default_policy()
+    bounds = {"budget_s": budget_s, "max_evaluations": max_evaluations}
+    problem, path = problem_digest(graph, costs), None
     if cache is not None:
-        asked = {"budget_s": budget_s, "max_evaluations": max_evaluations}
-        path = placement_cache.request_path(
-            cache, graph, costs, objective, method, policy, key, asked
-        )
+        path = _request_path(cache, problem, objective, method, policy, key, bounds)
     noise_key, key = jax.random.split(key)
-    problem = make_search_problem(graph, costs, objective, noise_key)
     bound_s = lower_bound_s(graph, costs)
     # Noise may take a makespan below the bound, so nothing is known to be the best then.
     target_s = None if objective.num_noise else bound_s * (1 + ROUNDING)
@@ -129,7 +109,7 @@ def place(
         graph=graph,
         costs=costs,
         objective=objective,
-        problem=problem,
+        problem=make_search_problem(graph, costs, objective, noise_key),
         key=key,
         policy=policy,
         budget=Budget(
@@ -138,24 +118,23 @@ def place(
         lower_bound_s=bound_s,
         curve=CurveRecorder(),
     )
-    placed = None if path is None else _recall(path, method, request)
+    placed = None if path is None else _recall(path, request)
     if placed is None:
-        placed = _find(method, request)
+        placed = _find(propose, _name_of(method), problem, request)
         if path is not None and not placed.interrupted:
-            _keep(path, placed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            placed.save(path)
     return placed
 
 
-def _find(method: str, request: Request) -> Placed:
+def _find(propose: Method, name: str, problem: str, request: Request) -> Placed:
     """Returns the best of what a method proposes."""
     graph = request.graph
     free_memory_maps()
-    candidates = METHODS[method](request)
+    candidates = propose(request)
     placement, judgement, queue = _best(candidates, request)
     if judgement.overflow:
-        raise ValueError(
-            f"method {method!r} found no placement that fits: {judgement.overflow}"
-        )
+        raise ValueError(f"method {name!r} found no placement that fits: {judgement.overflow}")
     rank = np.empty(graph.num_tasks, np.int64)
     rank[topological_order(graph)] = np.arange(graph.num_tasks)
     seconds = request.budget.seconds_spent()
@@ -167,7 +146,9 @@ def _find(method: str, request: Request) -> Placed:
         lower_bound_s=max(request.lower_bound_s, candidates.lower_bound_s),
         schedule=judgement.schedule,
         queue=queue,
-        method=method,
+        method=name,
+        objective=request.objective,
+        problem=problem,
         evaluations=candidates.evaluations,
         seconds=seconds,
         compile_s=candidates.compile_s,
@@ -176,50 +157,69 @@ def _find(method: str, request: Request) -> Placed:
     )
 
 
-def _recall(path: pathlib.Path, method: str, request: Request) -> Placed | None:
+def _request_path(
+    folder: PathLike,
+    problem: str,
+    objective: Objective,
+    method: str | Method,
+    policy: Policy | None,
+    key: chex.PRNGKey,
+    bounds: dict[str, float | None],
+) -> pathlib.Path:
+    """Returns the file of a request: its name is a digest of all that decides the result."""
+    if not (isinstance(method, str) or dataclasses.is_dataclass(method)):
+        raise ValueError(
+            "a cache needs a method whose settings tell it apart: a name or a dataclass, not "
+            f"{method!r}"
+        )
+    random = jax.random.key_data(key).tolist()
+    parts: list[Any] = [FORMAT, problem, objective, method, random, sorted(bounds.items())]
+    if policy is not None:
+        parts += [policy.config, tree_digest(policy.params)]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    return pathlib.Path(folder) / f"{digest}.json"
+
+
+def _recall(path: pathlib.Path, request: Request) -> Placed | None:
     """Returns what a file keeps, None where the oracle does not confirm its worth."""
-    kept = placement_cache.find(path, request.graph, request.costs)
-    if kept is None:
+    if not path.exists():
         return None
-    priority = kept.priority if kept.queue == "priority" else None
-    judgement = request.judge(kept.placement, priority)
-    if not math.isclose(judgement.value_s, kept.objective_s, rel_tol=1e-9):
+    try:
+        placed = load_placed(path, request.graph, request.costs)
+    except ValueError:
         return None
-    return Placed(
-        **{field.name: getattr(kept, field.name) for field in dataclasses.fields(kept)},
-        makespan_s=judgement.makespan_s,
-        schedule=judgement.schedule,
-        method=method,
-        interrupted=False,
-    )
+    priority = placed.priority if placed.queue == "priority" else None
+    value_s = request.judge(placed.placement, priority).value_s
+    return placed if math.isclose(value_s, placed.objective_s, rel_tol=1e-9) else None
 
 
-def _keep(path: pathlib.Path, placed: Placed) -> None:
-    names = [field.name for field in dataclasses.fields(placement_cache.Kept)]
-    kept = placement_cache.Kept(**{name: getattr(placed, name) for name in names})
-    placement_cache.keep(path, kept)
+def _name_of(method: str | Method) -> str:
+    """Returns what a result says of its method."""
+    if isinstance(method, str):
+        return method
+    name = getattr(method, "takes", None) or getattr(method, "__name__", None)
+    return name or type(method).__name__
 
 
 def _check_request(
-    method: str,
+    propose: Method,
+    name: str,
     policy: Policy | None,
     budget_s: float | None,
     max_evaluations: int | None,
     objective: Objective,
 ) -> None:
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
-    wanted = policy_of(method)
+    wanted = policy_of(propose)
     if policy is not None and wanted is None:
         takers = ", ".join(repr(m) for m in list_methods() if policy_of(m))
-        raise ValueError(f"method {method!r} takes no policy; only these do: {takers}")
+        raise ValueError(f"method {name!r} takes no policy; only these do: {takers}")
     if policy is not None and policy.method != wanted:
         raise ValueError(
-            f"method {method!r} takes a policy of {wanted!r}; this one is of {policy.method!r}"
+            f"method {name!r} takes a policy of {wanted!r}; this one is of {policy.method!r}"
         )
-    for name, bound in (("budget_s", budget_s), ("max_evaluations", max_evaluations)):
+    for what, bound in (("budget_s", budget_s), ("max_evaluations", max_evaluations)):
         if bound is not None and not bound > 0:
-            raise ValueError(f"{name} is {bound}; expected more than 0")
+            raise ValueError(f"{what} is {bound}; expected more than 0")
     if not isinstance(objective, Objective):
         raise ValueError(f"objective is {objective!r}; expected a doppler_jax.Objective")
 

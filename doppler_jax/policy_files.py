@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from doppler_jax.learned import POLICY_SETTINGS
+from doppler_jax.learners.registry import POLICY_SETTINGS
 from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
 from doppler_jax.training.checkpoint import FORMAT, Policy
 

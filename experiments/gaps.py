@@ -18,7 +18,7 @@ import doppler_jax as dj
 from doppler_jax.baselines.brute_force import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning, load_split
 from doppler_jax.files import parse_json_object, read_text
-from doppler_jax.learned import LEARNERS
+from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.reports.tables import format_table
 from experiments import grid
 from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.learned import LEARNERS
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import EpisodeLearner, Learner
+from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.reports.curves import Line, Panel, plot_curves
 from experiments import grid

@@ -15,8 +15,10 @@ import numpy as np
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import measure_host
 from doppler_jax.costs.observed import refit_costs
+from doppler_jax.methods.registry import DEFAULT_METHOD, find_method
+from doppler_jax.methods.request import Method
 from doppler_jax.objective import Objective
-from doppler_jax.placing import list_methods, place
+from doppler_jax.placing import place
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import Resident, trace
@@ -55,7 +57,7 @@ def place_and_compile(
     devices: Sequence[Any] | None = None,
     mode: str = "work_conserving",
     budget_s: float = 60.0,
-    method: str = "doppler+search",
+    method: str | Method = DEFAULT_METHOD,
     key: chex.PRNGKey | None = None,
     num_shards: int | None = None,
     resident: Resident = None,
@@ -97,8 +99,7 @@ def place_and_compile(
         raise ValueError(f"max_slowdown is {max_slowdown}; expected a number above 1")
     if not budget_s > 0:
         raise ValueError(f"budget_s is {budget_s}; expected more than 0")
-    if method not in list_methods():
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
+    find_method(method)  # unknown ones are refused before anything is traced
     if num_shards is None:
         num_shards = 1 << (len(devices) - 1).bit_length()
     program = trace(fn, *args, resident=resident)

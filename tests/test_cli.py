@@ -197,7 +197,9 @@ def test_place_writes_what_it_found(command, capsys):
     schedule = dj.simulate_oracle(graph, costs, written["placement"])
     assert written["makespan_s"] == dj.makespan_s(schedule)
     assert sorted(written["priority"]) == [0, 1, 2]
-    assert (written["graph"], written["cluster"]) == ("g.txt", "p100x4")
+    assert written["source"] == {"graph": "g.txt", "cluster": "p100x4"}
+    placed = dj.load_placed("out.json", graph, costs)
+    assert placed.placement.tolist() == written["placement"]
 
 
 def test_a_published_graph_is_placed_on_a_preset_cluster(command, capsys, reference_graphs):

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax import learned, methods
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
-from doppler_jax.learned import LEARNERS, doppler
 from doppler_jax.learners import doppler as doppler_learner
 from doppler_jax.learners import learner
 from doppler_jax.learners.doppler import policy_candidates
-from doppler_jax.methods import list_methods
+from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.methods import DEFAULT_METHOD, METHODS, learned, list_methods, lists, searches
+from doppler_jax.methods.learned import doppler
 from doppler_jax.objective import Objective
 from doppler_jax.placing import place
 from doppler_jax.policies import apply, features, greedy
@@ -41,12 +41,11 @@ DEVICES = 3
 BOUND = 24
 """Evaluations that the searching methods may spend here: one compilation for all."""
 
-ABLATIONS = ("doppler_plc", "doppler_sel", "doppler_per_step", "placeto_once")
 LISTED = ("critical_path", "cpop", "etf", "heft", "peft")
 SEARCHES = ("annealing", "doppler+search", "evolution", "local_search", "memetic")
 COMPILED = (*SEARCHES, "doppler", "random")
 
-ELSEWHERE = set(list_methods()) & ({*LEARNERS, *ABLATIONS} - {"doppler"})
+ELSEWHERE = set(LEARNERS) - {"doppler"}
 """Methods whose runs are tested in tests/learners: each compiles long."""
 
 HERE = [method for method in list_methods() if method not in ELSEWHERE]
@@ -59,10 +58,10 @@ SMALL = PolicyConfig(width=8, rounds=1)
 def _one_small_compilation():
     # Every problem of this file has one padded size, and doppler trains a small policy.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(methods.METHODS, "doppler", doppler(SMALL))
-        patch.setattr(methods, "POLICY_STARTS", BOUND // 4)
-        patch.setattr(methods, "load_base_policy", lambda: None)
-        patch.setattr(methods, "RandomSearch", lambda: RandomSearch(draws=BOUND))
+        patch.setitem(METHODS, "doppler", doppler(SMALL))
+        patch.setattr(searches, "POLICY_STARTS", BOUND // 4)
+        patch.setattr(searches, "load_base_policy", lambda: None)
+        patch.setattr(searches, "RandomSearch", lambda: RandomSearch(draws=BOUND))
         one_size(patch)
         patch.setattr(features, "bucket_size", lambda size, smallest: 64)
         yield
@@ -326,7 +325,7 @@ def test_samples_take_a_share_of_the_seconds_at_most(policy, drawn_from, monkeyp
     drawn = []
     sample = doppler_learner._sample
     monkeypatch.setattr(doppler_learner, "_sample", lambda *a: drawn.append(1) or sample(*a))
-    monkeypatch.setattr(methods, "REFINE_S", 1e-3)
+    monkeypatch.setattr(searches, "REFINE_S", 1e-3)
     for bounds, blocks in (
         ({"max_evaluations": BOUND}, 2),  # all of them, where no seconds are given
         ({"budget_s": 1e-3}, 1),
@@ -347,14 +346,14 @@ def drawn_from(monkeypatch, policy):
         policies.append(policy)
         return policy_candidates(problem, policy, *rest)
 
-    monkeypatch.setattr(methods, "policy_candidates", candidates)
-    monkeypatch.setattr(methods, "load_base_policy", lambda: policy)
+    monkeypatch.setattr(searches, "policy_candidates", candidates)
+    monkeypatch.setattr(searches, "load_base_policy", lambda: policy)
     return policies
 
 
 def test_the_search_starts_from_the_base_policy(policy, drawn_from, monkeypatch):
     graph, costs = make("unequal")
-    monkeypatch.setattr(methods, "REFINE_S", 1e-3)
+    monkeypatch.setattr(searches, "REFINE_S", 1e-3)
     for bounds in ({}, {"max_evaluations": BOUND}, {"budget_s": 1e-3}):
         placed = place(graph, costs, **bounds)
         assert_is_sound(placed, graph, costs)
@@ -376,8 +375,8 @@ def test_no_list_scheduler_beats_the_search_however_small_its_budget(drawn_from)
 
 def test_the_search_starts_from_list_schedules_beside_the_samples(drawn_from, monkeypatch):
     graph, costs = make("unequal")
-    search = mock.Mock(wraps=methods.run_search)
-    monkeypatch.setattr(methods, "run_search", search)
+    search = mock.Mock(wraps=searches.run_search)
+    monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, max_evaluations=BOUND)
     starts = search.call_args.args[3].tolist()
     assert len(drawn_from) == 1
@@ -395,7 +394,7 @@ def test_a_given_policy_is_taken_in_place_of_the_base_policy(policy, drawn_from)
 
 def test_without_a_base_policy_the_search_starts_from_lists(drawn_from, monkeypatch):
     graph, costs = make("unequal")
-    monkeypatch.setattr(methods, "load_base_policy", lambda: None)
+    monkeypatch.setattr(searches, "load_base_policy", lambda: None)
     placed = place(graph, costs, max_evaluations=BOUND)
     assert not drawn_from
     assert placed.makespan_s <= place(graph, costs, method="heft").makespan_s
@@ -425,9 +424,9 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
     refused = mock.Mock(side_effect=ValueError)
-    monkeypatch.setattr(methods, "m_etf", refused)
-    search = mock.Mock(wraps=methods.run_search)
-    monkeypatch.setattr(methods, "run_search", search)
+    monkeypatch.setattr(lists, "m_etf", refused)
+    search = mock.Mock(wraps=searches.run_search)
+    monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)
     began = search.call_args.args[3].tolist()
     exceeding = [critical_path(graph, costs)]
@@ -500,8 +499,10 @@ def test_searches_stop_at_the_lower_bound(method):
 
 @pytest.mark.parametrize("method", [*SEARCHES, "exact"])
 def test_nothing_is_searched_where_a_list_schedule_meets_the_bound(method, monkeypatch):
-    for name in ("run_search", "exact", "policy_candidates"):
-        monkeypatch.setattr(methods, name, mock.Mock(side_effect=AssertionError))
+    for module, name in (
+        (searches, "run_search"), (searches, "policy_candidates"), (lists, "exact"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, mock.Mock(side_effect=AssertionError))
     graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2)
     assert place(graph, costs, method=method).makespan_s == 3.0
 
@@ -520,8 +521,8 @@ def test_ctrl_c_returns_the_best_so_far(monkeypatch):
     def stop(evaluations):
         raise KeyboardInterrupt
 
-    search = partial(methods.run_search, on_block=stop)
-    monkeypatch.setattr(methods, "run_search", search)
+    search = partial(searches.run_search, on_block=stop)
+    monkeypatch.setattr(searches, "run_search", search)
     graph, costs = make("unequal")
     placed = place(graph, costs, method="annealing", max_evaluations=BOUND)
     assert placed.interrupted
@@ -643,7 +644,7 @@ def test_what_no_placement_fits_is_refused_before_searching(method):
 def test_methods_are_sorted_names_and_doppler_with_search_is_the_default():
     assert list_methods() == sorted(set(list_methods()))
     default = inspect.signature(place).parameters["method"].default
-    assert default == "doppler+search"
+    assert default == DEFAULT_METHOD == "doppler+search"
     assert default in list_methods()
 
 

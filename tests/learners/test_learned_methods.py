@@ -10,11 +10,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 import doppler_jax as dj
-from doppler_jax import learned, methods
-from doppler_jax.learned import LEARNERS, POLICY_SETTINGS, Learned
+from doppler_jax import methods
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.placeto import Placeto
+from doppler_jax.learners.registry import LEARNERS, POLICY_SETTINGS
 from doppler_jax.learners.stepwise import PerStep
+from doppler_jax.methods import learned
+from doppler_jax.methods.learned import Learned
 from doppler_jax.policies.features import FEATURE_VERSION, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle

@@ -1,4 +1,9 @@
-"""What `place` asks of a method, and what it gets."""
+"""What `place` asks of a method, and what it gets.
+
+A method is any function of a `Request` that returns `Candidates`, or an object that is called
+like one. Where it has an attribute `takes`, it can use policies of that name, and one is in
+the request if it was given to `place`; `default_policy()`, if it has that, makes one if not.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +23,19 @@ SAMPLES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a method is asked for."""
+    """What a method is asked for.
+
+    Attributes:
+      graph: the task graph.
+      costs: its costs, seconds.
+      objective: what is to be minimised.
+      problem: the same, padded, as searches take it.
+      key: of what is random; it is consumed.
+      policy: one that the method takes, or None.
+      budget: when to stop.
+      lower_bound_s: seconds that no makespan is below, without noise.
+      curve: takes what is found on the way.
+    """
 
     graph: TaskGraph
     costs: Costs
@@ -27,9 +44,18 @@ class Request:
     key: chex.PRNGKey
     policy: Policy | None
     budget: Budget
-    lower_bound_s: float  # no placement has a smaller makespan, without noise
-    curve: CurveRecorder  # takes what is found on the way
+    lower_bound_s: float
+    curve: CurveRecorder
     _judged: dict[bytes, Judgement] = dataclasses.field(default_factory=dict)
+
+    def within(self, seconds: float) -> "Request":
+        """Returns the request; if nothing bounds it, with so many seconds from now."""
+        if self.budget.is_bounded:
+            return self
+        seconds += self.budget.seconds_spent()
+        return dataclasses.replace(
+            self, budget=dataclasses.replace(self.budget, seconds=seconds)
+        )
 
     def seconds_left(self, default: float) -> float:
         """Returns the seconds until the bound, or until the default if there is none."""
@@ -68,14 +94,23 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """What a method proposes; the float64 oracle chooses among it."""
+    """What a method proposes; the float64 oracle chooses among it.
 
-    placements: np.ndarray  # [B, N] int
-    evaluations: int  # executions simulated
-    compile_s: float = 0.0  # of the search's own jits
+    Attributes:
+      placements: `[B, N]` int, devices; B at least 1.
+      evaluations: executions simulated.
+      compile_s: seconds spent on compiling the search itself.
+      interrupted: by Ctrl-C.
+      priority: `[N]` ranks to try for the first placement, in place of `fifo`.
+      lower_bound_s: seconds that the method has proven no makespan to be below.
+    """
+
+    placements: np.ndarray
+    evaluations: int
+    compile_s: float = 0.0
     interrupted: bool = False
-    priority: np.ndarray | None = None  # [N] ranks to try in place of `fifo`
-    lower_bound_s: float = 0.0  # proven for this problem
+    priority: np.ndarray | None = None
+    lower_bound_s: float = 0.0
 
 
 Method = Callable[[Request], Candidates]

@@ -1,4 +1,7 @@
-"""`place(cache=...)`: a request is searched for once, and what is kept is not trusted."""
+"""Placements in files: what is read back, what is refused, and `place(cache=...)`.
+
+A request is searched for once, and what is kept is not trusted.
+"""
 
 import dataclasses
 import json
@@ -7,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax import methods, placing
 from doppler_jax.costs.digests import problem_digest, tree_digest
+from doppler_jax.methods import METHODS
+from doppler_jax.methods.request import Candidates
 from doppler_jax.objective import Objective
+from doppler_jax.placed import load_placed
 from doppler_jax.placing import place
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.request import Candidates
 from doppler_jax.training.checkpoint import Policy
 from tests.generators import random_problem
 
@@ -37,7 +41,7 @@ def searches(monkeypatch):
         return Candidates(found, 7, compile_s=0.25)
 
     for name in ("random", "annealing"):
-        monkeypatch.setitem(methods.METHODS, name, search)
+        monkeypatch.setitem(METHODS, name, search)
     return requests
 
 
@@ -50,6 +54,47 @@ def assert_same(found, expected):
 def vars_of(value):
     """A tree of a field: dataclasses as dictionaries."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [("heft", Objective("serial")), ("exact", Objective()), ("etf", Objective(num_noise=2))],
+)
+def test_what_is_saved_is_loaded(tmp_path, method, objective):
+    problem = random_problem(np.random.default_rng(3), 8, 2, homes=False)
+    placed = place(*problem, method=method, objective=objective)
+    placed.save(tmp_path / "a.json", {"graph": "three"})
+    assert_same(load_placed(tmp_path / "a.json", *problem), placed)
+    assert json.loads((tmp_path / "a.json").read_text())["source"] == {"graph": "three"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["placement"].__setitem__(0, DEVICES), "a device is not one of 3"),
+        (lambda data: data["placement"].pop(), "expected the placement and the priorities of"),
+        (lambda data: data.__setitem__("makespan_s", 1e-3), "makespan_s is 0.001; the oracle"),
+        (lambda data: data.__setitem__("version", 2), "field 'version': expected 1, found 2"),
+        (lambda data: data.pop("queue"), "field 'queue' is missing"),
+        (lambda data: data["objective"].__setitem__("links", "air"), "unknown links 'air'"),
+        (lambda data: data["objective"].__setitem__("noise", 1), "a field is not what it"),
+        (lambda data: data["curve"].pop(), "curve has shape"),
+    ],
+)
+def test_files_that_hold_no_placement_are_refused(problem, tmp_path, change, message):
+    path = tmp_path / "a.json"
+    place(*problem, method="heft").save(path)
+    edited(change)(path)
+    with pytest.raises(ValueError, match=f"a.json: .*{message}"):
+        load_placed(path, *problem)
+
+
+def test_a_placement_of_another_problem_is_refused(problem, tmp_path):
+    graph, costs = problem
+    place(graph, costs, method="heft").save(tmp_path / "a.json")
+    for other in (changed(costs, "compute_s"), changed(costs, "latency_s")):
+        with pytest.raises(ValueError, match="a placement of another graph, or of other costs"):
+            load_placed(tmp_path / "a.json", graph, other)
 
 
 def test_a_request_is_searched_for_once(problem, searches, tmp_path):
@@ -102,20 +147,29 @@ def test_the_slightest_change_of_a_cost_makes_another_request(
     assert len(searches) == 2
 
 
-def test_policies_are_told_apart_by_their_parameters(problem, searches, tmp_path, monkeypatch):
-    monkeypatch.setattr(placing, "_check_request", lambda *_: None)
+@pytest.mark.parametrize("given", [True, False])
+def test_policies_are_told_apart_by_their_parameters(problem, searches, tmp_path, given):
+    # A method's own policy counts as one that is given does.
+    @dataclasses.dataclass(frozen=True)
+    class Toy:
+        takes: str = "doppler"
+
+        def default_policy(self):
+            return policy
+
+        def __call__(self, request):
+            return METHODS["random"](request)
+
     for scale in (1.0, 1.0, 2.0):
         policy = Policy(params={"w": np.full(2, scale, np.float32)}, config=PolicyConfig())
-        place(*problem, method="random", policy=policy, cache=tmp_path)
+        options = {"policy": policy} if given else {}
+        place(*problem, method=Toy(), **options, cache=tmp_path)
     assert len(searches) == 2
 
 
-def test_a_new_base_policy_makes_another_request(problem, searches, tmp_path, monkeypatch):
-    for scale in (1.0, 1.0, 2.0):
-        base = Policy(params={"w": np.full(2, scale, np.float32)}, config=PolicyConfig())
-        monkeypatch.setattr(placing, "default_policy", lambda method, base=base: base)
-        place(*problem, method="random", cache=tmp_path)
-    assert len(searches) == 2
+def test_a_method_that_nothing_tells_apart_is_not_cached(problem, tmp_path):
+    with pytest.raises(ValueError, match="a cache needs a method whose settings"):
+        place(*problem, method=lambda request: None, cache=tmp_path)
 
 
 def edited(change):
@@ -177,7 +231,7 @@ def test_interrupted_searches_are_not_kept(problem, monkeypatch, tmp_path):
         found = np.zeros((1, request.graph.num_tasks), np.int64)
         return Candidates(found, 7, interrupted=True)
 
-    monkeypatch.setitem(methods.METHODS, "random", search)
+    monkeypatch.setitem(METHODS, "random", search)
     assert place(*problem, method="random", cache=tmp_path).interrupted
     assert list(tmp_path.iterdir()) == []
 

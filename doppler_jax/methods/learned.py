@@ -1,7 +1,6 @@
 """Learned methods as `place` runs them: given a policy they propose, without one they train."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -10,24 +9,11 @@ from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.budget import Budget
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.learners.doppler import Doppler
-from doppler_jax.learners.gdp import Gdp
-from doppler_jax.learners.giph import Giph
 from doppler_jax.learners.learner import Learner, train_learner
-from doppler_jax.learners.placeto import Placeto
-from doppler_jax.learners.stepwise import Joint, PerStep
+from doppler_jax.methods.request import SAMPLES, Candidates, Request
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.request import SAMPLES, Candidates, Request
-
-LEARNERS: dict[str, Learner] = {
-    learner.name: learner for learner in (Doppler(), Gdp(), Giph(), Joint(), Placeto())
-}
-"""The learned methods with their usual settings, by their names in `place`."""
-
-POLICY_SETTINGS: dict[str, Any] = {
-    learner.name: type(learner.settings) for learner in (*LEARNERS.values(), PerStep())
-}
-"""What the settings of a method's policies are, ablations included."""
+from doppler_jax.search.anytime import ROUNDING
 
 TRAINING_S = 60.0
 """Seconds that methods train if nothing bounds them."""
@@ -43,7 +29,7 @@ class Learned:
     learner: Learner
 
     @property
-    def name(self) -> str:
+    def takes(self) -> str:
         """Whose policies it takes."""
         return self.learner.name
 
@@ -65,7 +51,7 @@ class Learned:
         count = (bound or SAMPLES) // each
         if not count:
             raise ValueError(
-                f"max_evaluations is {bound}; a proposal of {self.name!r} needs {each}"
+                f"max_evaluations is {bound}; a proposal of {self.takes!r} needs {each}"
             )
         links = request.objective.guide_links
         drawn = learner.propose(policy.params, problem, request.key, count, links)
@@ -76,6 +62,8 @@ class Learned:
         learner, bound = self.learner, request.budget.evaluations
         # The teacher's placement competes: the result is never worse than what was imitated.
         taught = learner.teacher(request.graph, as_transfers(request.costs))
+        if (optimum := request.optimum(taught)) is not None:
+            return optimum
         padded_tasks = problem.padded.padded_tasks
         each, count = self._proposal_cost(request, problem), learner.num_proposals
         if bound is not None:
@@ -85,7 +73,7 @@ class Learned:
                 if len(taught):
                     return Candidates(taught, len(taught))
                 raise ValueError(
-                    f"max_evaluations is {bound}; method {self.name!r} needs {least} on this "
+                    f"max_evaluations is {bound}; method {self.takes!r} needs {least} on this "
                     "graph"
                 )
             within = min(max(rest // 4, each), rest - least + each)
@@ -124,7 +112,10 @@ class Learned:
         if request.budget.seconds is not None or evaluations is None:
             share = TRAINING_SHARE if self.learner.num_proposals else 1.0
             seconds = share * request.seconds_left(TRAINING_S)
-        return Budget(evaluations=evaluations, seconds=seconds)
+        target_s = request.budget.target_s
+        if target_s is not None:
+            target_s *= 1 + ROUNDING  # training simulates in float32
+        return Budget(evaluations=evaluations, seconds=seconds, target_s=target_s)
 
     def _proposal_cost(self, request: Request, problem: PolicyInputs) -> int:
         """Returns the executions that a proposal takes, its judgement included."""

@@ -1,0 +1,42 @@
+"""Placement methods: what `place` calls, by name or as it is.
+
+Read `request.py` first: a method is a function from a `Request` to `Candidates`. Then
+`lists.py` (list schedulers and the exact solver), `searches.py` (searches, and the default
+method's search from a policy's samples), `learned.py` (what trains for the problem at hand,
+or draws from a policy that is given), and `registry.py`, the names.
+
+To add a list scheduler, write it in `baselines/`, a search in `search/`, a learner in
+`learners/`; then give it a row in `registry.METHODS`. A method of your own needs no row:
+
+    dj.place(graph, costs, method=dj.methods.doppler(PolicyConfig(select="b_level")))
+    dj.place(graph, costs, method=dj.methods.searched(Annealing(members=8)))
+    dj.place(graph, costs, method=lambda request: Candidates(my_placements(request.graph), 1))
+"""
+
+from doppler_jax.methods.learned import Learned, doppler
+from doppler_jax.methods.lists import listed
+from doppler_jax.methods.registry import (
+    DEFAULT_METHOD,
+    METHODS,
+    find_method,
+    list_methods,
+    policy_of,
+)
+from doppler_jax.methods.request import Candidates, Method, Request
+from doppler_jax.methods.searches import PolicySearch, searched
+
+__all__ = [
+    "DEFAULT_METHOD",
+    "METHODS",
+    "Candidates",
+    "Learned",
+    "Method",
+    "PolicySearch",
+    "Request",
+    "doppler",
+    "find_method",
+    "list_methods",
+    "listed",
+    "policy_of",
+    "searched",
+]

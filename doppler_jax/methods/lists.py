@@ -1,0 +1,77 @@
+"""Methods that need no search of ours: list schedulers, and the exact solver."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from doppler_jax.baselines.cpop import cpop
+from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.etf import etf
+from doppler_jax.baselines.exact import exact
+from doppler_jax.baselines.fitting import fit_some
+from doppler_jax.baselines.heft import heft
+from doppler_jax.baselines.m_etf import m_etf
+from doppler_jax.baselines.peft import peft
+from doppler_jax.costs.handling import as_transfers
+from doppler_jax.graphs.build import topological_order
+from doppler_jax.methods.request import Candidates, Method, Request
+from doppler_jax.objective import Objective
+from doppler_jax.types import Costs, TaskGraph
+
+ListRule = Callable[[TaskGraph, Costs], np.ndarray]
+"""A list scheduler: returns a placement `[N]`."""
+
+EXACT_S = 60.0
+"""Seconds that `exact` takes if nothing bounds it."""
+
+LISTED_STARTS = (critical_path, heft)
+"""List schedulers whose placements searches start from, beside random ones."""
+
+RIVAL_STARTS = (*LISTED_STARTS, cpop, peft, etf)
+"""Those that compete with a policy's samples: where it is far from home they are better."""
+
+
+def listed(rule: ListRule) -> Method:
+    """Returns a list scheduler as a method."""
+
+    def method(request: Request) -> Candidates:
+        return Candidates(np.asarray(rule(request.graph, as_transfers(request.costs)))[None], 1)
+
+    return method
+
+
+def listed_starts(request: Request, rules: Sequence[ListRule]) -> np.ndarray:
+    """Returns the placements `[S, N]` of list schedulers for a search to start from.
+
+    Where memory may not suffice, those come first that mind it or are made to fit.
+    """
+    graph, costs = request.graph, as_transfers(request.costs)
+    placements = np.stack([rule(graph, costs) for rule in rules]).astype(np.int64)
+    if request.problem.memory is not None:
+        placements = np.concatenate([fit_some(graph, costs, placements), placements])
+        # Where m-ETF gives up a search may still find a placement that fits.
+        with contextlib.suppress(ValueError):
+            placements = np.concatenate([m_etf(graph, costs)[None], placements])
+    return placements
+
+
+def by_solver(request: Request) -> Candidates:
+    """Returns the placement of a proven schedule, and those of list schedulers beside it."""
+    if request.objective != Objective():
+        raise ValueError("method 'exact' knows links 'parallel' without noise only")
+    graph, costs = request.graph, request.costs
+    if request.problem.memory is None:  # limits that nothing reaches are none
+        costs = dataclasses.replace(costs, capacity_bytes=np.full(costs.num_devices, np.inf))
+    # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
+    # what a list scheduler finds.
+    listed = listed_starts(request, RIVAL_STARTS)
+    if (optimum := request.optimum(listed)) is not None:
+        return optimum
+    result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
+    order = topological_order(graph)
+    rank = np.empty(graph.num_tasks, np.int64)
+    rank[order[np.argsort(result.start_s[order], kind="stable")]] = np.arange(len(rank))
+    placements = np.concatenate([result.placement[None], listed])
+    return Candidates(placements, 1, priority=rank, lower_bound_s=result.bound_s)

@@ -1,0 +1,66 @@
+"""The methods that `place` knows by name."""
+
+from doppler_jax.baselines.cpop import cpop
+from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.enumerative import enumerative
+from doppler_jax.baselines.etf import etf
+from doppler_jax.baselines.heft import heft
+from doppler_jax.baselines.m_etf import m_etf
+from doppler_jax.baselines.m_sct import m_sct
+from doppler_jax.baselines.peft import peft
+from doppler_jax.baselines.simple import round_robin, single
+from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.methods.learned import Learned
+from doppler_jax.methods.lists import by_solver, listed
+from doppler_jax.methods.request import Method
+from doppler_jax.methods.searches import REFINE, PolicySearch, random, searched
+from doppler_jax.search.annealing import Annealing
+from doppler_jax.search.evolution import Evolution
+from doppler_jax.search.local_search import LocalSearch
+
+DEFAULT_METHOD = "doppler+search"
+"""Of `place`, the command line and the engine."""
+
+METHODS: dict[str, Method] = {
+    "annealing": searched(Annealing()),
+    "cpop": listed(cpop),
+    "critical_path": listed(critical_path),
+    "doppler+search": PolicySearch(REFINE),
+    "enumerative": listed(enumerative),
+    "etf": listed(etf),
+    "evolution": searched(Evolution()),
+    "exact": by_solver,
+    "heft": listed(heft),
+    "local_search": searched(LocalSearch()),
+    "m_etf": listed(m_etf),
+    "m_sct": listed(m_sct),
+    "memetic": searched(REFINE),
+    "peft": listed(peft),
+    "random": random,
+    "round_robin": listed(round_robin),
+    "single": listed(single),
+    **{name: Learned(learner) for name, learner in LEARNERS.items()},
+}
+
+
+def list_methods() -> list[str]:
+    """Returns the names that `place` knows."""
+    return sorted(METHODS)
+
+
+def find_method(method: str | Method) -> Method:
+    """Returns the method of that name; one that is a method already is returned as it is.
+
+    Raises:
+      ValueError: no method has that name; the message lists those that exist.
+    """
+    if callable(method):
+        return method
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
+    return METHODS[method]
+
+
+def policy_of(method: str | Method) -> str | None:
+    """Returns which method's policies a method can use, None if it takes none."""
+    return getattr(find_method(method), "takes", None)

@@ -1,0 +1,178 @@
+"""What `place` returns, and the file that it can be kept in."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from doppler_jax.budget import Curve
+from doppler_jax.costs.digests import problem_digest
+from doppler_jax.files import (
+    PathLike,
+    check_header,
+    parse_json_object,
+    read_numbers,
+    read_text,
+    write_json_atomic,
+)
+from doppler_jax.objective import Objective
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.types import Costs, Schedule, TaskGraph
+
+FORMAT = "doppler_jax.placement"
+
+_NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds", "compile_s")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Placed:
+    """A placement and what it is worth.
+
+    Attributes:
+      placement: `[N]` int64, device of each task.
+      priority: `[N]` int64, simulated start order: as ranks it replays the schedule.
+      makespan_s: by the float64 oracle, without noise.
+      objective_s: what was minimised, by the oracle: under noise its mean or quantile.
+      lower_bound_s: no placement has a smaller makespan.
+      schedule: the oracle's, without noise.
+      queue: of the schedule: `fifo`, or `priority` where that is shorter (`exact`).
+      method: by which it was found.
+      objective: what was to be minimised.
+      problem: digest of the graph and its costs.
+      evaluations: executions simulated by the search.
+      seconds: spent, compilation included.
+      compile_s: of these, on compiling the search; that of training is not told apart.
+      curve: of the search, float32 but where that misled it; the last row is the oracle's.
+      interrupted: by Ctrl-C; the best until then.
+    """
+
+    placement: np.ndarray
+    priority: np.ndarray
+    makespan_s: float
+    objective_s: float
+    lower_bound_s: float
+    schedule: Schedule
+    queue: str
+    method: str
+    objective: Objective
+    problem: str
+    evaluations: int
+    seconds: float
+    compile_s: float
+    curve: Curve
+    interrupted: bool
+
+    def __repr__(self) -> str:
+        devices, counts = np.unique(self.placement, return_counts=True)
+        shares = ", ".join(
+            f"{c} on {d}" for d, c in zip(devices[:8], counts[:8], strict=True)
+        ) + (", ..." if len(devices) > 8 else "")
+        return (
+            f"Placed({len(self.placement)} tasks by {self.method!r}: {shares}):\n"
+            f"  makespan_s: {self.makespan_s:.6g}, at least {self.lower_bound_s:.6g} "
+            f"(queue {self.queue!r})\n"
+            f"  objective_s: {self.objective_s:.6g} ({self.objective})\n"
+            f"  search: {self.evaluations} evaluations, {self.seconds:.3g} s, of which "
+            f"{self.compile_s:.3g} s compiling" + (", interrupted" if self.interrupted else "")
+        )
+
+    def save(self, path: PathLike, source: dict[str, str] | None = None) -> None:
+        """Writes a JSON file that `load_placed` reads; an old one is replaced in one step.
+
+        Args:
+          path: the file.
+          source: what else to say of it, such as the names of its graph and cluster.
+
+        Raises:
+          ValueError: the file cannot be written.
+        """
+        curve = [self.curve.evaluations, self.curve.seconds, self.curve.makespan_s]
+        names = (*_NUMBERS, "queue", "method", "problem", "evaluations", "interrupted")
+        data = {
+            "format": FORMAT,
+            "version": 1,
+            "placement": self.placement.tolist(),
+            "priority": self.priority.tolist(),
+            **{name: getattr(self, name) for name in names},
+            "objective": dataclasses.asdict(self.objective),
+            "curve": [row.tolist() for row in curve],
+            "source": source or {},
+        }
+        write_json_atomic(path, data)
+
+
+def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
+    """Returns the placement in a file that `Placed.save` or `place --output` wrote.
+
+    Args:
+      path: the file.
+      graph: the task graph that it is of.
+      costs: its costs, the same as then.
+
+    Raises:
+      ValueError: the file cannot be read or holds no placement, it is one of another graph or
+        other costs, or the oracle does not confirm its makespan. The message starts with the
+        path.
+    """
+    data = parse_json_object(path, read_text(path))
+    fields = {field.name for field in dataclasses.fields(Placed)} - {"schedule"}
+    check_header(path, data, FORMAT, fields | {"source"})
+    placement = read_numbers(path, data, "placement", integers=True)
+    priority = read_numbers(path, data, "priority", integers=True)
+    evaluations, seconds, values_s = _read_curve(path, data)
+    if data["problem"] != problem_digest(graph, costs):
+        raise ValueError(f"{path}: a placement of another graph, or of other costs")
+    _check(path, graph, costs, placement, priority)
+    try:
+        objective = Objective(**data["objective"])
+        numbers = {name: float(data[name]) for name in _NUMBERS}
+        count = int(data["evaluations"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: a field is not what it should be: {error}") from error
+    queue = "priority" if data["queue"] == "priority" else "fifo"
+    schedule = simulate_oracle(
+        graph, costs, placement, links=objective.links, queue=queue,
+        priority=priority if queue == "priority" else None,
+    )  # fmt: skip
+    if not math.isclose(makespan_s(schedule), numbers["makespan_s"], rel_tol=1e-9):
+        raise ValueError(
+            f"{path}: makespan_s is {numbers['makespan_s']}; the oracle finds "
+            f"{makespan_s(schedule)}"
+        )
+    return Placed(
+        **numbers,
+        placement=placement,
+        priority=priority,
+        schedule=schedule,
+        queue=queue,
+        method=str(data["method"]),
+        objective=objective,
+        problem=data["problem"],
+        evaluations=count,
+        curve=Curve(evaluations.astype(np.int64), seconds, values_s),
+        interrupted=bool(data["interrupted"]),
+    )
+
+
+def _read_curve(path: PathLike, data: dict[str, Any]) -> np.ndarray:
+    curve = read_numbers(path, data, "curve", ndim=2)
+    if curve.ndim != 2 or len(curve) != 3:
+        raise ValueError(f"{path}: curve has shape {curve.shape}; expected (3, K)")
+    return curve
+
+
+def _check(
+    path: PathLike,
+    graph: TaskGraph,
+    costs: Costs,
+    placement: np.ndarray,
+    priority: np.ndarray,
+) -> None:
+    n, d = graph.num_tasks, costs.num_devices
+    if placement.shape != (n,) or sorted(priority) != list(range(n)):
+        raise ValueError(f"{path}: expected the placement and the priorities of {n} tasks")
+    if ((placement < 0) | (placement >= d)).any():
+        raise ValueError(f"{path}: a device is not one of {d}")
+    if not np.isfinite(costs.compute_s[np.arange(n), placement]).all():
+        raise ValueError(f"{path}: a task is on a device that cannot run it")
