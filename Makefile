@@ -71,7 +71,7 @@ stage1 stage2 stage3: $(INSTALLED)
 	$(RUN) doppler_jax $@ $(STAGE_ARGS)
 
 pretrain: $(INSTALLED)
-	$(RUN) experiments.pretrain $(ARGS)
+	$(RUN) doppler_jax pretrain $(ARGS)
 
 bench: $(INSTALLED)
 	$(RUN) experiments.bench $(ARGS)

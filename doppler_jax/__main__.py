@@ -13,6 +13,7 @@ import tyro
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.reports.tables import format_seconds, print_table
+from doppler_jax.training.pretrain import PretrainSettings, pretrain
 from doppler_jax.training.settings import Stage1Settings, Stage2Settings, Stage3Settings
 from doppler_jax.training.stages import stage1, stage2
 
@@ -51,7 +52,8 @@ class List:
 Stage1 = Annotated[Stage1Settings, tyro.conf.subcommand("stage1")]
 Stage2 = Annotated[Stage2Settings, tyro.conf.subcommand("stage2")]
 Stage3 = Annotated[Stage3Settings, tyro.conf.subcommand("stage3")]
-Command = Place | List | Stage1 | Stage2 | Stage3
+Pretrain = Annotated[PretrainSettings, tyro.conf.subcommand("pretrain")]
+Command = Place | List | Stage1 | Stage2 | Stage3 | Pretrain
 
 
 def main(command: Any) -> None:
@@ -68,6 +70,8 @@ def main(command: Any) -> None:
             from doppler_jax.engine.stage3 import stage3
 
             stage3(command)
+        case PretrainSettings():
+            pretrain(command)
         case _:
             print("methods:  ", ", ".join(dj.list_methods()))
             print("clusters: ", ", ".join(dj.list_clusters()))

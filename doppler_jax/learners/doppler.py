@@ -20,6 +20,7 @@ from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.imitation import ImitationConfig, imitation_phase
 from doppler_jax.training.loop import Phase
 from doppler_jax.training.sim_rl import SimConfig, sim_phase
+from doppler_jax.training.state import TrainState
 from doppler_jax.types import Costs, TaskGraph
 
 LEAST_EVALUATIONS = 3
@@ -66,7 +67,7 @@ class Doppler(Learner):
 
     def phases(
         self, key: chex.PRNGKey, problem: PolicyInputs, links: str
-    ) -> tuple[chex.PRNGKey, Sequence[Phase]]:
+    ) -> tuple[chex.PRNGKey, Sequence[Phase[TrainState]]]:
         """Returns the key of fresh parameters and stages 1 and 2; the key is consumed."""
         params_key, first_key, second_key = jax.random.split(key, 3)
         # An elite says where tasks go, which is not always learned.

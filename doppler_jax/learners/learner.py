@@ -61,7 +61,7 @@ class Learner(abc.ABC):
     @abc.abstractmethod
     def phases(
         self, key: chex.PRNGKey, problem: PolicyInputs, links: str
-    ) -> tuple[chex.PRNGKey, Sequence[Phase]]:
+    ) -> tuple[chex.PRNGKey, Sequence[Phase[TrainState]]]:
         """Returns the key of fresh parameters and what training does; the key is consumed."""
 
     @abc.abstractmethod
@@ -260,7 +260,7 @@ class EpisodeLearner(Learner):
 
     def phases(
         self, key: chex.PRNGKey, problem: PolicyInputs, links: str
-    ) -> tuple[chex.PRNGKey, Sequence[Phase]]:
+    ) -> tuple[chex.PRNGKey, Sequence[Phase[TrainState]]]:
         """Returns the key of fresh parameters and the one phase; the key is consumed.
 
         Raises:

@@ -6,7 +6,6 @@ looked at is too large to keep, so a loss runs the recorded actions again, block
 
 import abc
 import dataclasses
-from functools import partial
 from typing import Any, ClassVar
 
 import chex
@@ -15,8 +14,9 @@ import jax.numpy as jnp
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies import model
+from doppler_jax.policies.device_features import Choice, device_features
 from doppler_jax.policies.features import PolicyInputs
-from doppler_jax.policies.list_schedule import ListSchedule, append, begin, device_features
+from doppler_jax.policies.list_schedule import ListSchedule, append, begin
 from doppler_jax.policies.model import Features, PolicyConfig
 from doppler_jax.policies.place import PlaceTables, device_logits
 from doppler_jax.policies.rollout import Actions, PolicyTables, categorical, draw_index, teach
@@ -64,11 +64,16 @@ def place_logits(
         tables.member.dtype
     )
     members = (on.T @ tables.member) / jnp.maximum(on.sum(0), 1.0)[:, None]
-    look = partial(device_features, problem, state, num_features=tables.kernel.shape[0])
-    features, estimates = jax.vmap(look)(state.head)
+
+    def look(task: chex.Array) -> tuple[chex.Array, chex.Array, chex.Array]:
+        choice = Choice(problem, state, task)
+        seen = device_features(choice, tables.kernel.shape[0])
+        return seen, choice.est_s, choice.allowed
+
+    features, est_s, allowed = jax.vmap(look)(state.head)
     members = jnp.broadcast_to(members, (len(state.head), *members.shape))
-    logits = device_logits(tables, state.head, members, features, estimates.allowed)
-    return logits, estimates.est_s
+    logits = device_logits(tables, state.head, members, features, allowed)
+    return logits, est_s
 
 
 def run(

@@ -1,6 +1,6 @@
 """What the policies see of a problem, scale-free: static features, made on the host.
 
-FEATURE_VERSION names this module's and `list_schedule.py`'s features together; a checkpoint
+FEATURE_VERSION names this module's and `device_features.py`'s features together; a checkpoint
 of another version is refused.
 """
 
@@ -85,7 +85,7 @@ def make_policy_inputs(graph: TaskGraph, costs: Costs) -> PolicyInputs:
         topological_rank=_topological_rank(graph, size),
         unit_s=np.float32(unit_s),
         succ_transfer_s=_mean_transfer_s(padded),
-        **_ties(graph, costs, size),
+        **_relatives(graph, costs, size),
         graph_features=_graph_features(compute_s, b_level_s, costs.num_devices),
     )
     return jax.tree.map(jnp.asarray, problem)
@@ -119,7 +119,7 @@ def _task_features(
     )
 
 
-def _ties(graph: TaskGraph, costs: Costs, size: int) -> dict[str, np.ndarray]:
+def _relatives(graph: TaskGraph, costs: Costs, size: int) -> dict[str, np.ndarray]:
     task, weight = nearest_relatives(graph, costs)
     relative_task = np.full((size + 1, NUM_RELATIVES), size, np.int32)
     relative_weight = np.zeros((size + 1, NUM_RELATIVES), np.float32)

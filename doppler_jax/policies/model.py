@@ -8,9 +8,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from doppler_jax.policies.device_features import count_features
 from doppler_jax.policies.encoder import Encoder
 from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs
-from doppler_jax.policies.place import NUM_DEVICE_FEATURES, PRECISION, Place, earliest_tables
+from doppler_jax.policies.place import PRECISION, Place, earliest_tables
 from doppler_jax.policies.positional import sinusoids
 from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policies.select import Select, b_level_scores
@@ -68,7 +69,7 @@ class DopplerPolicy(nn.Module):
             seen = jnp.concatenate([problem.task_features, about], axis=-1)
             problem = dataclasses.replace(problem, task_features=seen)
         embedding = Encoder(config.width, config.rounds)(problem)
-        num_features = NUM_DEVICE_FEATURES[config.features]
+        num_features = count_features(config.features)
         if config.select == "b_level":
             score = b_level_scores(problem)
         else:

@@ -7,14 +7,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from doppler_jax.policies.device_features import column
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
-
-NUM_DEVICE_FEATURES = {"paper": 6, "coparent": 8, "position": 8, "general": 14}
-"""Device features of each set; every set is the start of the larger ones."""
-
-EARLIEST = 4
-"""The device feature that says how much later than possible the task would start there."""
 
 STEEPNESS = 1e4
 """Of the earliest-start rule: far below it float32 no longer tells starts apart."""
@@ -72,7 +67,7 @@ def earliest_tables(problem: PolicyInputs, num_features: int) -> PlaceTables:
         task=jnp.zeros((rows, 1)),
         member=jnp.zeros((rows, 1)),
         member_kernel=jnp.zeros((1, 1)),
-        kernel=jnp.zeros((num_features, 1)).at[EARLIEST].set(1.0),
+        kernel=jnp.zeros((num_features, 1)).at[column("earliest start")].set(1.0),
         out=jnp.full(1, -STEEPNESS),
     )
 

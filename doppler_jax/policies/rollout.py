@@ -7,23 +7,16 @@ recorded actions are then recomputed for all steps at once, without the loop.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from doppler_jax.policies.device_features import DEVICE_FEATURES, Choice, device_features
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.frontier import frontier_softmax, ready_steps
-from doppler_jax.policies.list_schedule import (
-    Estimates,
-    ListSchedule,
-    append,
-    begin,
-    device_features,
-)
+from doppler_jax.policies.list_schedule import ListSchedule, append, begin
 from doppler_jax.policies.place import (
-    NUM_DEVICE_FEATURES,
     PRECISION,
     PlaceTables,
     device_logits,
@@ -68,8 +61,8 @@ class Episode:
 SelectWeights = Callable[[chex.Array, chex.Array], chex.Array]
 """Weights `[W]` of the chains' heads `[W]`, 0 where they are not in the frontier `[W]`."""
 
-PlaceWeights = Callable[[chex.Array, chex.Array, Estimates, chex.Array], chex.Array]
-"""Weights `[D]` of (task, mean members `[D, m]`, estimates, features `[D, F]`)."""
+PlaceWeights = Callable[[Choice, chex.Array, chex.Array], chex.Array]
+"""Weights `[D]` of a choice, mean members `[D, m]` and features `[D, F]`."""
 
 
 def sample(key: chex.PRNGKey, problem: PolicyInputs, tables: PolicyTables) -> Episode:
@@ -80,8 +73,8 @@ def sample(key: chex.PRNGKey, problem: PolicyInputs, tables: PolicyTables) -> Ep
         # With the bound an empty frontier has weights 0 and not nan.
         return jnp.exp(scores - scores.max(initial=jnp.finfo(jnp.float32).min))
 
-    def place(task: chex.Array, members: chex.Array, *seen: Any) -> chex.Array:
-        logits = _logits(tables, task, members, *seen)
+    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+        logits = _logits(tables, choice, members, features)
         return jnp.exp(logits - logits.max())
 
     draw = jax.random.uniform(key, (problem.padded.padded_tasks, 2))
@@ -94,8 +87,8 @@ def greedy(problem: PolicyInputs, tables: PolicyTables) -> Episode:
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
 
-    def place(task: chex.Array, members: chex.Array, *seen: Any) -> chex.Array:
-        return _largest(_logits(tables, task, members, *seen))
+    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+        return _largest(_logits(tables, choice, members, features))
 
     draw = jnp.zeros((problem.padded.padded_tasks, 2))
     return _run(problem, tables.place.member, select, place, draw, _num_features(tables))
@@ -125,12 +118,10 @@ def teach(key: chex.PRNGKey, problem: PolicyInputs) -> Episode:
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
         return _largest(jnp.where(frontier, problem.b_rank[head], -1))
 
-    def place(
-        task: chex.Array, members: chex.Array, estimates: Estimates, features: chex.Array
-    ) -> chex.Array:
-        del task, members
-        first_s = estimates.est_s.min()
-        earliest = estimates.est_s <= first_s * (1 + 1e-6)
+    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+        del members
+        first_s = choice.est_s.min()
+        earliest = choice.est_s <= first_s * (1 + 1e-6)
         return _after(features, earliest.astype(first_s.dtype))
 
     draw = jax.random.uniform(key, (problem.padded.padded_tasks, 2))
@@ -149,11 +140,9 @@ def follow(problem: PolicyInputs, tables: PolicyTables, placement: chex.Array) -
     def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
 
-    def place(
-        task: chex.Array, members: chex.Array, estimates: Estimates, features: chex.Array
-    ) -> chex.Array:
-        del members, estimates
-        return _after(features, (devices == where[task]).astype(jnp.float32))
+    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+        del members
+        return _after(features, (devices == where[choice.task]).astype(jnp.float32))
 
     draw = jnp.zeros((problem.padded.padded_tasks, 2))
     return _run(problem, _no_members(problem), select, place, draw, _num_features(tables))
@@ -197,13 +186,9 @@ def _no_members(problem: PolicyInputs) -> chex.Array:
 
 
 def _logits(
-    tables: PolicyTables,
-    task: chex.Array,
-    members: chex.Array,
-    estimates: Estimates,
-    features: chex.Array,
+    tables: PolicyTables, choice: Choice, members: chex.Array, features: chex.Array
 ) -> chex.Array:
-    return device_logits(tables.place, task, members, features, estimates.allowed)
+    return device_logits(tables.place, choice.task, members, features, choice.allowed)
 
 
 def _after(features: chex.Array, weight: chex.Array) -> chex.Array:
@@ -303,7 +288,7 @@ def _run(
     select: SelectWeights,
     place: PlaceWeights,
     draw: chex.Array,
-    num_features: int = NUM_DEVICE_FEATURES["general"],
+    num_features: int = len(DEVICE_FEATURES),
 ) -> Episode:
     """Runs an episode: draws a task of the frontier, then its device.
 
@@ -325,11 +310,12 @@ def _run(
         frontier = (state.missing == 0) & (state.head != nobody)
         chosen = state.head[draw_index(select(state.head, frontier), draw[0])]
         task = jnp.where(frontier.any(), chosen, nobody)
-        features, estimates = device_features(problem, state, task, num_features)
+        choice = Choice(problem, state, task)
+        features = device_features(choice, num_features)
         members = state.member / jnp.maximum(state.count, 1.0)[:, None]
-        device = draw_index(place(task, members, estimates, features), draw[1])
+        device = draw_index(place(choice, members, features), draw[1])
         record = (task, device, state.head[:recorded], frontier[:recorded], features)
-        return append(problem, member, state, task, device, estimates.est_s[device]), record
+        return append(problem, member, state, task, device, choice.est_s[device]), record
 
     state = begin(problem, member)
     state, records = jax.lax.scan(step, state, draw)

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 
 from doppler_jax.policies.features import NORMALISATION
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.training.state import TrainState
+from doppler_jax.training.state import StateT, TrainState
 
 FORMAT = "doppler_jax.checkpoint"
 
@@ -68,7 +68,7 @@ class Checkpoints:
             ),
         )
 
-    def restore(self, like: TrainState) -> TrainState:
+    def restore(self, like: StateT) -> StateT:
         """Returns the newest state; `like` gives structure and shapes.
 
         Raises:
@@ -91,7 +91,7 @@ class Checkpoints:
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
-        state: TrainState = _join({**found["train"], "params": found["params"]}, like)
+        state: StateT = _join({**found["train"], "params": found["params"]}, like)
         if jax.tree.map(jnp.shape, state) != jax.tree.map(jnp.shape, like):
             raise ValueError(f"{self._manager.directory}: cannot resume: other shapes there")
         return state

@@ -30,7 +30,7 @@ def imitation_phase(
     policy: PolicyConfig,
     config: ImitationConfig,
     num_updates: int,
-) -> Phase:
+) -> Phase[TrainState]:
     """Returns stage 1 of a problem; the key is consumed. Nothing of it counts but its time."""
     optimizer = make_optimizer(config.learning_rate)
     return Phase(

@@ -15,7 +15,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import chex
 import numpy as np
@@ -24,21 +24,19 @@ from doppler_jax.budget import Budget
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Checkpoints
-from doppler_jax.training.state import TrainState
-
-Update = Callable[[TrainState], tuple[TrainState, dict[str, Any]]]
-"""Returns the next state and numbers to report, by name."""
+from doppler_jax.training.state import StateT, TrainState
 
 Report = Callable[[TrainState, dict[str, float]], None]
 """Is told of every update: the state after it and its numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class Phase(Generic[StateT]):
     """Updates of one kind, what they begin with and what one of them spends."""
 
-    begin: Callable[[chex.ArrayTree], TrainState]  # from parameters
-    update: Update
+    begin: Callable[[chex.ArrayTree], StateT]  # from parameters
+    # Returns the next state and numbers to report, by name.
+    update: Callable[[StateT], tuple[StateT, dict[str, Any]]]
     num_updates: float = math.inf
     evaluations: int = 0  # executions that an update simulates
     episodes: int = 0  # that count against the budget
@@ -91,7 +89,7 @@ class RunFolder:
         """Whether nothing was saved here."""
         return self._checkpoints.latest() is None
 
-    def resume(self, start: TrainState) -> TrainState:
+    def resume(self, start: StateT) -> StateT:
         """Returns the newest checkpoint's state, or `start` where there is none."""
         latest = self._checkpoints.latest()
         _truncate(self._metrics, latest or 0)
@@ -122,13 +120,13 @@ class RunFolder:
 
 
 def train(
-    phase: Phase,
-    state: TrainState,
+    phase: Phase[StateT],
+    state: StateT,
     budget: Budget | None = None,
     *,
     folder: RunFolder | None = None,
     report: Report | None = None,
-) -> tuple[TrainState, bool]:
+) -> tuple[StateT, bool]:
     """Updates until the phase or the budget ends, but once at least.
 
     The result does not depend on when anything was saved or stopped, unless seconds bound it.
@@ -168,7 +166,7 @@ def train(
     return state, False
 
 
-def _reached(budget: Budget, phase: Phase, state: TrainState) -> bool:
+def _reached(budget: Budget, phase: Phase[StateT], state: StateT) -> bool:
     """Returns whether the budget forbids another update."""
     return budget.reached(
         int(state.evaluations) + phase.evaluations if phase.evaluations else 0,

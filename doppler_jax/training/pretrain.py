@@ -1,39 +1,359 @@
-"""One policy for many problems: policy gradient on each."""
+"""The base policy: one for many graphs and clusters, by policy gradient on each.
 
+`pretrain` is the command; `Pretraining` has the problems of a run and its update, which
+`loop.train` repeats in the run's folder.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+import shlex
+import shutil
+import sys
 from functools import partial
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
+from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.heft import heft
+from doppler_jax.budget import Budget
+from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policies import model, rollout
+from doppler_jax.policies.device_features import column
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import PolicyTables
+from doppler_jax.policies.stacking import stack_problems
+from doppler_jax.policy_files import load_policy, save_policy
+from doppler_jax.problems import use_host_devices
 from doppler_jax.simulator.simulate import simulate_padded
-from doppler_jax.training.best_known import Pool
-from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
+from doppler_jax.training.checkpoint import Policy
+from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
+from doppler_jax.training.loop import Phase, RunFolder, train
 from doppler_jax.training.losses import Lesson, loss_and_gradient, normalised_advantage
-from doppler_jax.training.state import make_optimizer
+from doppler_jax.training.pools import (
+    BUCKETS,
+    TRAINED,
+    Bucket,
+    Drawn,
+    draw_problems,
+    make_pool,
+    search,
+)
+from doppler_jax.training.reinforce import count_batch
+from doppler_jax.training.settings import check_settings
+from doppler_jax.training.state import TrainState, descend, init_state, make_optimizer
 from doppler_jax.types import pytree
+
+MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run", "initial")
+"""Settings that a run may be resumed with others of."""
+
+SAMPLES = 64
+"""Placements drawn of each held-out problem."""
 
 B_LEVEL = 3
 """Column of the b-level among the task features."""
 
-LATE, TIED = 8, 13
-"""Columns of the late finish, and of the share of the placed ties, among device features."""
+LATE, RELATED = column("late finish"), column("placed relatives there")
+"""The device features that a fresh policy reads."""
 
 SHARPNESS, TOGETHER = 8.0, 3.0
-"""What fresh scores make of b-levels and of late finishes, and of ties."""
+"""What fresh scores make of b-levels and of late finishes, and of relatives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainSettings:
+    """Pretraining: one policy for many graphs and clusters."""
+
+    budget_s: float = 4500.0
+    """Seconds of training, those before the run was resumed counted; preparing is extra."""
+    buckets: tuple[str, ...] = ("64x8", "128x4", "128x8", "256x4", "128x16")
+    """Tasks x devices to train on; others are 256x8, 1024x8, and 128x4s with serial links."""
+    problems: int = 1500
+    """Problems of each bucket."""
+    held_out: int = 20
+    """Problems of each bucket that only measure, half of them of families never trained on."""
+    searches: int = 30
+    """Searches of 672 simulations for the best known placement of every held-out problem."""
+    group: int = 8
+    """Problems of an update."""
+    batch: int = 16
+    """Episodes of each."""
+    learning_rate: float = 1e-3
+    """At the start; it falls to a twentieth."""
+    entropy: float = 1e-2
+    """Weight of the entropy at the start, beside the policy gradient's 1; it falls to 0."""
+    validate_every_s: float = 300.0
+    """Seconds between measurements of the held-out problems, and between checkpoints."""
+    host_devices: int = 2
+    """Devices that the CPU is split into; an update's problems are cut over them."""
+    seed: int = 0
+    initial: pathlib.Path | None = None
+    """A policy of these sizes to go on from, in place of a list scheduler."""
+    run: pathlib.Path = pathlib.Path("runs/pretrain")
+    """Folder of the run; what ships is in its `base`."""
+    policy: PolicyConfig = dataclasses.field(
+        default_factory=lambda: PolicyConfig(width=48, rounds=4, features="general")
+    )
+
+
+def pretrain(settings: PretrainSettings, num_updates: float = math.inf) -> pathlib.Path:
+    """Does `python -m doppler_jax pretrain`: trains while the budget lasts, and says how well.
+
+    Args:
+      settings: of the run; a run of the same ones in its folder goes on.
+      num_updates: ends it earlier.
+
+    Returns:
+      The folder of the policy as it ships.
+
+    Raises:
+      ValueError: a setting is invalid, or the folder holds a run with other ones.
+    """
+    check_settings(settings)
+    use_host_devices(settings.host_devices)
+    run = Pretraining(settings)
+    kept = {k: v for k, v in _plain(settings).items() if k not in MAY_CHANGE}
+    with RunFolder(settings.run, kept, settings.policy, settings.validate_every_s) as folder:
+        state = folder.resume(run.prepare())
+        if folder.is_new:
+            state = run.search(state)
+            folder.save(state, 0.0)
+        run.budget = Budget(seconds=settings.budget_s).after(folder.spent_s)
+        state, scores = run.validate(state)
+        print(json.dumps(scores), flush=True)
+        phase = Phase(begin=run.begin, update=run.update, num_updates=num_updates)
+        state, _ = train(phase, state, run.budget, folder=folder)
+        _, scores = run.validate(state)
+        print(json.dumps(scores))
+    base = _export(settings, state, scores)
+    print(f"base policy in {base}")
+    return base
 
 
 @pytree
-class Learning:
+class PretrainState(TrainState):
     """What pretraining carries from update to update."""
 
-    params: chex.ArrayTree
-    opt_state: chex.ArrayTree
+    held_out_s: chex.Array  # [P] best known makespans of the held-out problems of all buckets
+
+
+@dataclasses.dataclass
+class _Task:
+    """A bucket's problems."""
+
+    bucket: Bucket
+    problems: PolicyInputs  # [K, ...], to train on
+    held_out: PolicyInputs  # [H, ...]
+    baselines: dict[str, np.ndarray]  # makespans of list schedulers on the held-out problems
+    families: list[str]  # of the held-out problems
+    best_s: np.ndarray  # [H] best known makespans, as far as the start
+
+
+class Pretraining:
+    """The problems of a run, its updates and its scores."""
+
+    def __init__(self, settings: PretrainSettings) -> None:
+        """Takes the settings.
+
+        Raises:
+          ValueError: a bucket is unknown, or the initial policy has another shape.
+        """
+        unknown = set(settings.buckets) - set(BUCKETS)
+        if unknown:
+            raise ValueError(f"unknown buckets {sorted(unknown)}; known: {sorted(BUCKETS)}")
+        self._settings = settings
+        self._initial = settings.initial and _params_of(settings.initial, settings.policy)
+        self._tasks: list[_Task] = []
+        self._pools: list[Any] = []
+        self._validated_s = 0.0
+        self.budget = Budget(seconds=settings.budget_s)
+
+    def prepare(self) -> PretrainState:
+        """Draws the problems and compiles; returns the state before the first update."""
+        settings = self._settings
+        for number, name in enumerate(sorted(BUCKETS)):
+            if name in settings.buckets:
+                self._tasks.append(self._make_task(BUCKETS[name], number))
+                print(f"{name}: {settings.problems} problems", flush=True)
+        params = self._initial
+        if params is None:
+            problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
+            params = init_list_scheduler(
+                jax.random.key(settings.seed), settings.policy, problem
+            )
+        state = self.begin(params)
+        for task in self._tasks:
+            self._step(state, task, np.arange(settings.group))
+        return state
+
+    def begin(self, params: chex.ArrayTree) -> PretrainState:
+        """Returns the state before the first update of some parameters."""
+        best_s = np.concatenate([task.best_s for task in self._tasks])
+        problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
+        key = jax.random.key(self._settings.seed)
+        return begin_pretraining(key, params, problem, best_s)
+
+    def search(self, state: PretrainState) -> PretrainState:
+        """Returns the state with better placements known of the held-out problems."""
+        key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
+        best_s = []
+        for task, pool in zip(self._tasks, self._pools, strict=True):
+            for turn in range(self._settings.searches):
+                pool = search(jax.random.fold_in(key, turn), pool, task.bucket.links)
+            best_s.append(np.asarray(pool.best_s))
+            means = {k: float((v / best_s[-1]).mean()) for k, v in task.baselines.items()}
+            ratios = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+            print(f"{task.bucket.name}: {ratios}", flush=True)
+        return dataclasses.replace(state, held_out_s=jnp.asarray(np.concatenate(best_s)))
+
+    def update(self, state: PretrainState) -> tuple[PretrainState, dict[str, Any]]:
+        """Takes a step on some problems of one bucket, and measures if it is time to."""
+        settings = self._settings
+        rng = np.random.default_rng([settings.seed, 3, int(state.update)])
+        shares = np.array([task.bucket.share for task in self._tasks])
+        task = self._tasks[int(rng.choice(len(shares), p=shares / shares.sum()))]
+        chosen = rng.choice(settings.problems, settings.group, replace=False)
+        state, loss = self._step(state, task, chosen)
+        metrics: dict[str, Any] = {"loss": loss}
+        if self.budget.seconds_spent() - self._validated_s >= settings.validate_every_s:
+            state, scores = self.validate(state)
+            print(json.dumps(scores), flush=True)
+            for name, of in scores["ratios"].items():
+                metrics |= {f"{name}, {kind}": of[kind] for kind in KINDS}
+        return state, metrics
+
+    def _step(
+        self, state: PretrainState, task: _Task, chosen: np.ndarray
+    ) -> tuple[PretrainState, chex.Array]:
+        settings, shards = self._settings, most_shards(self._settings.group)
+        progress = self.budget.progress(0)
+        weights = Weights(
+            learning_rate=jnp.float32(settings.learning_rate * (1 - 0.95 * progress)),
+            entropy=jnp.float32(settings.entropy * (1 - progress)),
+        )
+        return pretrain_update(
+            # Where the last update left it: elsewhere it would compile afresh.
+            jax.device_put(state, everywhere(shards)),
+            jax.tree.map(lambda leaf: leaf[chosen], task.problems),
+            weights,
+            policy=settings.policy,
+            batch=settings.batch,
+            links=task.bucket.links,
+            shards=shards,
+        )
+
+    def validate(self, state: PretrainState) -> tuple[PretrainState, dict[str, Any]]:
+        """Measures the policy on the held-out problems, of which it may find better placements.
+
+        Returns:
+          The state with what was found, and all placements' mean ratios to the best known.
+        """
+        found: dict[str, list[np.ndarray]] = {}
+        for task in self._tasks:
+            of_policy = evaluate(
+                jax.random.key(self._settings.seed),
+                jax.device_get(state.params),
+                task.held_out,
+                policy=self._settings.policy,
+                samples=SAMPLES,
+                links=task.bucket.links,
+            )
+            names = ("greedy", "two greedy", f"best of {SAMPLES}")
+            for name, values in {
+                **dict(zip(names, of_policy, strict=True)),
+                **task.baselines,
+            }.items():
+                found.setdefault(name, []).append(np.asarray(values))
+        best_s = np.minimum(state.held_out_s, np.concatenate(found[f"best of {SAMPLES}"]))
+        families = [family for task in self._tasks for family in task.families]
+        is_new = np.isin(families, HELD_OUT)
+        ratios = {}
+        for name, values in found.items():
+            ratio = np.concatenate(values) / best_s
+            parts = np.split(ratio, np.cumsum([len(part) for part in values])[:-1])
+            ratios[name] = {
+                **{
+                    kind: round(float(ratio[mask].mean()), 4)
+                    for kind, mask in zip(KINDS, (is_new, ~is_new), strict=True)
+                },
+                "buckets": [round(float(part.mean()), 3) for part in parts],
+            }
+        self._validated_s = self.budget.seconds_spent()
+        scores = {"updates": int(state.update), "seconds": round(self._validated_s)}
+        state = dataclasses.replace(state, held_out_s=jnp.asarray(best_s))
+        return state, {**scores, "ratios": ratios}
+
+    def _make_task(self, bucket: Bucket, number: int) -> _Task:
+        settings = self._settings
+        train = np.random.default_rng([settings.seed, 0, number])
+        drawn = draw_problems(train, bucket, TRAINED, settings.problems)
+        half = settings.held_out // 2
+        unseen = np.random.default_rng([settings.seed, 1, number])
+        held_out = draw_problems(unseen, bucket, HELD_OUT, settings.held_out - half)
+        held_out += draw_problems(unseen, bucket, TRAINED, half)
+        pool = make_pool(held_out, [_list_schedules(one) for one in held_out], bucket.links)
+        self._pools.append(pool)
+        # The chains begin with the two in turn.
+        names = ("HEFT", "critical path")
+        return _Task(
+            bucket,
+            jax.tree.map(np.array, stack_problems([one.problem for one in drawn])),
+            pool.problem,
+            {name: np.asarray(pool.chain_s[:, i]) for i, name in enumerate(names)},
+            [one.source for one in held_out],
+            np.asarray(pool.best_s),
+        )
+
+
+KINDS = ("held-out families", "trained families")
+"""Kinds of held-out problems: of families never trained on, and of the others."""
+
+
+def _list_schedules(drawn: Drawn) -> np.ndarray:
+    return np.stack([f(drawn.graph, drawn.costs) for f in (heft, critical_path)])
+
+
+def _params_of(path: pathlib.Path, config: PolicyConfig) -> chex.ArrayTree:
+    """Returns a policy's parameters, or raises a `ValueError` if it has another shape."""
+    policy = load_policy(path)
+    if policy.config != config:
+        raise ValueError(f"{path}: {policy.config}, expected {config}")
+    return policy.params
+
+
+def _export(
+    settings: PretrainSettings, state: PretrainState, scores: dict[str, Any]
+) -> pathlib.Path:
+    """Writes the policy as it ships, and what it is; returns its folder."""
+    folder = settings.run / "base"
+    meta = {
+        "settings": _plain(settings),
+        "updates": scores["updates"],
+        "held_out": scores["ratios"],
+        "provenance": {
+            "date": datetime.date.today().isoformat(),
+            "device": jax.devices()[0].device_kind,
+            "jax": jax.__version__,
+        },
+        "command": shlex.join(["python", "-m", "doppler_jax", *sys.argv[1:]]),
+    }
+    if folder.exists():
+        shutil.rmtree(folder)  # of an earlier end of this run
+    params = jax.device_get(state.params)
+    save_policy(folder, Policy(params=params, config=settings.policy), meta)
+    return folder
+
+
+def _plain(settings: PretrainSettings) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
 
 
 @pytree
@@ -44,8 +364,23 @@ class Weights:
     entropy: chex.Array  # []
 
 
-def init_learning(key: chex.PRNGKey, policy: PolicyConfig, problem: PolicyInputs) -> Learning:
-    """Returns the state before the first update, a list scheduler; the key is consumed.
+def begin_pretraining(
+    key: chex.PRNGKey, params: chex.ArrayTree, problem: PolicyInputs, held_out_s: np.ndarray
+) -> PretrainState:
+    """Returns the state before the first update; the key is consumed."""
+    params = jax.tree.map(jnp.asarray, params)
+    start = init_state(key, params, make_optimizer(0.0), problem, num_elites=0, num_chains=0)
+    fields = {field.name: getattr(start, field.name) for field in dataclasses.fields(start)}
+    return PretrainState(**fields, held_out_s=jnp.asarray(held_out_s))
+
+
+def init_list_scheduler(
+    key: chex.PRNGKey, policy: PolicyConfig, problem: PolicyInputs
+) -> chex.ArrayTree:
+    """Returns fresh parameters whose greedy choices are a list scheduler's; consumes the key.
+
+    SEL takes the largest b-level, PLC an early finish beside the tasks that belong together:
+    a hidden unit for each hands on just that. Training goes on from there.
 
     Raises:
       ValueError: the policy has not the features `general`, or SEL or PLC is not learned.
@@ -53,20 +388,6 @@ def init_learning(key: chex.PRNGKey, policy: PolicyConfig, problem: PolicyInputs
     if (policy.features, policy.select, policy.place) != ("general", "learned", "learned"):
         raise ValueError(f"a base policy needs features 'general', all learned; got {policy}")
     params = jax.jit(model.init_params, static_argnums=1)(key, policy, problem)
-    return begin_learning(_as_list_scheduler(params))
-
-
-def begin_learning(params: chex.ArrayTree) -> Learning:
-    """Returns the state before the first update of some parameters."""
-    return Learning(params=params, opt_state=make_optimizer(0.0).init(params))
-
-
-def _as_list_scheduler(params: chex.ArrayTree) -> chex.ArrayTree:
-    """Returns fresh parameters changed so that greedy choices are those of a list scheduler.
-
-    SEL takes the largest b-level, PLC an early finish beside the tasks that belong together:
-    a hidden unit for each hands on just that. Training goes on from there.
-    """
     params = jax.tree.map(jnp.asarray, params)
     select, place = params["Select_0"], params["Place_0"]
     own, hidden, score = (select[f"Dense_{i}"]["kernel"] for i in range(3))
@@ -77,7 +398,7 @@ def _as_list_scheduler(params: chex.ArrayTree) -> chex.ArrayTree:
     task = place["Dense_1"]["kernel"]
     place["Dense_1"]["kernel"] = task.at[:, :2].set(0.0)
     place["member_kernel"] = place["member_kernel"].at[:, :2].set(0.0)
-    place["kernel"] = _unit(_unit(place["kernel"], 0, LATE), 1, TIED)
+    place["kernel"] = _unit(_unit(place["kernel"], 0, LATE), 1, RELATED)
     place["out"] = place["out"].at[:2, 0].set(jnp.array([-SHARPNESS, TOGETHER]))
     return params
 
@@ -89,8 +410,7 @@ def _unit(kernel: chex.Array, column: int, row: int) -> chex.Array:
 
 @partial(jax.jit, static_argnames=("policy", "batch", "links", "shards"))
 def pretrain_update(
-    key: chex.PRNGKey,
-    learning: Learning,
+    state: PretrainState,
     problems: PolicyInputs,
     weights: Weights,
     *,
@@ -98,12 +418,11 @@ def pretrain_update(
     batch: int,
     links: str,
     shards: int = 1,
-) -> Learning:
+) -> tuple[PretrainState, chex.Array]:
     """Does one step of the optimiser on G problems.
 
     Args:
-      key: of the draws; it is consumed.
-      learning: the state.
+      state: the state.
       problems: G of one bucket, stacked.
       weights: see `Weights`.
       policy: sizes of the networks.
@@ -112,9 +431,10 @@ def pretrain_update(
       shards: local devices over which the problems are cut; a divisor of G.
 
     Returns:
-      The new state.
+      The new state and the mean loss.
     """
-    keys = jax.random.split(key, problems.unit_s.shape[0])
+    count = problems.unit_s.shape[0]
+    keys = jax.random.split(jax.random.fold_in(state.key, state.update), count)
     run = partial(_gradients, policy=policy, batch=batch, links=links)
     cut = PartitionSpec(AXIS)
     run = jax.shard_map(
@@ -124,14 +444,12 @@ def pretrain_update(
         out_specs=cut,
         check_vma=False,
     )
-    gradients = run(keys, learning.params, problems, weights)
+    losses, gradients = run(keys, state.params, problems, weights)
     gradient = jax.tree.map(lambda leaf: leaf.mean(0), gradients)
-    optimizer = make_optimizer(weights.learning_rate)
-    # Optax mixes its own integer and float scalars; callers may have forbidden that.
-    with jax.numpy_dtype_promotion("standard"):
-        steps, opt_state = optimizer.update(gradient, learning.opt_state, learning.params)
-        params = jax.tree.map(jnp.add, learning.params, steps)
-    return Learning(params=params, opt_state=opt_state)
+    params, opt_state = descend(state, gradient, make_optimizer(weights.learning_rate))
+    state = dataclasses.replace(state, params=params, opt_state=opt_state)
+    spent = count * batch
+    return count_batch(state, episodes=spent, evaluations=spent), losses.mean()
 
 
 def _gradients(
@@ -143,10 +461,10 @@ def _gradients(
     policy: PolicyConfig,
     batch: int,
     links: str,
-) -> chex.ArrayTree:
-    """Returns gradients of G problems, stacked; they are computed one after another."""
+) -> tuple[chex.Array, chex.ArrayTree]:
+    """Returns losses and gradients of G problems, stacked, computed one after another."""
 
-    def one(inputs: tuple[chex.PRNGKey, PolicyInputs]) -> chex.ArrayTree:
+    def one(inputs: tuple[chex.PRNGKey, PolicyInputs]) -> tuple[chex.Array, chex.ArrayTree]:
         key, problem = inputs
 
         def tables_of(params: chex.ArrayTree) -> PolicyTables:
@@ -162,8 +480,8 @@ def _gradients(
             weight=normalised_advantage(makespan_s) / batch,
             entropy_weight=jnp.full(batch, weights.entropy / batch),
         )
-        _, gradient = loss_and_gradient(problem, tables, lesson)
-        return pull_back(gradient)[0]
+        loss, gradient = loss_and_gradient(problem, tables, lesson)
+        return loss, pull_back(gradient)[0]
 
     return jax.lax.map(one, (keys, problems))
 
@@ -172,7 +490,7 @@ def _gradients(
 def evaluate(
     key: chex.PRNGKey,
     params: chex.ArrayTree,
-    entries: Pool,
+    problems: PolicyInputs,
     *,
     policy: PolicyConfig,
     samples: int,
@@ -186,21 +504,23 @@ def evaluate(
     Args:
       key: of the draws; it is consumed.
       params: the policy's.
-      entries: G problems.
+      problems: G of one bucket, stacked.
       policy: sizes of the networks.
       samples: placements drawn of each problem.
       links: of what is simulated.
     """
 
-    def one(inputs: tuple[chex.PRNGKey, Pool]) -> tuple[chex.Array, chex.Array, chex.Array]:
-        key, entry = inputs
-        tables = model.apply(params, policy, entry.problem)
+    def one(
+        inputs: tuple[chex.PRNGKey, PolicyInputs],
+    ) -> tuple[chex.Array, chex.Array, chex.Array]:
+        key, problem = inputs
+        tables = model.apply(params, policy, problem)
         keys = jax.random.split(key, samples)
-        drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, entry.problem, tables)
-        likeliest = rollout.greedy_placements(entry.problem, tables)
+        drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
+        likeliest = rollout.greedy_placements(problem, tables)
         placements = jnp.concatenate([likeliest, drawn.placement])
-        makespan_s = simulate_padded(entry.problem.padded, placements, links=links).makespan_s
+        makespan_s = simulate_padded(problem.padded, placements, links=links).makespan_s
         return makespan_s[0], makespan_s[:2].min(), makespan_s.min()
 
-    count = entries.best_s.shape[0]
-    return jax.lax.map(one, (jax.random.split(key, count), entries))
+    count = problems.unit_s.shape[0]
+    return jax.lax.map(one, (jax.random.split(key, count), problems))

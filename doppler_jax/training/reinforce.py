@@ -15,7 +15,7 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables, follow
 from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
 from doppler_jax.training.losses import Lesson, loss_and_gradient, normalised_advantage
-from doppler_jax.training.state import Elites, TrainState, descend, make_optimizer
+from doppler_jax.training.state import Elites, StateT, TrainState, descend, make_optimizer
 
 ELITE_SPREAD = 5e-4
 """Relative excess of the makespan that makes an elite e times less worth imitating."""
@@ -86,7 +86,7 @@ def elite_shares(makespan_s: chex.Array) -> chex.Array:
     return weight / jnp.maximum(weight.sum(), 1.0)
 
 
-def count_batch(state: TrainState, *, episodes: int, evaluations: int) -> TrainState:
+def count_batch(state: StateT, *, episodes: int, evaluations: int) -> StateT:
     """Returns the state with an update counted, and what it took."""
     return dataclasses.replace(
         state,

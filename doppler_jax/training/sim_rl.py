@@ -88,7 +88,7 @@ def sim_phase(
     policy: PolicyConfig,
     config: SimConfig,
     num_updates: float = math.inf,
-) -> Phase:
+) -> Phase[TrainState]:
     """Returns stage 2 of a problem; the key is consumed."""
     return Phase(
         begin=lambda params: init_sim_state(key, params, problem, config),

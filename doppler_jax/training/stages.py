@@ -275,7 +275,7 @@ def _digest(arrays: Any) -> str:
 
 
 def _train(
-    run: RunFolder, phase: Phase, start: TrainState, budget: Budget | None = None
+    run: RunFolder, phase: Phase[TrainState], start: TrainState, budget: Budget | None = None
 ) -> TrainState:
     """Returns the last state of a phase, from the newest checkpoint or the start."""
     state = run.resume(start)

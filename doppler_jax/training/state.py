@@ -1,6 +1,7 @@
 """What training carries from update to update, the best placements found among it."""
 
 import dataclasses
+from typing import TypeVar
 
 import chex
 import jax
@@ -34,6 +35,10 @@ class TrainState:
     chain_makespan_s: chex.Array  # [C] inf before the first update
     best_placement: chex.Array  # [N] padded
     best_makespan_s: chex.Array  # [] of the best placement; inf at the start
+
+
+StateT = TypeVar("StateT", bound=TrainState)
+"""A training state of some kind."""
 
 
 def make_optimizer(learning_rate: float) -> optax.GradientTransformation:

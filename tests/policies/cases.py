@@ -13,9 +13,10 @@ import numpy as np
 
 from doppler_jax.graphs import padded
 from doppler_jax.policies import features, model, rollout
+from doppler_jax.policies.device_features import DEVICE_FEATURES
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.policies.place import NUM_DEVICE_FEATURES, earliest_tables
+from doppler_jax.policies.place import earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from tests.generators import random_problem
 from tests.policies import reference
@@ -77,7 +78,7 @@ def replay_one(problem, actions):
     steps = problem.padded.padded_tasks
     score = jnp.zeros(steps + 1).at[actions.task].set(-jnp.arange(steps, dtype=jnp.float32))
     placement = jnp.zeros(steps, jnp.int32).at[actions.task].set(actions.device, mode="drop")
-    place = earliest_tables(problem, NUM_DEVICE_FEATURES["general"])
+    place = earliest_tables(problem, len(DEVICE_FEATURES))
     return rollout.follow(problem, PolicyTables(score=score, place=place), placement)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.relatives import nearest_relatives
-from doppler_jax.policies.list_schedule import SAME
+from doppler_jax.policies.device_features import SAME
 
 
 @dataclasses.dataclass

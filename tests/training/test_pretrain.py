@@ -1,6 +1,7 @@
 """Problems of the stream, the best known of them, and updates: two problems, one bucket."""
 
 import dataclasses
+import json
 from functools import partial
 
 import chex
@@ -9,17 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.graphs.padded import Sizes
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.stacking import problem_sizes
+from doppler_jax.policy_files import read_policy
 from doppler_jax.simulator.simulate import simulate, simulate_padded
-from doppler_jax.training.best_known import make_pool, search
-from doppler_jax.training.pretrain import Weights, evaluate, init_learning, pretrain_update
+from doppler_jax.training import pretrain as pretraining
+from doppler_jax.training.pools import TRAINED, Bucket, draw_problems, make_pool, search
+from doppler_jax.training.pretrain import (
+    Pretraining,
+    PretrainSettings,
+    Weights,
+    begin_pretraining,
+    evaluate,
+    init_list_scheduler,
+    pretrain,
+    pretrain_update,
+)
 from doppler_jax.training.state import best_of
-from doppler_jax.training.stream import TRAINED, Bucket, draw_problems
 
 BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
 POLICY = PolicyConfig(width=8, rounds=1, features="general")
@@ -37,8 +49,10 @@ def pool(drawn):
 
 
 @pytest.fixture(scope="module")
-def learning(drawn):
-    return init_learning(jax.random.key(0), POLICY, drawn[0].problem)
+def start(drawn, pool):
+    """A state before the first update."""
+    params = init_list_scheduler(jax.random.key(0), POLICY, drawn[0].problem)
+    return begin_pretraining(jax.random.key(0), params, drawn[0].problem, pool.best_s)
 
 
 @jax.jit
@@ -52,16 +66,10 @@ def weights(**changed):
     return Weights(**arrays)
 
 
-def update(learning, pool, seed, **changed):
+def update(state, pool, **changed):
     return pretrain_update(
-        jax.random.key(seed),
-        learning,
-        pool.problem,
-        weights(**changed),
-        policy=POLICY,
-        batch=16,
-        links="parallel",
-    )
+        state, pool.problem, weights(**changed), policy=POLICY, batch=16, links="parallel"
+    )[0]
 
 
 def oracle_s(drawn, placements):
@@ -127,11 +135,11 @@ def test_the_better_placement_is_kept():
     assert (better.tolist(), float(better_s)) == ([2, 2], 1.0)
 
 
-def test_a_fresh_policy_is_a_list_scheduler(drawn, learning):
+def test_a_fresh_policy_is_a_list_scheduler(drawn, start):
     """b-levels in falling order, each task where it finishes early beside its like."""
     for one in drawn:
         problem = one.problem
-        episode = greedy_episode(learning.params, problem)
+        episode = greedy_episode(start.params, problem)
         seen = np.asarray(episode.features)
         merit, able = 3.0 * seen[:, :, 13] - 8.0 * seen[:, :, 8], problem.padded.compute_s
         for step in range(one.graph.num_tasks):
@@ -145,7 +153,7 @@ def test_a_fresh_policy_is_a_list_scheduler(drawn, learning):
 
 def test_other_features_are_refused(drawn):
     with pytest.raises(ValueError, match="needs features 'general', all learned"):
-        init_learning(jax.random.key(0), PolicyConfig(features="paper"), drawn[0].problem)
+        init_list_scheduler(jax.random.key(0), PolicyConfig(features="paper"), drawn[0].problem)
 
 
 @jax.jit
@@ -163,24 +171,107 @@ def mean_sampled_s(keys, params, problems):
 
 
 @pytest.mark.slow
-def test_updates_learn(pool, learning):
-    state = learning
-    for seed in range(60):
-        state = update(state, pool, seed, learning_rate=3e-3)
+def test_updates_learn_and_are_counted(pool, start):
+    state = start
+    for _ in range(60):
+        state = update(state, pool, learning_rate=3e-3)
+    assert (int(state.update), int(state.episodes)) == (60, 60 * 2 * 16)
     before_s, after_s = (
         mean_sampled_s(jax.random.split(jax.random.key(0), 2), params, pool.problem)
-        for params in (learning.params, state.params)
+        for params in (start.params, state.params)
     )
     assert (np.asarray(after_s) / before_s).mean() < 1
 
     measure = partial(evaluate, policy=POLICY, samples=8, links="parallel")
-    greedy_s, two_s, best_s = measure(jax.random.key(0), state.params, pool)
-    before_s, _, _ = measure(jax.random.key(0), learning.params, pool)
+    greedy_s, two_s, best_s = measure(jax.random.key(0), state.params, pool.problem)
+    before_s, _, _ = measure(jax.random.key(0), start.params, pool.problem)
     assert (two_s <= greedy_s).all()
     assert (best_s <= two_s).all()
     assert (np.asarray(greedy_s) / before_s).mean() < 1
 
 
-def test_a_step_of_no_length_changes_nothing(pool, learning):
-    state = update(learning, pool, 0, learning_rate=0.0)
-    chex.assert_trees_all_equal(state.params, learning.params)
+def test_a_step_of_no_length_changes_nothing(pool, start):
+    state = update(start, pool, learning_rate=0.0)
+    chex.assert_trees_all_equal(state.params, start.params)
+
+
+TINY = PretrainSettings(
+    budget_s=1e6,
+    problems=4,
+    held_out=2,
+    searches=1,
+    group=2,
+    batch=4,
+    host_devices=4,
+    policy=POLICY,
+)
+
+
+@pytest.fixture
+def settings(monkeypatch, tmp_path):
+    monkeypatch.setattr(pretraining, "BUCKETS", {BUCKET.name: BUCKET})
+    monkeypatch.setattr(pretraining, "TRAINED", ("layered", "fork_join"))
+    # Weights do not follow the clock, so that runs repeat each other.
+    monkeypatch.setattr(pretraining.Budget, "progress", lambda self, evaluations: 0.0)
+    return dataclasses.replace(TINY, buckets=(BUCKET.name,), run=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_resumes_and_exports(settings, tmp_path, capsys):
+    pretrain(settings, num_updates=1)
+    folder = pretrain(settings, num_updates=2)
+    whole = dataclasses.replace(settings, run=tmp_path / "whole", validate_every_s=0.0)
+    chex.assert_trees_all_equal(
+        dj.load_policy(folder).params, dj.load_policy(pretrain(whole, num_updates=2)).params
+    )
+    with pytest.raises(ValueError, match=r"other settings \(batch was 4, now 8"):
+        pretrain(dataclasses.replace(settings, batch=8))
+
+    policy = dj.load_policy(folder)
+    assert policy.config == settings.policy
+    meta = read_policy(folder)[1]
+    assert meta["command"].startswith("python -m doppler_jax")
+    for found in (meta, json.loads(capsys.readouterr().out.splitlines()[-2])):
+        ratios = found.get("held_out", found.get("ratios"))
+        assert found["updates"] == 2
+        assert ratios["best of 64"]["buckets"][0] <= ratios["greedy"]["buckets"][0]
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == [1, 2]
+    last = json.loads(lines[-1])
+    kinds = ("held-out families", "trained families")
+    assert all(last[f"greedy, {kind}"] == ratios["greedy"][kind] for kind in kinds)
+    graph, costs = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 2, 1.0)], num_devices=5)
+    placed = dj.place(
+        graph, costs, method="doppler", policy=policy, max_evaluations=4, key=jax.random.key(0)
+    )
+    assert placed.makespan_s == 4.0
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_a_policy(settings, tmp_path):
+    initial = pretrain(settings, num_updates=1)
+    second = dataclasses.replace(settings, initial=initial, run=tmp_path / "second")
+    chex.assert_trees_all_equal(
+        Pretraining(second).prepare().params, dj.load_policy(initial).params
+    )
+    other = dataclasses.replace(second, policy=PolicyConfig(width=4))
+    with pytest.raises(ValueError, match=r"run.base: PolicyConfig\(.* expected PolicyConfig"):
+        Pretraining(other)
+
+
+def test_unknown_buckets_are_refused(settings):
+    with pytest.raises(ValueError, match=r"unknown buckets \['9x9'\]; known: \['24x3'\]"):
+        Pretraining(dataclasses.replace(settings, buckets=("9x9",)))
+
+
+@pytest.mark.slow
+def test_problems_with_serial_links_can_be_trained_on():
+    run = Pretraining(dataclasses.replace(TINY, buckets=("128x4s",)))
+    start = run.prepare()
+    state, metrics = run.update(start)
+    assert np.isfinite(float(metrics["loss"]))
+    state, scores = run.validate(state)
+    ratios = scores["ratios"]
+    assert ratios["best of 64"]["buckets"][0] <= ratios["greedy"]["buckets"][0]
+    moved = jax.tree.map(lambda a, b: (a != b).any(), start.params, state.params)
+    assert any(jax.tree.leaves(moved))
