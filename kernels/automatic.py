@@ -111,7 +111,9 @@ def place_and_compile(
         sharded.graph,
         costs,
         method=method,
-        objective=Objective("serial"),  # truest to real ones, as measured in docs/fidelity.md
+        objective=Objective(
+            "serial"
+        ),  # truest to real ones, as measured in docs/results/fidelity.md
         key=key,
         budget_s=max(budget_s - (time.monotonic() - began), _LEAST_PLACING_S),
     )
@@ -285,7 +287,7 @@ class OnlineFunction:
                     jax.random.key(seed),
                     count=_PROPOSALS,
                     evaluations=_EVALUATIONS,
-                    links="serial",  # real links are shared; see docs/fidelity.md
+                    links="serial",  # real links are shared; see docs/results/fidelity.md
                 )
             )
         while self._waiting:

@@ -61,6 +61,13 @@ def test_every_method_has_a_row_in_the_guide():
     assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == dj.list_methods()
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
 def test_readme_has_python_and_commands():
     assert read_blocks(ROOT / "README.md", {"python"})
     assert any(words_after(words, "make") for _, words in read_commands())
