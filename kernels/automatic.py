@@ -111,9 +111,8 @@ def place_and_compile(
         sharded.graph,
         costs,
         method=method,
-        objective=Objective(
-            "serial"
-        ),  # truest to real ones, as measured in docs/results/fidelity.md
+        # Truest to real ones, as measured: docs/results/fidelity.md.
+        objective=Objective("serial"),
         key=key,
         budget_s=max(budget_s - (time.monotonic() - began), _LEAST_PLACING_S),
     )

@@ -46,7 +46,7 @@ def words_after(words, *prefix):
     return []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("documented_example")
@@ -61,7 +61,7 @@ def test_every_method_has_a_row_in_the_guide():
     assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == dj.list_methods()
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
         if "://" not in target:
