@@ -72,32 +72,6 @@ def vectorised(a, x, w):
     return product, rows, picked, lax.map(lambda row: row @ w, x)
 
 
-@case(normal(0, 8, 3), normal(1, 8, 3))
-def runge_kutta_step(position, velocity):
-    def rate(state):
-        x, v = state
-        away = x[:, None] - x[None]
-        squares = jnp.sum(away**2, axis=-1, keepdims=True) + 0.1
-        return v, -jnp.sum(away * squares**-1.5, axis=1)
-
-    def shifted(state, step, rates):
-        return jax.tree.map(lambda s, r: s + step * r, state, rates)
-
-    state = (position, velocity)
-    first = rate(state)
-    second = rate(shifted(state, 0.05, first))
-    third = rate(shifted(state, 0.05, second))
-    fourth = rate(shifted(state, 0.1, third))
-    return jax.tree.map(
-        lambda s, a, b, c, d: s + 0.1 / 6 * (a + 2.0 * b + 2.0 * c + d),
-        state,
-        first,
-        second,
-        third,
-        fourth,
-    )
-
-
 @functools.partial(jax.jit, static_argnames=("power", "scale"))
 def scaled_power(x, *, power, scale=1.0):
     return scale * x**power

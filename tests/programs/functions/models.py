@@ -129,23 +129,6 @@ def image_patches(x, w):
     return patches.reshape(4, 4, 48) @ w
 
 
-@case(normal(0, 8, 16), normal(1, 8), normal(2, 16, 3, 8), normal(3, 8, 3, 8))
-def gru_over_time(x, h, w, u):
-    def step(h, row):
-        a = jnp.einsum("w,wgh->gh", row, w)
-        b = jnp.einsum("k,kgh->gh", h, u) * 0.1
-        update, reset = jax.nn.sigmoid(a[:2] + b[:2])
-        h = update * h + (1.0 - update) * jnp.tanh(a[2] + reset * b[2])
-        return h, h
-
-    return lax.scan(step, h, x)
-
-
-@case(normal(0, 12, 8), integers(1, 6, low=0, high=12), tolerance=EXACT)
-def embedding_lookup(table, ids):
-    return table[ids], jnp.take(table, ids - 20, axis=0), table.at[ids].get(mode="clip")
-
-
 @case(normal(0, 4, 8, 8, 2), tolerance=EXACT)
 def image_resizing(x):
     return jax.image.resize(x, (4, 16, 4, 2), "bilinear"), jax.image.resize(
