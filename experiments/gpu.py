@@ -40,9 +40,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 WHOLE_S = 460.0
 """Seconds for all parts together; a part gets what is left of it, at most its own bound."""
 
-Platform = Literal["gpu", "cpu"]
-Emit = Callable[..., None]
-"""Adds a row to a part's table; takes the cells, the first a label."""
+WRONG = ("FAILED", "DIFFERENT")
+"""What rows say that should not be."""
+
 Rows = list[list[str]]
 Program = tuple[str, Callable[..., Any], tuple[Any, ...]]
 """Name, function and arguments."""
@@ -52,11 +52,11 @@ Program = tuple[str, Callable[..., Any], tuple[Any, ...]]
 class GpuSettings:
     """What to run, and where."""
 
-    platform: Platform = "gpu"
+    platform: Literal["gpu", "cpu"] = "gpu"
     """`cpu`: CPU devices in the GPU's place, at tiny sizes."""
     output: pathlib.Path = pathlib.Path("docs/results/gpu.md")
     """The page, written after every part."""
-    graph: pathlib.Path = (
+    graph: str = str(
         ROOT.parent / "shared/reference_graphs/full_transformer_layer_261nodes.txt"
     )
     """Task graph to simulate and train on; a generated one stands in where it is absent."""
@@ -68,16 +68,38 @@ class GpuSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a part is told."""
+    """What the process of a part is told."""
 
-    graph: pathlib.Path
+    part: str
+    rows: str
+    """File to which the table's rows are appended, each a line of JSON."""
+    graph: str
+    commit: str
     tiny: bool
-    """Whether sizes only show that it works."""
+    """Whether it is on CPU devices and sizes only show that it works."""
     on_host: bool
     """Whether it is the run on the host's cores alone, for rows beside the GPU's."""
-    stop_at: float
-    """When the process is killed, on the clock of `time.monotonic`."""
-    commit: str
+    bound_s: float
+    """After which the process is killed."""
+
+    def emit(self, *cells: Any) -> None:
+        """Adds a row of the table; the first cell is a label, missing ones stay empty."""
+        blank = [""] * (len(PARTS[self.part].columns) - len(cells))
+        with open(self.rows, "a", encoding="utf-8") as file:
+            file.write(json.dumps([*map(str, cells), *blank]) + "\n")
+
+    def run(self) -> None:
+        """Runs the part in this process, which was started for it.
+
+        Raises:
+          ValueError: there is no GPU where one is asked for.
+        """
+        jax.config.update("jax_num_cpu_devices", (os.cpu_count() or 1) if self.on_host else 2)
+        # Products in ten bits (TF32), as by default, would say nothing of equality.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        if not self.tiny and not self.on_host and jax.default_backend() != "gpu":
+            raise ValueError(f"no GPU, JAX has {jax.devices()}; --platform cpu does without")
+        PARTS[self.part].run(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +108,7 @@ class Part:
 
     title: str
     columns: tuple[str, ...]
-    run: Callable[[Job, Emit], None]
+    run: Callable[[Job], None]
     bound_s: float
     also_host: bool = False
     """Whether it runs once more on the host's cores, with a bound as long."""
@@ -106,13 +128,21 @@ def main(settings: GpuSettings) -> None:
             raise ValueError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
     rows: dict[str, Rows] = {}
     failed, stop_at = [], time.monotonic() + WHOLE_S
+    graph, tiny = os.path.abspath(settings.graph), settings.platform == "cpu"
     for name in names:
         part, rows[name], began = PARTS[name], [], time.monotonic()
         for on_host in (False, True)[: 1 + part.also_host]:
             bound_s = min(part.bound_s, max(stop_at - time.monotonic(), 1.0))
-            trouble = _run_apart(name, settings, on_host, bound_s, rows[name])
-            if trouble:
+            with tempfile.TemporaryDirectory() as folder:
+                kept = pathlib.Path(folder, "rows")
+                kept.touch()
+                job = Job(name, str(kept), graph, settings.commit, tiny, on_host, bound_s)
+                trouble = _run_apart(job, pathlib.Path(folder, "log"))
+                lines = kept.read_text(encoding="utf-8").splitlines()
+            rows[name] += map(json.loads, lines)
+            if trouble or any(word in line for word in WRONG for line in lines):
                 failed.append(name)
+            if trouble:
                 label = f"{name}{' on the host' if on_host else ''}: not finished"
                 rows[name].append([label, trouble, *[""] * (len(part.columns) - 2)])
             _write_page(settings.output, rows)
@@ -122,91 +152,37 @@ def main(settings: GpuSettings) -> None:
         sys.exit(f"failed or ran out of time: {', '.join(failed)}")
 
 
-def _run_apart(
-    name: str, settings: GpuSettings, on_host: bool, bound_s: float, rows: Rows
-) -> str:
-    """Runs a part in a process of its own, adds its rows, and returns what went wrong."""
+def _run_apart(job: Job, log: pathlib.Path) -> str:
+    """Runs a job in a process of its own, with a log; returns what went wrong, or nothing."""
     # A test may be what runs this, and the part may run tests.
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    env["JAX_PLATFORMS"] = "cpu" if on_host or settings.platform == "cpu" else "cuda,cpu"
+    env["JAX_PLATFORMS"] = "cpu" if job.on_host or job.tiny else "cuda,cpu"
     env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the GPU in tests
-    with tempfile.TemporaryDirectory() as folder:
-        kept, log = pathlib.Path(folder, "rows"), pathlib.Path(folder, "log")
-        kept.touch()
-        told = {
-            "graph": str(settings.graph.resolve()),
-            "platform": settings.platform,
-            "on_host": on_host,
-            "bound_s": bound_s,
-            "commit": settings.commit,
-        }
-        call = (
-            f"from experiments.gpu import run_part; run_part({name!r}, {str(kept)!r}, **{told})"
+    call = f"from experiments.gpu import Job; Job(**{dataclasses.asdict(job)}).run()"
+    with log.open("w", encoding="utf-8") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-c", call],
+            cwd=ROOT,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        with log.open("w", encoding="utf-8") as out:
-            child = subprocess.Popen(
-                [sys.executable, "-c", call],
-                cwd=ROOT,
-                env=env,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(bound_s)
-                trouble = f"exit status {code}" if code else ""
-            except subprocess.TimeoutExpired:
-                trouble = f"out of time after {bound_s:.0f} s"
-            finally:
-                with suppress(ProcessLookupError):  # it and all that it started have ended
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        rows += [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        try:
+            code = child.wait(job.bound_s)
+            trouble = f"exit status {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            trouble = f"out of time after {job.bound_s:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):  # it and all that it started have ended
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     if trouble:
-        print("\n".join(lines[-60:]), flush=True)
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        trouble += f": {last[:200]}" if trouble.startswith("exit") else ""
+        said = log.read_text(encoding="utf-8", errors="replace").strip()
+        print(said[-6000:], flush=True)
+        last = said.splitlines()[-1:] if trouble.startswith("exit") else []
+        trouble = ": ".join([trouble, *last])[:300]
     return trouble
-
-
-def run_part(
-    name: str,
-    rows: str,
-    *,
-    graph: str,
-    platform: Platform,
-    on_host: bool,
-    bound_s: float,
-    commit: str,
-) -> None:
-    """Runs a part in this process, which `_run_apart` started for it.
-
-    Args:
-      name: of the part.
-      rows: path of the file to which rows are appended, each a line of JSON.
-      graph: as in `GpuSettings`, like `platform` and `commit`.
-      platform: see there.
-      on_host: as in `Job`.
-      bound_s: seconds until this process is killed.
-      commit: see there.
-
-    Raises:
-      ValueError: there is no GPU where one is asked for.
-    """
-    jax.config.update("jax_num_cpu_devices", (os.cpu_count() or 1) if on_host else 2)
-    # Products in ten bits (TF32), as by default, would say nothing of equality.
-    jax.config.update("jax_default_matmul_precision", "highest")
-    if platform == "gpu" and not on_host and jax.default_backend() != "gpu":
-        raise ValueError(f"no GPU, JAX has {jax.devices()}; --platform cpu does without")
-
-    def emit(*cells: Any) -> None:
-        with open(rows, "a", encoding="utf-8") as file:
-            file.write(json.dumps([str(cell) for cell in cells]) + "\n")
-
-    stop_at = time.monotonic() + bound_s
-    job = Job(pathlib.Path(graph), platform == "cpu", on_host, stop_at, commit)
-    PARTS[name].run(job, emit)
 
 
 def _write_page(path: pathlib.Path, rows: dict[str, Rows]) -> None:
@@ -225,19 +201,21 @@ def _write_page(path: pathlib.Path, rows: dict[str, Rows]) -> None:
 # The parts.
 
 
-def versions(job: Job, emit: Emit) -> None:
+def versions(job: Job) -> None:
     """Says with what all the rest was measured."""
     git = _output_of("git", "describe", "--always", "--dirty")
     smi = "--query-gpu=name,driver_version,memory.total"
-    emit("commit", job.commit or git or "unknown")
-    emit("date", time.strftime("%Y-%m-%d"))
-    emit("device", f"{jax.device_count()} x {jax.devices()[0].device_kind}")
-    emit("host", f"{os.cpu_count()} cores")
-    emit("GPU and its driver", _output_of("nvidia-smi", smi, "--format=csv,noheader") or "none")
-    emit("what JAX runs on", " ".join(jax.devices()[0].client.platform_version.split()))
+    job.emit("commit", job.commit or git or "unknown")
+    job.emit("date", time.strftime("%Y-%m-%d"))
+    job.emit("device", f"{jax.device_count()} x {jax.devices()[0].device_kind}")
+    job.emit("host", f"{os.cpu_count()} cores")
+    job.emit(
+        "GPU and its driver", _output_of("nvidia-smi", smi, "--format=csv,noheader") or "none"
+    )
+    job.emit("what JAX runs on", " ".join(jax.devices()[0].client.platform_version.split()))
     for module in (jax, jaxlib, np):
-        emit(module.__name__, module.__version__)
-    emit("python", sys.version.split()[0])
+        job.emit(module.__name__, module.__version__)
+    job.emit("python", sys.version.split()[0])
 
 
 def _output_of(*command: str) -> str:
@@ -249,7 +227,7 @@ def _output_of(*command: str) -> str:
     return " ".join(done.stdout.split()) if done.returncode == 0 else ""
 
 
-def engine(job: Job, emit: Emit) -> None:
+def engine(job: Job) -> None:
     """Runs two programs on two unequal devices: in every mode, and placed by us."""
     devices = _two_devices()
     local = dj.LocalDevices(devices)
@@ -259,7 +237,7 @@ def engine(job: Job, emit: Emit) -> None:
         plain = jax.jit(fn)
         expected = jax.device_get(plain(*args))
         jit_ms = 1e3 * _median_s(partial(plain, *args), rounds)
-        emit(name, f"`jax.jit` on {devices[0]}", *[""] * 4, f"{jit_ms:.2f}")
+        job.emit(name, f"`jax.jit` on {devices[0]}", *[""] * 4, f"{jit_ms:.2f}")
         sharded = dj.partition(dj.trace(fn, *args), 2)
         tasks = sharded.graph.num_tasks
         for where, placement in (
@@ -267,14 +245,14 @@ def engine(job: Job, emit: Emit) -> None:
             ("random on both", np.random.default_rng(0).integers(2, size=tasks)),
         ):
             for mode in local.modes:
-                with _going_on(emit, 7, name, where, mode):
+                with _going_on(job, name, where, mode):
                     step = dj.compile(sharded, placement, devices=local, mode=mode)
-                    emit(name, where, mode, *_judge(step, args, expected, rounds))
-        with _going_on(emit, 7, name, "`place_and_compile`", ""):
+                    job.emit(name, where, mode, *_judge(step, args, expected, rounds))
+        with _going_on(job, name, "`place_and_compile`", ""):
             found = dj.place_and_compile(
                 fn, *args, devices=devices, budget_s=5.0, method="annealing"
             )
-            emit(name, "`place_and_compile`", "", *_judge(found, args, expected, rounds))
+            job.emit(name, "`place_and_compile`", "", *_judge(found, args, expected, rounds))
 
 
 def _judge(step: Any, args: tuple[Any, ...], expected: Any, rounds: int) -> tuple[str, ...]:
@@ -320,24 +298,24 @@ def _programs(tiny: bool) -> Iterator[Program]:
     yield workload.name, workload.fn, dj.make_arrays(workload, jax.random.key(1))
 
 
-def moving(job: Job, emit: Emit) -> None:
+def moving(job: Job) -> None:
     """Times dispatch, transfers, and copies that are enqueued behind other work."""
     devices = _two_devices()
-    with _going_on(emit, 3, "dispatch"):
-        _time_dispatch(emit, devices, 20 if job.tiny else 200)
+    with _going_on(job, "dispatch"):
+        _time_dispatch(job, devices, 20 if job.tiny else 200)
     pairs = (devices, devices[::-1])
     for num_bytes in (1 << 10, 1 << 20, 1 << (21 if job.tiny else 26)):
         for source, target in pairs:
             copy = _copy_call(num_bytes, source, target)
             seconds = _median_s(copy, 3 if job.tiny else 20)
             rate = f"{num_bytes / seconds / 1e9:.2f} GB/s"
-            emit(f"copy of {num_bytes:,} bytes, {source} to {target}", _us(seconds), rate)
+            job.emit(f"copy of {num_bytes:,} bytes, {source} to {target}", _us(seconds), rate)
     for source, target in pairs:
         for copy_first in (False, True):
-            _time_copy_and_work(emit, devices[0], source, target, copy_first, job.tiny)
+            _time_copy_and_work(job, devices[0], source, target, copy_first)
 
 
-def _time_dispatch(emit: Emit, devices: Sequence[jax.Device], depth: int) -> None:
+def _time_dispatch(job: Job, devices: Sequence[jax.Device], depth: int) -> None:
     """Adds rows: seconds per tiny task in a chain, of bare calls and of every mode."""
 
     def chain(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -355,7 +333,7 @@ def _time_dispatch(emit: Emit, devices: Sequence[jax.Device], depth: int) -> Non
             x = bare(x, w)
         return x
 
-    emit("tiny task, bare calls", _us(_median_s(bare_calls, 5) / depth), f"{depth} tasks")
+    job.emit("tiny task, bare calls", _us(_median_s(bare_calls, 5) / depth), f"{depth} tasks")
     sharded = dj.partition(dj.trace(chain, *args), 1)
     tasks, local = sharded.graph.num_tasks, dj.LocalDevices(devices)
     for where, placement in (
@@ -365,23 +343,18 @@ def _time_dispatch(emit: Emit, devices: Sequence[jax.Device], depth: int) -> Non
         for mode in local.modes:
             step = dj.compile(sharded, placement, devices=local, mode=mode)
             seconds = _median_s(partial(step, *args), 5) / tasks
-            emit(f"tiny task, {mode}, {where}", _us(seconds), f"{tasks} tasks")
+            job.emit(f"tiny task, {mode}, {where}", _us(seconds), f"{tasks} tasks")
 
 
 def _time_copy_and_work(
-    emit: Emit,
-    worker: jax.Device,
-    source: jax.Device,
-    target: jax.Device,
-    copy_first: bool,
-    tiny: bool,
+    job: Job, worker: jax.Device, source: jax.Device, target: jax.Device, copy_first: bool
 ) -> None:
     """Adds a row: when a copy is there whose operand was ready and whose device is at work.
 
     A chain of products is enqueued on the worker and the copy behind it, or the other way
     round. An engine that enqueues far ahead depends on whether the copy waits.
     """
-    size, depth = (256, 16) if tiny else (8192, 8)
+    size, depth = (256, 16) if job.tiny else (8192, 8)
 
     @jax.jit
     def products(x: jax.Array) -> jax.Array:
@@ -390,7 +363,7 @@ def _time_copy_and_work(
         return x
 
     x = jax.device_put(np.ones((size, size), np.float32), worker)
-    copy = _copy_call((1 << 18) if tiny else (1 << 24), source, target)
+    copy = _copy_call((1 << 18) if job.tiny else (1 << 24), source, target)
     alone_s, work_s = _median_s(copy, 5), _median_s(lambda: products(x), 3)
     began = time.perf_counter()
     if copy_first:
@@ -403,7 +376,7 @@ def _time_copy_and_work(
     jax.block_until_ready(made)
     waits = "WAITS for it" if copied_s > alone_s + work_s / 2 else "does not wait"
     order = "enqueued before" if copy_first else "enqueued behind"
-    emit(
+    job.emit(
         f"copy {source} to {target}, {order} {1e3 * work_s:.1f} ms of work on {worker}",
         _us(copied_s),
         f"{waits}; alone {_us(alone_s)}; host free after {_us(enqueued_s)}",
@@ -416,7 +389,7 @@ def _copy_call(num_bytes: int, source: jax.Device, target: jax.Device) -> Callab
     return lambda: jax.device_put(array, target)
 
 
-def simulator(job: Job, emit: Emit) -> None:
+def simulator(job: Job) -> None:
     """Times the lock-step kernel in float32; on the host's cores `dj.simulate`, in float64."""
     name, graph, costs = _problem(job)
     rng = np.random.default_rng(0)
@@ -429,7 +402,7 @@ def simulator(job: Job, emit: Emit) -> None:
             first_s = _seconds(call)
             rate = f"{batch / _median_s(call, 2 if job.tiny else 5):,.0f}"
             way = "`dj.simulate`, float64" if job.on_host else "lock-step, float32"
-            emit(f"{name}; {way}, {_where()}", links, f"{batch:,}", rate, f"{first_s:.1f}")
+            job.emit(f"{name}; {way}, {_where()}", links, f"{batch:,}", rate, f"{first_s:.1f}")
 
 
 def _host_call(
@@ -449,7 +422,7 @@ def _lockstep_call(
     return lambda: simulate_padded(padded, rows, links=links)
 
 
-def training(job: Job, emit: Emit) -> None:
+def training(job: Job) -> None:
     """Times an update of stage 2: rollouts, simulation, local search and descent in one jit."""
     name, graph, costs = _problem(job)
     for batch in (16,) if job.tiny else (256,) if job.on_host else (256, 2048):
@@ -467,47 +440,44 @@ def training(job: Job, emit: Emit) -> None:
             calls_s.append(time.perf_counter() - began)
         rate = f"{batch / np.median(calls_s[1:]):,.0f}"
         where = f"{name}, {_where()}, {config.shards} used"
-        emit(where, f"{batch:,}", rate, f"{calls_s[0]:.1f}")
+        job.emit(where, f"{batch:,}", rate, f"{calls_s[0]:.1f}")
 
 
-def tests(job: Job, emit: Emit) -> None:
-    """Runs fast tests with the GPU as JAX's default: a row per folder, and per failure."""
-    folders = ["tests/policies", "tests/simulator"]
-    if job.tiny:
-        folders = ["tests/policies/test_frontier.py"]
-    failed = False
-    for k, folder in enumerate(folders):
-        # A warning, of another JAX say, is not what a GPU changes.
-        command = [sys.executable, "-m", "pytest", folder, "-rfE", "-W", "default"]
-        command += ["--durations=0", "--durations-min=1e9"]
-        command += ["-n", "0"] if job.tiny else ["-n", "8", "--dist", "loadfile"]
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
-            child = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-            try:
-                left_s = job.stop_at - time.monotonic() - 10 * (len(folders) - k)
-                child.wait(max(left_s / (len(folders) - k), 1.0))
-            except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGINT)  # so that it says how far it came
-                child.wait(10)
-            out.seek(0)
-            lines = [line.strip("= \n") for line in out if line.strip("= \n")]
-        failed |= child.returncode != 0
-        emit(folder, f"exit status {child.returncode}; {lines[-1] if lines else ''}")
-        for line in [line for line in lines if line.startswith(("FAILED", "ERROR"))][:20]:
-            emit(*line[:300].partition(" - ")[::2])
-        print("\n".join(lines), flush=True)
-    if failed:
+def tests(job: Job) -> None:
+    """Runs fast tests with the GPU as JAX's default: a row for all, and one per failure."""
+    what = (
+        ["tests/policies/test_frontier.py"]
+        if job.tiny
+        else ["tests/policies", "tests/simulator"]
+    )
+    # A warning, of another JAX say, is not what a GPU changes.
+    command = [sys.executable, "-m", "pytest", *what, "-rfE", "-W", "default", "--durations=1"]
+    command += ["-n", "0"] if job.tiny else ["-n", "12", "--dist", "loadfile"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            child.wait(max(job.bound_s - 30, 1.0))
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)  # so that it says how far it came
+            child.wait(15)
+        out.seek(0)
+        lines = [line.strip("= \n") for line in out if line.strip("= \n")]
+    print("\n".join(lines), flush=True)
+    job.emit(" ".join(what), lines[-1])
+    for line in [line for line in lines if line.startswith(("FAILED ", "ERROR "))][:40]:
+        job.emit(*line[:300].partition(" - ")[::2])
+    if child.returncode:
         sys.exit("tests failed or were not finished")
 
 
 @contextmanager
-def _going_on(emit: Emit, columns: int, *labels: str) -> Iterator[None]:
-    """Makes of a failure a row of so many cells, so that what comes after is still run."""
+def _going_on(job: Job, *labels: str) -> Iterator[None]:
+    """Makes of a failure a row, so that what comes after is still run."""
     try:
         yield
     except Exception as error:  # whatever it is, the page says it
-        said = f"FAILED, {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        emit(*labels, said, *[""] * (columns - len(labels) - 1))
+        said = " ".join(str(error).split())[:300]
+        job.emit(*labels, f"FAILED, {type(error).__name__}: {said}")
 
 
 def _two_devices() -> tuple[jax.Device, jax.Device]:
@@ -522,8 +492,8 @@ def _where() -> str:
 def _problem(job: Job) -> tuple[str, dj.TaskGraph, dj.Costs]:
     """Returns name, graph and costs on four devices."""
     cluster = dj.make_cluster("p100x4")
-    if job.graph.exists() and not job.tiny:
-        name, graph = job.graph.stem, dj.load_graph(job.graph)
+    if os.path.exists(job.graph) and not job.tiny:
+        name, graph = pathlib.Path(job.graph).stem, dj.load_graph(job.graph)
     else:
         name = "chainmm" if job.tiny else "llama_layer"
         workload = dj.make_workload(name, "small")
