@@ -2,10 +2,10 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.training import elites as elites_module
+from doppler_jax.training import state
 from doppler_jax.training.state import Elites
 
-update_elites = jax.jit(elites_module.update_elites)
+update_elites = jax.jit(state.update_elites)
 NUM_ELITES, TASKS = 4, 6
 
 
