@@ -20,7 +20,7 @@ from doppler_jax.costs.calibration import KernelTime
 from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.engine.calibrate import measure_kernels_again
 from doppler_jax.objective import LINKS
-from doppler_jax.reports.scatter import Panel, plot_scatter
+from doppler_jax.reports.pictures import Points, plot_scatter
 from experiments import grid
 from experiments.catalogue import Problem
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
@@ -211,7 +211,7 @@ def report(context: Context[FidelitySettings], records: list[Record]) -> Page:
                 rows.append(where | {"links": links + "*" * (rank == 0)} | found[links])
                 if rank == 0 and costs == "refitted":
                     title = f"{record['workload']}, {links} links"
-                    panels.append(Panel(title, np.array(by_links[links]), measured_s))
+                    panels.append(Points(title, np.array(by_links[links]), measured_s))
     return Page(
         "Makespans of placements spread evenly over what the simulator gives, against medians "
         "of measured warm rounds, each scaled to the median round, since the machine's speed "

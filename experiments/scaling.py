@@ -18,7 +18,7 @@ from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import EpisodeLearner, Learner
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.reports.curves import Line, Panel, plot_curves
+from doppler_jax.reports.pictures import Line, Lines, plot_curves
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm
@@ -133,7 +133,7 @@ def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
         if len(runs) > 1
     ]
     panels = [
-        Panel(title, tuple(_line(method, runs, field) for method, runs in by_method.items()))
+        Lines(title, tuple(_line(method, runs, field) for method, runs in by_method.items()))
         for title, field in (("an update", "update_s"), ("placing with a policy", "place_s"))
     ]
     return Page(

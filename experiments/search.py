@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from doppler_jax.reports.curves import Line, Panel, plot_curves
+from doppler_jax.reports.pictures import Line, Lines, plot_curves
 from experiments import grid
 from experiments.catalogue import BEST_KNOWN_S, SIZED
 from experiments.grid import EQUAL, Cell, Context, MethodSettings, Page, Record, Study
@@ -102,7 +102,7 @@ def draw_curves(records: Sequence[Record], path: pathlib.Path) -> None:
         y = np.array([_best_by(curve, x) for curve in runs])
         line = Line(method, x, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
         panels.setdefault(f"{problem}, {links} links", []).append(line)
-    drawn = [Panel(title, tuple(lines)) for title, lines in panels.items()]
+    drawn = [Lines(title, tuple(lines)) for title, lines in panels.items()]
     plot_curves(path, drawn, x_label="simulated executions", y_label="best makespan (s)")
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.reports.bars import Panel, plot_bars
+from doppler_jax.reports.pictures import Bars, plot_bars
 from doppler_jax.training.system_rl import SystemConfig
 from experiments import grid
 from experiments.catalogue import PAPER, WORKLOADS
@@ -151,12 +151,12 @@ def _paper_rows(workload: str, methods: set[str]) -> list[Record]:
     ]
 
 
-def _panel(title: str, workload: str, records: list[Record]) -> Panel:
+def _panel(title: str, workload: str, records: list[Record]) -> Bars:
     by_method: dict[str, list[float]] = {}
     for record in records:
         by_method.setdefault(record["method"], []).append(record.get("makespan_s", np.nan))
     paper = TABLE_2_MS.get(workload, {})
-    return Panel(
+    return Bars(
         title=title,
         labels=tuple(by_method),
         height=np.array([1e3 * np.mean(s) for s in by_method.values()]),

@@ -16,7 +16,7 @@ from doppler_jax.graphs.build import task_edges
 from doppler_jax.learners.doppler import Doppler, policy_candidates
 from doppler_jax.learners.learner import train_learner
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.reports.placements import plot_placements
+from doppler_jax.reports.pictures import plot_placements
 from doppler_jax.simulator.finalists import best_placement
 from experiments import grid
 from experiments.catalogue import WORKLOADS

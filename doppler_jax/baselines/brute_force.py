@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from doppler_jax.baselines.interchangeable import device_classes
+from doppler_jax.baselines.exact_model import device_classes
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.build import check_graph
 from doppler_jax.graphs.padded import bucket_size

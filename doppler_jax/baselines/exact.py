@@ -15,11 +15,22 @@ import numpy as np
 from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.etf import etf
-from doppler_jax.baselines.exact_durations import durations_s, in_ticks, own, replay, tick_of
-from doppler_jax.baselines.exact_memory import fits, is_limited, make_memory
-from doppler_jax.baselines.exact_model import Found, Search, solve
+from doppler_jax.baselines.exact_model import (
+    Found,
+    Search,
+    device_classes,
+    durations_s,
+    first_use_order,
+    fits,
+    in_ticks,
+    is_limited,
+    make_memory,
+    own,
+    replay,
+    solve,
+    tick_of,
+)
 from doppler_jax.baselines.heft import heft
-from doppler_jax.baselines.interchangeable import device_classes, first_use_order
 from doppler_jax.baselines.peft import peft
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.build import check_graph, topological_order

@@ -1,17 +1,216 @@
-"""The constraint model of `exact`: durations in whole ticks, intervals on devices."""
+"""What the solver of `exact` is told: durations in ticks, memory, equal devices, intervals.
+
+Durations are kept in seconds and in whole ticks. Memory counts as if what lies on a device at
+some time lay there always, in two versions. The loose one counts resident graph inputs only:
+every schedule that respects the memory passes, so that a bound found with it is one. The
+strict one counts each tensor, each input at home and each received copy as well: whatever
+passes respects the memory, though not the other way round.
+"""
 
 import dataclasses
 import itertools
+import math
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from doppler_jax.baselines.exact_durations import Durations, own
-from doppler_jax.baselines.exact_memory import Memory
+from doppler_jax.graphs.build import task_edges
+from doppler_jax.graphs.padded import input_ready_s
+from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+MAX_TICKS = 1 << 26
+"""Ticks in the first makespan: fine enough for rounding, few enough for the solver."""
+
+BITS = 30
+"""Bits to which the largest limited memory is resolved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+    """What takes time, in seconds (float64) or in ticks (int64); Q pairs of tasks."""
+
+    compute: np.ndarray  # [N, D]; 0 where the device cannot run the task
+    able: np.ndarray  # [N, D] whether the device can run the task
+    ready: np.ndarray  # [N, D] when the task's graph inputs are there
+    sender: np.ndarray  # [Q] int
+    reader: np.ndarray  # [Q] int, each (sender, reader) once
+    delay: np.ndarray  # [Q, D, D] from the sender's finish to the arrival of all it sends
+
+
+def durations_s(graph: TaskGraph, costs: Costs) -> Durations:
+    """Returns the durations in seconds; of tensors between two tasks the slowest counts."""
+    senders, readers = task_edges(graph)
+    moves = np.asarray(costs.tensor_bytes)[graph.edge_tensor, None, None]
+    moves = costs.latency_s + moves * costs.seconds_per_byte
+    pairs, which = np.unique(np.stack([senders, readers], 1), axis=0, return_inverse=True)
+    delay = np.zeros((len(pairs), costs.num_devices, costs.num_devices))
+    np.maximum.at(delay, which.reshape(-1), moves)
+    able = np.isfinite(costs.compute_s)
+    return Durations(
+        compute=np.where(able, costs.compute_s, 0.0),
+        able=able,
+        ready=input_ready_s(graph, costs),
+        sender=pairs[:, 0],
+        reader=pairs[:, 1],
+        delay=delay,
+    )
+
+
+def tick_of(durations: Durations, horizon_s: float) -> float:
+    """Returns the seconds of a tick: an exact divisor of all durations if it is not too small.
+
+    Otherwise a power of two, between 1/2 and 1 of which `MAX_TICKS` fill the horizon.
+    """
+    parts = (durations.compute, durations.ready, durations.delay)
+    values = np.unique(np.concatenate([part.ravel() for part in parts]))
+    ratios = [value.as_integer_ratio() for value in values.tolist() if value > 0]
+    if not ratios:
+        return 1.0
+    denominator = max(below for _, below in ratios)  # powers of two all
+    divisor = math.gcd(*(above * (denominator // below) for above, below in ratios))
+    if horizon_s * denominator <= MAX_TICKS * divisor:
+        return divisor / denominator
+    return 2.0 ** math.ceil(math.log2(horizon_s / MAX_TICKS))
+
+
+def in_ticks(durations: Durations, tick_s: float) -> Durations:
+    """Returns the durations rounded down to whole ticks."""
+    parts = {
+        name: np.floor(getattr(durations, name) / tick_s).astype(np.int64)
+        for name in ("compute", "ready", "delay")
+    }
+    return dataclasses.replace(durations, **parts)
+
+
+def replay(durations: Durations, placement: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Returns the earliest starts `[N]` if every device keeps to `order` `[N]`.
+
+    `order` lists the producers of a task before it.
+    """
+    tasks = np.arange(len(order))
+    start = durations.ready[tasks, placement]
+    finish = np.zeros_like(start)
+    free = np.zeros(durations.compute.shape[1], start.dtype)
+    incoming: list[list[int]] = [[] for _ in tasks]
+    for q, v in enumerate(durations.reader.tolist()):
+        incoming[v].append(q)
+    for v in order.tolist():
+        here = placement[v]
+        start[v] = max(start[v], free[here])
+        for q in incoming[v]:
+            u = durations.sender[q]
+            start[v] = max(start[v], finish[u] + durations.delay[q, placement[u], here])
+        finish[v] = free[here] = start[v] + durations.compute[v, here]
+    return start
+
+
+def own(durations: Durations, placement: np.ndarray) -> np.ndarray:
+    """Returns how long each task `[N]` takes where it is placed."""
+    return durations.compute[np.arange(len(placement)), placement]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Sizes in a unit that makes them whole numbers."""
+
+    capacity: list[int | None]  # [D] less what is at home there; None is unlimited
+    items: list[tuple[int, list[int]]]  # size, and tasks that each bring it to their device
+
+
+def is_limited(costs: Costs) -> bool:
+    """Returns whether some device could not hold all graph inputs and tensors at once."""
+    total = float(np.sum(costs.input_bytes) + np.sum(costs.tensor_bytes))
+    return total > np.min(costs.capacity_bytes)
+
+
+def make_memory(graph: TaskGraph, costs: Costs, *, strict: bool) -> Memory:
+    """Returns what must fit on each device, in one of the two versions."""
+    capacity = np.asarray(costs.capacity_bytes, np.float64)
+    unit = 2.0 ** (np.ceil(np.log2(max(capacity[np.isfinite(capacity)].max(), 1.0))) - BITS)
+    whole = np.ceil if strict else np.floor
+    readers: list[list[int]] = [[] for _ in range(graph.num_inputs)]
+    for i, v in zip(graph.input_edge_input, graph.input_edge_reader, strict=True):
+        readers[i].append(int(v))
+    room = capacity.copy()
+    items = []
+    for i, tasks in enumerate(readers):
+        size = float(costs.input_bytes[i])
+        is_resident = graph.input_home[i] == RESIDENT
+        if strict and tasks and not is_resident:  # a reader at home counts it once more
+            room[graph.input_home[i]] -= size
+        if tasks and (is_resident or strict):
+            items.append((int(whole(size / unit)), tasks))
+    if strict:
+        touching = [[int(u)] for u in graph.tensor_producer]
+        for x, v in zip(graph.edge_tensor, graph.edge_reader, strict=True):
+            touching[x].append(int(v))
+        sizes = whole(np.asarray(costs.tensor_bytes) / unit).astype(int).tolist()
+        items += list(zip(sizes, touching, strict=True))
+    limits = [int(np.floor(r / unit)) if np.isfinite(r) else None for r in room]
+    return Memory(limits, [item for item in items if item[0]])
+
+
+def fits(memory: Memory, placement: np.ndarray) -> bool:
+    """Returns whether what the tasks of a placement `[N]` bring to their devices fits."""
+    held = np.zeros(len(memory.capacity), np.int64)
+    for size, tasks in memory.items:
+        held[np.unique(placement[tasks])] += size
+    return all(
+        limit is None or amount <= limit
+        for amount, limit in zip(held.tolist(), memory.capacity, strict=True)
+    )
+
+
+def device_classes(graph: TaskGraph, costs: Costs) -> list[list[int]]:
+    """Returns the classes of interchangeable devices, members ascending, by first member.
+
+    Two devices are interchangeable if every task and every transfer costs the same after
+    exchanging them, and neither is the home of a graph input that is read.
+    """
+    homes = set(np.asarray(graph.input_home)[graph.input_edge_input].tolist()) - {RESIDENT}
+    classes: list[list[int]] = []
+    for d in range(costs.num_devices):
+        for members in classes:
+            if not {d, members[0]} & homes and _exchangeable(costs, members[0], d):
+                members.append(d)
+                break
+        else:
+            classes.append([d])
+    return classes
+
+
+def first_use_order(
+    placement: np.ndarray, classes: list[list[int]], order: np.ndarray
+) -> np.ndarray:
+    """Returns a placement `[N]` of equal worth whose classes are used in ascending order.
+
+    Within a class, the device that the first task of `order` `[N]` runs on gets the
+    smallest id, and so on.
+    """
+    renamed = np.arange(max(max(members) for members in classes) + 1)
+    used = placement[order].tolist()
+    for members in classes:
+        seen = dict.fromkeys(d for d in used if d in members)
+        renamed[[*seen, *(d for d in members if d not in seen)]] = members
+    return renamed[placement]
+
+
+def _exchangeable(costs: Costs, a: int, b: int) -> bool:
+    exchanged = np.arange(costs.num_devices)
+    exchanged[[a, b]] = b, a
+    compute_s = np.asarray(costs.compute_s)
+    if not np.array_equal(compute_s[:, a], compute_s[:, b]):
+        return False
+    if costs.capacity_bytes[a] != costs.capacity_bytes[b]:
+        return False
+    return all(
+        np.array_equal(np.asarray(link)[np.ix_(exchanged, exchanged)], link)
+        for link in (costs.latency_s, costs.seconds_per_byte)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

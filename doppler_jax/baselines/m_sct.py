@@ -4,7 +4,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from doppler_jax.baselines.earliest import schedule_earliest
+from doppler_jax.baselines.etf import schedule_earliest
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import b_level, mean_compute_s, mean_transfer_s, t_level
 from doppler_jax.simulator.memory import check_capacity

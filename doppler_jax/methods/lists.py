@@ -8,11 +8,10 @@ import numpy as np
 
 from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
-from doppler_jax.baselines.etf import etf
+from doppler_jax.baselines.etf import etf, m_etf
 from doppler_jax.baselines.exact import exact
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.heft import heft
-from doppler_jax.baselines.m_etf import m_etf
 from doppler_jax.baselines.peft import peft
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order

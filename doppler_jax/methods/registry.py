@@ -3,9 +3,8 @@
 from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.enumerative import enumerative
-from doppler_jax.baselines.etf import etf
+from doppler_jax.baselines.etf import etf, m_etf
 from doppler_jax.baselines.heft import heft
-from doppler_jax.baselines.m_etf import m_etf
 from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import round_robin, single

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from doppler_jax.reports.pictures import write_png
+from doppler_jax.reports.pictures import OTHER, PALETTE, add_legend, write_png
 from doppler_jax.reports.tables import format_seconds, time_unit
 from doppler_jax.types import Schedule
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:  # an import of matplotlib costs too much for those who draw n
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart under every common colour blindness.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442")
-OTHER = "#999999"
 TRANSFER = "#333333"
 
 _LETTERS = 170
@@ -122,13 +119,7 @@ def draw_gantt(
     handles: list[Any] = [Patch(color=colour, label=op) for op, colour in legend.items()]
     if any(len(panel.transfers) for panel in checked):
         handles.append(Line2D([], [], color=TRANSFER, linewidth=0.8, label="transfer"))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=max(1, len(handles)),
-        frameon=False,
-        handlelength=1,
-    )
+    add_legend(figure, handles, most=len(handles))
     return figure
 
 

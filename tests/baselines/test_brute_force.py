@@ -7,7 +7,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.brute_force import brute_force
-from doppler_jax.baselines.interchangeable import device_classes, first_use_order
+from doppler_jax.baselines.exact_model import device_classes, first_use_order
 from tests.generators import random_problem
 
 

@@ -5,8 +5,12 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
-from doppler_jax.baselines.enumerative import MOST_WAYS, _every_way, enumerative
-from doppler_jax.baselines.operations import group_operations
+from doppler_jax.baselines.enumerative import (
+    MOST_WAYS,
+    _every_way,
+    enumerative,
+    group_operations,
+)
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph
 from tests.generators import random_problem

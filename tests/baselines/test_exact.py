@@ -10,7 +10,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.baselines.brute_force import brute_force
 from doppler_jax.baselines.exact import exact
-from doppler_jax.baselines.exact_durations import MAX_TICKS, durations_s, tick_of
+from doppler_jax.baselines.exact_model import MAX_TICKS, durations_s, tick_of
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
 from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.simulator.memory import peak_memory_bytes

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from doppler_jax.baselines.cpop import cpop, cpop_schedule
-from doppler_jax.baselines.etf import etf, etf_schedule
+from doppler_jax.baselines.etf import etf, etf_schedule, m_etf, m_etf_schedule
 from doppler_jax.baselines.heft import heft, heft_schedule
-from doppler_jax.baselines.m_etf import m_etf, m_etf_schedule
 from doppler_jax.baselines.m_sct import m_sct, m_sct_schedule
 from doppler_jax.baselines.peft import peft, peft_schedule
 from doppler_jax.graphs.build import make_graph

@@ -3,8 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from doppler_jax.baselines.earliest import schedule_earliest
-from doppler_jax.baselines.m_etf import m_etf, m_etf_schedule
+from doppler_jax.baselines.etf import m_etf, m_etf_schedule, schedule_earliest
 from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.graphs.build import make_graph, task_edges
 from doppler_jax.simulator.memory import peak_memory_bytes

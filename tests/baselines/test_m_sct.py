@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.baselines import m_sct as m_sct_module
-from doppler_jax.baselines.m_etf import m_etf_schedule
+from doppler_jax.baselines.etf import m_etf_schedule
 from doppler_jax.baselines.m_sct import favourite_children, m_sct_schedule
 from doppler_jax.graphs.build import task_edges
 from tests.baselines.listing_cases import uneven_problem, with_compute

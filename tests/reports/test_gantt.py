@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from doppler_jax.reports.gantt import OTHER, PALETTE, draw_gantt, op_type, plot_gantt
+from doppler_jax.reports.gantt import draw_gantt, op_type, plot_gantt
+from doppler_jax.reports.pictures import OTHER, PALETTE
 from doppler_jax.types import Schedule
 
 

@@ -1,0 +1,174 @@
+"""Pictures hold what they should: pixels are counted by colour."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from doppler_jax.reports.pictures import (
+    OTHER,
+    PALETTE,
+    Bars,
+    Line,
+    Lines,
+    Points,
+    lay_out,
+    line_style,
+    plot_bars,
+    plot_curves,
+    plot_placements,
+    plot_scatter,
+)
+from tests.reports.test_gantt import share_of
+
+NAN = np.full(2, np.nan)
+BAR_LABELS = {"x_label": "makespan (ms)", "other_label": "paper"}
+
+
+def test_bars_have_the_area_of_their_values(tmp_path):
+    panel = Bars("t", ("ours", "theirs"), np.array([3.0, 1.0]), np.zeros(2), NAN, ("ours",))
+    plot_bars(tmp_path / "a.png", [panel, panel], **BAR_LABELS)
+    picture = matplotlib.image.imread(tmp_path / "a.png")
+    ours, theirs = share_of(picture, PALETTE[0]), share_of(picture, OTHER)
+    assert theirs > 0.02
+    assert ours / theirs == pytest.approx(3, rel=0.1)
+
+
+def test_other_figures_are_marked(tmp_path):
+    black = []
+    for other in (NAN, np.array([2.0, np.nan])):
+        panel = Bars("t", ("a", "b"), np.array([3.0, 1.0]), np.zeros(2), other)
+        plot_bars(tmp_path / "a.png", [panel], **BAR_LABELS)
+        black.append(share_of(matplotlib.image.imread(tmp_path / "a.png"), "black"))
+    assert black[1] > black[0]
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ([], "panels is empty"),
+        ([Bars("odd", ("a",), np.ones(2), np.ones(2), NAN)], r"'odd': \[1, 2, 2, 2\] bars"),
+        ([Bars("bare", (), np.ones(0), np.ones(0), np.ones(0))], "'bare'"),
+    ],
+)
+def test_bars_that_cannot_be_drawn_are_refused(tmp_path, panels, message):
+    with pytest.raises(ValueError, match=message):
+        plot_bars(tmp_path / "no.png", panels, **BAR_LABELS)
+    assert not list(tmp_path.iterdir())
+
+
+LINE_LABELS = {"x_label": "tasks", "y_label": "time (s)"}
+
+
+def test_every_line_has_its_colour_in_every_panel(tmp_path):
+    x = np.array([1, 10, 100])
+    lines = (Line("a", x, np.ones(3)), Line("b", x, 2.0 * x, 1.0 * x, 3.0 * x))
+    shares = []
+    for count, panels in ((0, (lines[:1],)), (1, (lines,)), (2, (lines[:1], lines[1:]))):
+        path = tmp_path / f"{count}.png"
+        plot_curves(
+            path, [Lines("p", p, ("best", 1.5)) for p in panels], log_y=True, **LINE_LABELS
+        )
+        picture = matplotlib.image.imread(path)
+        shares.append([share_of(picture, PALETTE[k]) for k in range(3)])
+    assert shares[0][0] > 1e-3
+    assert shares[0][1] < 1e-4
+    assert min(shares[1][:2]) > 1e-3
+    assert min(shares[2][:2]) > 1e-3  # the second panel's line is not drawn as the first's
+    assert max(share[2] for share in shares) < 1e-4
+
+
+def test_styles_stay_unique_beyond_the_palette():
+    styles = [tuple(line_style(k).values()) for k in range(3 * len(PALETTE))]
+    assert len(set(styles)) == len(styles)
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ([], "panels is empty"),
+        ([Lines("p", (Line("a", np.ones(2), np.ones(3)),))], "'p', line 'a'.*expected as many"),
+        ([Lines("p", (Line("a", np.ones(0), np.ones(0)),))], "expected as many"),
+        ([Lines("p", (Line("a", np.zeros(1), np.ones(1)),))], "x above 0"),
+        ([Lines("p", (Line("a", np.ones(1), np.array([np.nan])),))], "finite numbers"),
+    ],
+)
+def test_lines_that_cannot_be_drawn_are_refused(tmp_path, panels, message):
+    with pytest.raises(ValueError, match=message):
+        plot_curves(tmp_path / "no.png", panels, **LINE_LABELS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_points_of_several_panels_are_written(tmp_path):
+    points = np.array([1e-3, 2e-3, 4e-3])
+    sizes = []
+    for count in (1, 4):
+        path = tmp_path / f"{count}.png"
+        plot_scatter(path, [Points(f"panel {k}", points, 1.1 * points) for k in range(count)])
+        picture = path.read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        sizes.append(int.from_bytes(picture[16:20]))  # width in pixels
+    assert sizes[1] > 2 * sizes[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"1.png", "4.png"}
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ([], "panels is empty"),
+        ([Points("odd", np.ones(2), np.ones(3))], "'odd' has 2 simulated and 3 measured"),
+        ([Points("bare", np.ones(0), np.ones(0))], "'bare' has 0 simulated"),
+    ],
+)
+def test_points_that_cannot_be_drawn_are_refused(tmp_path, panels, message):
+    with pytest.raises(ValueError, match=message):
+        plot_scatter(tmp_path / "no.png", panels)
+    assert not list(tmp_path.iterdir())
+
+
+EDGES = [(0, 1, 1.0), (0, 2, 1.0), (1, 3, 1.0), (2, 4, 1.0), (3, 5, 1.0), (4, 5, 1.0)]
+
+
+@pytest.fixture
+def graph():
+    """Two chains from task 0 to task 5."""
+    return dj.from_edge_delays(np.ones(6), EDGES, num_devices=2)[0]
+
+
+def test_tasks_stand_at_their_level_and_lines_do_not_cross(graph):
+    points = lay_out(graph)
+    assert points[:, 0].tolist() == [0, 1, 1, 2, 2, 3]
+    assert len(np.unique(points, axis=0)) == 6
+    assert (points[1, 1] < points[2, 1]) == (points[3, 1] < points[4, 1])
+
+
+def test_devices_have_the_area_of_their_tasks(tmp_path, graph):
+    path = tmp_path / "a.png"
+    plot_placements(path, [("t", graph, [0, 0, 0, 0, 1, 1])] * 2, num_devices=2)
+    picture = matplotlib.image.imread(path)
+    shares = [share_of(picture, colour) for colour in PALETTE[:3]]
+    assert shares[0] > 1.4 * shares[1] > 0
+    assert shares[2] < 1e-5
+
+
+def test_many_devices_and_no_tasks(tmp_path, graph):
+    plot_placements(tmp_path / "a.png", [("t", graph, np.arange(6) + 3)], num_devices=9)
+    empty, _ = dj.from_edge_delays([], [], num_devices=2)
+    plot_placements(tmp_path / "b.png", [("t", empty, [])], num_devices=2)
+    assert matplotlib.image.imread(tmp_path / "b.png").shape[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ([0] * 5, r"'t': placement has shape \(5,\); expected \(6,\)"),
+        ([0, 0, 2, 0, 0, 0], "task 2 is on device 2, of 2 devices"),
+        ([0, 0, 0, -1, 0, 0], "task 3 is on device -1"),
+    ],
+)
+def test_bad_placements_are_refused(tmp_path, graph, placement, message):
+    with pytest.raises(ValueError, match=message):
+        plot_placements(tmp_path / "a.png", [("t", graph, placement)], num_devices=2)
+    with pytest.raises(ValueError, match="panels is empty"):
+        plot_placements(tmp_path / "a.png", [], num_devices=2)
+    assert not list(tmp_path.iterdir())
