@@ -141,15 +141,16 @@ def report(context: Context[AblationSettings], records: list[Record]) -> Page:
     )
 
 
+QUICK = {
+    "problems": PAPER[:1], "evaluations": (5000,), "seconds": (8.0,), "seeds": 1,
+}  # fmt: skip
+
 STUDY = Study(
-    name="ablation",
-    title="What each part of DOPPLER is worth",
-    settings=AblationSettings(
-        problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,)
-    ),
-    cells=cells,
-    report=report,
-    quick={"problems": PAPER[:1], "evaluations": (5000,), "seconds": (8.0,), "seeds": 1},
+    "ablation",
+    AblationSettings(problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,)),
+    cells,
+    report,
+    QUICK,
 )
 
 if __name__ == "__main__":

@@ -203,19 +203,12 @@ REPORTS = {
 """Title and rows of each part."""
 
 
-STUDY = Study(
-    name="bench",
-    title="How fast simulation and training are",
-    settings=BenchSettings(),
-    cells=cells,
-    report=report,
-    quick={
-        "problems": ("layers-256@4",),
-        "batches": (128,),
-        "precise": ("layers-256@4",),
-        "rounds": 3,
-    },
-)
+QUICK = {
+    "problems": ("layers-256@4",), "batches": (128,), "precise": ("layers-256@4",),
+    "rounds": 3,
+}  # fmt: skip
+
+STUDY = Study("bench", BenchSettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

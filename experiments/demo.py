@@ -65,28 +65,23 @@ def main(settings: DemoSettings) -> None:
     preset = choose_workload(settings.workload, "paper", cluster, settings.cluster, "uniform")
     settings.folder.mkdir(parents=True, exist_ok=True)
     taught, simulated = train_simulated(settings, preset)
-    simulated_rows = compare_simulated(settings, preset, simulated)
-    report_simulated(settings, preset, simulated_rows)
+    rows = compare_simulated(settings, preset, simulated.placement)
     with Machine(NUM_DEVICES, settings.backend) as machine:
         if machine.backend == "local":
             machine.num_devices = len(local_devices())
-        chosen = choose_here(settings, machine)
-        measured, measured_rows = train_and_compare_measured(
-            settings, machine, chosen, simulated
-        )
-        report_measured(machine, chosen, measured_rows)
-        error = run_learned(settings, machine, chosen, measured)
-    write_json_atomic(
-        settings.folder / "summary.json",
-        {
-            "settings": {k: str(v) for k, v in dataclasses.asdict(settings).items()},
-            "provenance": provenance(),
-            "simulated": {name: makespan for name, makespan, _ in simulated_rows},
-            "measured": measured_rows,
-            "stage1_makespan_s": taught.seconds,
-            "output_error": error,
-        },
-    )
+        here = choose_here(settings, machine)
+        measured = train_measured(settings, machine, here, simulated.policy)
+        measured_rows = compare_measured(settings, machine, here, measured.placement)
+        error = run_learned(settings, machine, here, measured)
+    summary = {
+        "settings": {k: str(v) for k, v in dataclasses.asdict(settings).items()},
+        "provenance": provenance(),
+        "simulated": rows,
+        "measured": measured_rows,
+        "stage1_makespan_s": taught.seconds,
+        "output_error": error,
+    }
+    write_json_atomic(settings.folder / "summary.json", summary)
     print(f"written to {settings.folder}/: summary.json, placement.json, trace.json, gantt.png")
     print(f"checkpoint: {measured.folder}/checkpoints (dj.load_policy reads it)")
 
@@ -101,7 +96,7 @@ def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[StageResult
         config=ImitationConfig(),
         policy=PolicyConfig(),
     )
-    simulated = run_stage2(
+    return taught, run_stage2(
         preset,
         settings.folder / "stage2" / preset.name,
         taught.policy,
@@ -109,7 +104,6 @@ def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[StageResult
         num_updates=settings.simulation_updates,
         config=SimConfig(),
     )
-    return taught, simulated
 
 
 def finished(placed: dj.Placed) -> dj.Placed:
@@ -123,29 +117,38 @@ def finished(placed: dj.Placed) -> dj.Placed:
     return placed
 
 
-def place_simply(settings: DemoSettings, chosen: Chosen) -> list[tuple[str, dj.Placed]]:
+def place_simply(settings: DemoSettings, chosen: Chosen) -> dict[str, dj.Placed]:
     """Places by the methods that the learned policy is compared with."""
-    key = jax.random.key(settings.seed)
-    listed = dj.place(chosen.graph, chosen.costs, method="critical_path")
-    drawn = dj.place(chosen.graph, chosen.costs, method="random", key=key, max_evaluations=1000)
-    return [("critical path", listed), ("random, best of 1000", finished(drawn))]
+    problem, key = (chosen.graph, chosen.costs), jax.random.key(settings.seed)
+    drawn = dj.place(*problem, method="random", key=key, max_evaluations=1000)
+    listed = dj.place(*problem, method="critical_path")
+    return {"critical path": listed, "random, best of 1000": finished(drawn)}
 
 
 def compare_simulated(
-    settings: DemoSettings, preset: Chosen, simulated: StageResult
-) -> list[tuple[str, float, dj.Schedule]]:
-    """Returns name, makespan and schedule of every method on the preset cluster."""
-    rows = [
-        (name, placed.makespan_s, placed.schedule)
-        for name, placed in place_simply(settings, preset)
-    ]
+    settings: DemoSettings, preset: Chosen, learned: np.ndarray
+) -> dict[str, float]:
+    """Prints every method's makespan on the preset cluster, and draws the first and last."""
+    assert preset.sharded is not None
     planned = choose_workload(
         settings.workload, "paper", preset.cluster, settings.cluster, "planner"
     )
+    schedules = {name: p.schedule for name, p in place_simply(settings, preset).items()}
     listed = dj.place(planned.graph, planned.costs, method="critical_path")
-    rows.append(("critical path, cut by the planner", listed.makespan_s, listed.schedule))
-    learned = dj.simulate_oracle(preset.graph, preset.costs, simulated.placement)
-    return [*rows, ("learned (stages 1 and 2)", dj.makespan_s(learned), learned)]
+    schedules["critical path, cut by the planner"] = listed.schedule
+    ours = dj.simulate_oracle(preset.graph, preset.costs, learned)
+    schedules["learned (stages 1 and 2)"] = ours
+    makespans = {name: dj.makespan_s(schedule) for name, schedule in schedules.items()}
+    bound = format_seconds(dj.lower_bound_s(preset.graph, preset.costs))
+    print_table(
+        f"{preset.name}: {preset.graph.num_tasks} tasks on {settings.cluster}, simulated "
+        f"(no placement below {bound})",
+        ("method", "makespan"),
+        [(name, format_seconds(s)) for name, s in makespans.items()],
+    )
+    drawn = [(name, schedules[name], preset.sharded.names) for name in [*schedules][::3]]
+    dj.plot_gantt(settings.folder / "gantt.png", drawn, num_devices=preset.costs.num_devices)
+    return makespans
 
 
 def choose_here(settings: DemoSettings, machine: Machine) -> Chosen:
@@ -153,98 +156,65 @@ def choose_here(settings: DemoSettings, machine: Machine) -> Chosen:
     host = saved_host(settings.folder)
     chosen = choose_workload(settings.workload, "small", host, "host", "uniform")
     assert chosen.sharded is not None
-    backend = machine.backend
-    path = settings.folder / f"calibration-{backend}.json"
+    path = settings.folder / f"calibration-{machine.backend}.json"
     calibration = dj.measure_calibration(chosen.sharded, machine.devices, path=path)
     costs = dj.make_costs(chosen.sharded, calibration)
-    return dataclasses.replace(chosen, name=f"{chosen.name}-{backend}", costs=costs)
+    return dataclasses.replace(chosen, name=f"{chosen.name}-{machine.backend}", costs=costs)
 
 
-def train_and_compare_measured(
-    settings: DemoSettings, machine: Machine, chosen: Chosen, simulated: StageResult
-) -> tuple[StageResult, list[dict[str, Any]]]:
-    """Runs stage 3 on this machine's devices; returns it and the measured comparison."""
-    start = dj.place(
-        chosen.graph,
-        chosen.costs,
-        policy=simulated.policy,
-        key=jax.random.key(settings.seed),
-        max_evaluations=256,
-    )
-    trained = run_stage3(
-        chosen,
-        settings.folder / "stage3" / chosen.name,
-        simulated.policy,
+def train_measured(
+    settings: DemoSettings, machine: Machine, here: Chosen, policy: dj.Policy
+) -> StageResult:
+    """Runs stage 3 on this machine's devices, from the best of 256 placements of stage 2's."""
+    key = jax.random.key(settings.seed)
+    start = dj.place(here.graph, here.costs, policy=policy, key=key, max_evaluations=256)
+    return run_stage3(
+        here,
+        settings.folder / "stage3" / here.name,
+        policy,
         finished(start).placement,
-        machine.pair_measure(chosen, settings.seed),
+        machine.pair_measure(here, settings.seed),
         seed=settings.seed,
         num_updates=settings.system_updates,
         config=SystemConfig(),
     )
-    placements = {name: placed.placement for name, placed in place_simply(settings, chosen)}
-    placements["learned (stages 1 to 3)"] = trained.placement
-    seconds = measure_placements(machine, chosen, placements, ROUNDS)
+
+
+def compare_measured(
+    settings: DemoSettings, machine: Machine, here: Chosen, learned: np.ndarray
+) -> list[dict[str, Any]]:
+    """Prints and returns every method's makespan here, simulated and measured."""
+    placements = {name: p.placement for name, p in place_simply(settings, here).items()}
+    placements["learned (stages 1 to 3)"] = learned
     rows = []
-    for name, placement in placements.items():
-        schedule = dj.simulate_oracle(chosen.graph, chosen.costs, placement)
-        low, median, high = np.quantile(seconds[name], (0.25, 0.5, 0.75)).tolist()
-        rows.append(
-            {
-                "method": name,
-                "simulated_s": dj.makespan_s(schedule),
-                "measured_s": median,
-                "quartiles_s": [low, high],
-                "placement": placement.tolist(),
-            }
-        )
-    return trained, rows
-
-
-def report_simulated(
-    settings: DemoSettings, preset: Chosen, rows: list[tuple[str, float, dj.Schedule]]
-) -> None:
-    """Prints the preset cluster's table and draws critical path beside learned."""
-    assert preset.sharded is not None
-    bound = dj.lower_bound_s(preset.graph, preset.costs)
-    print_table(
-        f"{preset.name}: {preset.graph.num_tasks} tasks on {settings.cluster}, simulated "
-        f"(no placement below {format_seconds(bound)})",
-        ("method", "makespan"),
-        [(name, format_seconds(makespan)) for name, makespan, _ in rows],
-    )
-    dj.plot_gantt(
-        settings.folder / "gantt.png",
-        [(rows[i][0], rows[i][2], preset.sharded.names) for i in (0, -1)],
-        num_devices=preset.costs.num_devices,
-    )
-
-
-def report_measured(machine: Machine, chosen: Chosen, rows: list[dict[str, Any]]) -> None:
-    """Prints this machine's table."""
-    count = machine.num_devices
-    shares_cores = machine.backend == "local" and machine.devices[0].platform == "cpu"
-    what = f"{count} CPU devices of a core each"
+    for name, seconds in measure_placements(machine, here, placements, ROUNDS).items():
+        schedule = dj.simulate_oracle(here.graph, here.costs, placements[name])
+        low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
+        row = {"method": name, "simulated_s": dj.makespan_s(schedule), "measured_s": median}
+        where = placements[name].tolist()
+        rows.append(row | {"quartiles_s": [low, high], "placement": where})
+    what = "CPU devices of a core each"
     if machine.backend == "local":
-        what = f"{count} x {machine.devices[0].device_kind}"
+        what = f"x {machine.devices[0].device_kind}"
     print_table(
-        f"{chosen.name}: {chosen.graph.num_tasks} tasks on {what}, median and quartiles of "
-        f"{ROUNDS} rounds",
+        f"{here.name}: {here.graph.num_tasks} tasks on {machine.num_devices} {what}, "
+        f"median and quartiles of {ROUNDS} rounds",
         ("method", "simulated", "measured", "quartiles"),
         [
             (
                 row["method"],
-                format_seconds(row["simulated_s"]),
-                format_seconds(row["measured_s"]),
+                *(format_seconds(row[kind]) for kind in ("simulated_s", "measured_s")),
                 " to ".join(format_seconds(s, 3) for s in row["quartiles_s"]),
             )
             for row in rows
         ],
     )
-    if shares_cores:
+    if machine.backend == "local" and machine.devices[0].platform == "cpu":
         print(
             "These CPU devices share the machine's cores: their times show order and\n"
             "overhead, and a placement on one device can be as fast as one on both."
         )
+    return rows
 
 
 def run_learned(

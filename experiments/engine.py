@@ -328,14 +328,11 @@ REPORTS = {
 }
 """Title and rows of each part."""
 
-STUDY = Study(
-    name="engine",
-    title="What the engine costs and what it is worth",
-    settings=EngineSettings(),
-    cells=cells,
-    report=report,
-    quick={"preset": "small", "placements": 3, "rounds": 3},
-)
+QUICK = {
+    "preset": "small", "placements": 3, "rounds": 3,
+}  # fmt: skip
+
+STUDY = Study("engine", EngineSettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -222,20 +222,12 @@ def report(context: Context[FidelitySettings], records: list[Record]) -> Page:
     )
 
 
-STUDY = Study(
-    name="fidelity",
-    title="How true the simulator is to the engine",
-    settings=FidelitySettings(),
-    cells=cells,
-    report=report,
-    quick={
-        "workloads": ("chainmm", "ffnn"),
-        "preset": "small",
-        "placements": 8,
-        "teaching": 2,
-        "rounds": 5,
-    },
-)
+QUICK = {
+    "workloads": ("chainmm", "ffnn"), "preset": "small", "placements": 8, "teaching": 2,
+    "rounds": 5,
+}  # fmt: skip
+
+STUDY = Study("fidelity", FidelitySettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -9,7 +9,6 @@
 """
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -19,7 +18,6 @@ from doppler_jax.baselines.brute_force import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning, load_split
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.learners.registry import LEARNERS
-from doppler_jax.reports.tables import format_table
 from experiments import grid
 from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
 
@@ -29,8 +27,6 @@ DEVICES = (2, 4, 8, 16)
 NETWORKS = tuple(f"dnn/{n}_inference" for n in ("bert24", "gnmt", "inceptionv3", "resnet50"))
 
 STG = tuple(f"stg50/rand{k:04}@{d}" for d in DEVICES for k in range(40))
-
-REFERENCES = ("exact", "brute_force")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,128 +135,97 @@ def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Reco
 
 def report(context: Context[GapSettings], records: list[Record]) -> Page:
     """Returns the three tables, those of problems that were asked for."""
-    methods = list(dict.fromkeys(record["method"] for record in records))
     kinds: dict[str, list[Record]] = {"tiny": [], "stg50": [], "dnn": []}
-    for record in records:
+    for record in (r for r in records if "makespan_s" in r):
         kinds[record["problem"].partition("/")[0].partition("-")[0]].append(record)
-    texts = []
-    if kinds["tiny"]:
-        proven = [r for r in kinds["tiny"] if r["method"] == "exact"]
-        count = sum(r["makespan_s"] <= r["lower_bound_s"] for r in proven)
-        texts.append(
-            f"Random graphs of 5 to 10 tasks on 2 and 3 devices; {count} of {len(proven)} "
-            "optima proven. The optimum may idle and reorder, a placement under fifo may not: "
-            f"`brute_force` is the best of those.\n\n{_tiny_table(kinds['tiny'], methods)}"
+    texts = {
+        "tiny": "Random graphs of 5 to 10 tasks on 2 and 3 devices. The optimum, by `exact`, "
+        "may idle and reorder; `brute_force` is the best of all placements under fifo.",
+        "stg50": "Standard Task Graph set, 50 tasks, queue priority, above the best known "
+        "makespan; priorities are the start order of the method's own schedule, or the b-level "
+        "where that is shorter.",
+        "dnn": "Networks of msr-fiddle/dnn-partitioning (inference, by layers), queue fifo. "
+        "The experts' splits use 6 accelerators and were made for larger memories.",
+    }
+    tables = {"tiny": _tiny_rows, "stg50": _stg_rows, "dnn": _dnn_rows}
+    return Page(
+        "\n".join(
+            f"{texts[kind]}\n\n{grid.table(tables[kind](found))}"
+            for kind, found in kinds.items()
+            if found
         )
-    if kinds["stg50"]:
-        texts.append(
-            "Standard Task Graph set, 50 tasks, queue priority, above the best known makespan; "
-            "priorities are the start order of the method's own schedule, or the b-level where "
-            f"that is shorter.\n\n{_stg_table(kinds['stg50'], methods)}"
-        )
-    if kinds["dnn"]:
-        texts.append(
-            "Networks of msr-fiddle/dnn-partitioning (inference, by layers), queue fifo. The "
-            "experts' splits use 6 accelerators and were made for larger memories.\n\n"
-            f"{_dnn_table(kinds['dnn'])}"
-        )
-    return Page("\n".join(texts))
+    )
 
 
-def _tiny_table(records: list[Record], methods: Sequence[str]) -> str:
-    best = {
-        method: {r["problem"]: r["makespan_s"] for r in records if r["method"] == method
-                 and "makespan_s" in r}
-        for method in REFERENCES
-    }  # fmt: skip
+def _by_method(records: list[Record]) -> dict[str, list[Record]]:
+    names = dict.fromkeys(record["method"] for record in records)
+    return {name: [r for r in records if r["method"] == name] for name in names}
+
+
+def _tiny_rows(records: list[Record]) -> list[Record]:
     rows = []
-    for method in methods:
-        found = [r for r in records if r["method"] == method and "makespan_s" in r]
-        gaps = [
-            np.array([r["makespan_s"] / known[r["problem"]] - 1 for r in found
-                      if r["problem"] in known])
-            for known in best.values()
-        ]  # fmt: skip
-        rows.append((method, str(len(found)), *(x for gap in gaps for x in _gap(gap))))
-    what = ("optimum", "fifo best")
-    heads = [h for w in what for h in (f"above {w} (%)", "worst (%)", f"{w} met")]
-    return format_table(("method", "graphs", *heads), rows)
+    by_method = _by_method(records)
+    for method, found in by_method.items():
+        row = {"method": method, "graphs": len(found)}
+        for what, reference in (("optimum", "exact"), ("fifo best", "brute_force")):
+            known = {r["problem"]: r["makespan_s"] for r in by_method.get(reference, [])}
+            ratios = [
+                r["makespan_s"] / known[r["problem"]] for r in found if r["problem"] in known
+            ]
+            row |= _gap(what, ratios)
+        rows.append(row)
+    return rows
 
 
-def _stg_table(records: list[Record], methods: Sequence[str]) -> str:
+def _stg_rows(records: list[Record]) -> list[Record]:
     rows = []
-    for method in methods:
-        found = [r for r in records if r["method"] == method and "makespan_s" in r]
-        if not found:
-            continue
-        by_devices = [[r for r in found if r["problem"].endswith(f"@{d}")] for d in DEVICES]
-        means = [_gap(_above(group, "makespan_s"))[0] for group in by_devices]
-        fifo = _gap(_above(found, "fifo_s"))[0]
-        _, worst, met = _gap(_above(found, "makespan_s"))
-        rows.append((method, str(len(found)), *means, worst, met, fifo))
-    heads = [f"gap, {d} devices (%)" for d in DEVICES]
-    columns = ("method", "graphs", *heads, "worst (%)", "best known met", "gap by fifo (%)")
-    return format_table(columns, rows)
+    for method, found in _by_method(records).items():
+        row = {"method": method, "graphs": len(found)}
+        for count in DEVICES:
+            here = [r for r in found if r["problem"].endswith(f"@{count}")]
+            mean = np.mean([r["makespan_s"] / r["best_s"] - 1 for r in here]) if here else None
+            row |= {f"{count} devices (%)": None if mean is None else f"{100 * mean:.2f}"}
+        row |= _gap("best known", [r["makespan_s"] / r["best_s"] for r in found])
+        fifo = np.mean([r["fifo_s"] / r["best_s"] - 1 for r in found])
+        rows.append(row | {"by fifo (%)": f"{100 * fifo:.2f}"})
+    return rows
 
 
-def _dnn_table(records: list[Record]) -> str:
-    bounds: dict[str, float] = {}
-    for record in records:
-        bound_s = record.get("lower_bound_s", 0.0)
-        bounds[record["problem"]] = max(bounds.get(record["problem"], 0.0), bound_s)
-    rows = [
-        (
-            r["problem"].removeprefix("dnn/"),
-            r["method"],
-            *(
-                (
-                    f"{1e3 * r['makespan_s']:.2f}",
-                    f"{100 * (r['makespan_s'] / bounds[r['problem']] - 1):.1f}",
-                    str(r["accelerators"]),
-                    str(r["tasks_elsewhere"]),
-                    f"{100 * r['filled']:.1f}{' (NO)' if r['filled'] > 1 else ''}",
-                )
-                if "makespan_s" in r
-                else ("-",) * 5
-            ),
-        )
-        for r in sorted(records, key=lambda r: r["problem"])
-    ]
-    columns = (
-        "network", "method", "makespan (ms)", "above bound (%)", "accelerators", "tasks on CPU",
-        "fullest accelerator (%)",
-    )  # fmt: skip
-    return format_table(columns, rows)
-
-
-def _above(records: list[Record], value: str) -> np.ndarray:
-    return np.array([r[value] / r["best_s"] - 1 for r in records])
-
-
-def _gap(gaps: np.ndarray) -> tuple[str, str, str]:
+def _gap(what: str, ratios: list[float]) -> Record:
     """Returns mean and worst gap in percent, and in how many there is none."""
-    if not len(gaps):
-        return "-", "-", "-"
-    return f"{100 * gaps.mean():.2f}", f"{100 * gaps.max():.2f}", str(int((gaps <= 0).sum()))
+    gaps = 100 * (np.array(ratios or [np.nan]) - 1)
+    row = {
+        f"above {what} (%)": f"{gaps.mean():.2f}",
+        f"worst above {what} (%)": f"{gaps.max():.2f}",
+    }
+    return row | {f"{what} met": int((gaps <= 0).sum())}
 
 
-STUDY = Study(
-    name="gaps",
-    title="How far from optimal is every method?",
-    settings=GapSettings(
-        problems=(*(f"tiny-{k}" for k in range(40)), *STG, *NETWORKS),
-        # Those that train a policy for each problem take days on so many: ask for them.
-        method=tuple(m for m in dj.list_methods() if m not in LEARNERS),
-        evaluations=(2000,),
-        seeds=1,
-    ),
-    cells=cells,
-    report=report,
-    quick={
-        "problems": (*(f"tiny-{k}" for k in range(4)), "stg50/rand0000@2", NETWORKS[0]),
-        "exact_s": 3.0,
-    },
-)
+def _dnn_rows(records: list[Record]) -> list[Record]:
+    bounds: dict[str, float] = {}
+    for r in records:
+        bounds[r["problem"]] = max(bounds.get(r["problem"], 0.0), r.get("lower_bound_s", 0.0))
+    return [
+        {"network": r["problem"].removeprefix("dnn/"), "method": r["method"]}
+        | {"makespan_s": r["makespan_s"], "over bound": r["makespan_s"] / bounds[r["problem"]]}
+        | {"accelerators": r["accelerators"], "tasks on CPU": r["tasks_elsewhere"]}
+        | {"fullest accelerator": f"{r['filled']:.1%}{' (NO)' if r['filled'] > 1 else ''}"}
+        for r in sorted(records, key=lambda r: str(r["problem"]))
+    ]
+
+
+SETTINGS = GapSettings(
+    problems=(*(f"tiny-{k}" for k in range(40)), *STG, *NETWORKS),
+    method=tuple(m for m in dj.list_methods() if m not in LEARNERS), evaluations=(2000,),
+    seeds=1,
+)  # fmt: skip
+
+QUICK = {
+    "problems": (*(f"tiny-{k}" for k in range(4)), "stg50/rand0000@2", NETWORKS[0]),
+    "exact_s": 3.0,
+}  # fmt: skip
+
+STUDY = Study("gaps", SETTINGS, cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -36,6 +36,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.reports.tables import format_seconds, format_table
+from experiments import STUDIES
 from experiments.catalogue import Problem, file_digest, load_problem
 
 EQUAL = 1e-5
@@ -50,6 +51,9 @@ WARM_UPS = 2
 PAGES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results"
 
 Record = dict[str, Any]
+
+Draw = Callable[[pathlib.Path], None]
+"""Writes a picture to a path."""
 
 Method = Callable[[dj.TaskGraph, dj.Costs, dj.Budget, jax.Array], Any]
 """A method of one's own: returns the device of each task, `[N]`, or a `dj.Placed`."""
@@ -154,9 +158,7 @@ class Page:
     """What a study says, in Markdown but for the heading, and its pictures by file name."""
 
     text: str
-    pictures: Mapping[str, Callable[[pathlib.Path], None]] = dataclasses.field(
-        default_factory=dict
-    )
+    pictures: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
 
 
 S = TypeVar("S", bound=Settings)
@@ -185,11 +187,15 @@ class Study(Generic[S]):
     """A declaration: what to compute, and what to say of it."""
 
     name: str
-    title: str
     settings: S  # as they are without options
     cells: Callable[[Context[S]], Sequence[Cell]]
     report: Callable[[Context[S], list[Record]], Page]
-    quick: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of --quick
+    quick: Mapping[str, Any]  # settings of --quick
+
+    @property
+    def title(self) -> str:
+        """What it asks."""
+        return f"{self.name}: {STUDIES[self.name]}"
 
     def command(self) -> None:
         """Runs it as a command line, whose defaults are `settings`."""
@@ -564,7 +570,7 @@ def check(settings: Any) -> None:
         value = getattr(settings, field.name)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
-                least = 0 if field.name == "seed" else 1e-9
+                least = 0 if field.name == "shots" else 1e-9
                 if not least <= number < 2**40:
                     option = f"--{field.name.replace('_', '-')}"
                     raise ValueError(f"{option} is {number}; expected more than 0")

@@ -116,14 +116,11 @@ def report(context: Context[PartitionSettings], records: list[Record]) -> Page:
     )
 
 
-STUDY = Study(
-    name="partitions",
-    title="The planner's partitions against uniform ones",
-    settings=PartitionSettings(),
-    cells=cells,
-    report=report,
-    quick={"presets": ("small",)},
-)
+QUICK = {
+    "presets": ("small",),
+}  # fmt: skip
+
+STUDY = Study("partitions", PartitionSettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

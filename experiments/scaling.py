@@ -11,14 +11,12 @@ import time
 from functools import partial
 
 import jax
-import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import EpisodeLearner, Learner
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.reports.pictures import Line, Lines, plot_curves
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm
@@ -109,7 +107,7 @@ def small_updates(learner: Learner, batch: int) -> Learner:
 
 
 def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
-    """Returns the table, how each method's times grow, and both as lines."""
+    """Returns the table, and how each method's times grow."""
     done = [record for record in records if "refused" not in record]
     rows = [
         {
@@ -132,21 +130,12 @@ def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
         for method, runs in by_method.items()
         if len(runs) > 1
     ]
-    panels = [
-        Lines(title, tuple(_line(method, runs, field) for method, runs in by_method.items()))
-        for title, field in (("an update", "update_s"), ("placing with a policy", "place_s"))
-    ]
     return Page(
         f"Layered graphs on {context.settings.num_devices} devices; updates of "
         f"{context.settings.batch} episodes. Cold calls compile; the others are medians of "
         f"{context.settings.rounds} warm ones.\n\n{grid.table(rows)}\n"
         "Slope of log time over log tasks, from the smallest to the largest graph, of an "
-        f"update and of placing, warm: {'; '.join(slopes) or 'of two sizes at least'}.",
-        {
-            "scaling.png": partial(
-                plot_curves, panels=panels, x_label="tasks", y_label="time (s)", log_y=True
-            )
-        },
+        f"update and of placing, warm: {'; '.join(slopes) or 'of two sizes at least'}."
     )
 
 
@@ -156,19 +145,11 @@ def growth(records: list[Record], field: str) -> float:
     return math.log(last[field] / first[field]) / math.log(last["tasks"] / first["tasks"])
 
 
-def _line(method: str, runs: list[Record], field: str) -> Line:
-    tasks, seconds = ([r[name] for r in runs] for name in ("tasks", field))
-    return Line(method, np.array(tasks), np.array(seconds))
+QUICK = {
+    "sizes": (125, 1000), "batch": 4, "limit_s": 20.0,
+}  # fmt: skip
 
-
-STUDY = Study(
-    name="scaling",
-    title="Time of every learned method against the number of tasks",
-    settings=ScalingSettings(),
-    cells=cells,
-    report=report,
-    quick={"sizes": (125, 1000), "batch": 4, "limit_s": 20.0},
-)
+STUDY = Study("scaling", ScalingSettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

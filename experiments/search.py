@@ -112,26 +112,17 @@ def _best_by(curve: Sequence[Sequence[float]], evaluations: np.ndarray) -> np.nd
     return makespan_s[np.searchsorted(spent, evaluations, side="right") - 1]
 
 
-STUDY = Study(
-    name="search",
-    title="What learning adds to direct search",
-    settings=MethodSettings(
-        problems=(*BEST_KNOWN_S, *SIZED),
-        method=METHODS,
-        links=("parallel", "serial"),
-        evaluations=(10_000, 100_000),
-        seconds=(30.0,),
-    ),
-    cells=cells,
-    report=report,
-    quick={
-        "problems": ("chain_mm_112nodes",),
-        "links": ("parallel",),
-        "evaluations": (1000,),
-        "seconds": (2.0,),
-        "seeds": 2,
-    },
-)
+SETTINGS = MethodSettings(
+    problems=(*BEST_KNOWN_S, *SIZED), method=METHODS, links=("parallel", "serial"),
+    evaluations=(10_000, 100_000), seconds=(30.0,),
+)  # fmt: skip
+
+QUICK = {
+    "problems": ("chain_mm_112nodes",), "links": ("parallel",), "evaluations": (1000,),
+    "seconds": (2.0,), "seeds": 2,
+}  # fmt: skip
+
+STUDY = Study("search", SETTINGS, cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -9,7 +9,6 @@ as much as they do, and a tenth: what that lost, and how much of it stage 3 wins
 import dataclasses
 import pathlib
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -197,20 +196,12 @@ def _finite(interval: tuple[float, float]) -> list[float] | None:
     return list(interval) if np.isfinite(interval).all() else None
 
 
-STUDY: Study[Any] = Study(
-    name="stage3_study",
-    title="What stage 3 is worth, on devices that are measured",
-    settings=Stage3Settings(),
-    cells=cells,
-    report=report,
-    quick={
-        "workloads": ("chainmm", "ffnn"),
-        "preset": "small",
-        "evaluations": 3000,
-        "updates": 1,
-        "pairs": 9,
-    },
-)
+QUICK = {
+    "workloads": ("chainmm", "ffnn"), "preset": "small", "evaluations": 3000, "updates": 1,
+    "pairs": 9,
+}  # fmt: skip
+
+STUDY = Study("stage3_study", Stage3Settings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -93,9 +93,8 @@ def measure(context: Context[SyncSettings], machine: Machine, workload: str) -> 
 
 
 def report(context: Context[SyncSettings], records: list[Record]) -> Page:
-    """Returns a row per placement, and both schedules of each workload as a picture."""
+    """Returns a row per placement."""
     rows = []
-    pictures = {}
     for record in (r for r in records if "refused" not in r):
         workload = record.get("measured") or record["problem"].split(":")[0]
         conserving_s, synchronous_s = (record[mode] for mode in MODES)
@@ -111,47 +110,24 @@ def report(context: Context[SyncSettings], records: list[Record]) -> Page:
                 "paper": PAPER_RATIO.get(workload),
             }
         )
-        if "problem" in record:
-            pictures[f"{workload.replace('/', '-')}.png"] = partial(draw, context, record)
     return Page(
         "The same placement work-conserving and level by level with barriers: simulated on 4 "
         "P100, measured on this machine's devices. The paper measured its enumerative "
-        f"placements on 4 P100.\n\n{grid.table(rows)}",
-        pictures,
+        f"placements on 4 P100.\n\n{grid.table(rows)}"
     )
 
 
-def draw(context: Context[SyncSettings], record: Record, path: Any) -> None:
-    """Draws both schedules of a placement."""
-    problem = context.problem(record["problem"])
-    tasks = range(problem.graph.num_tasks)
-    names = problem.sharded.names if problem.sharded else [f"task {v}" for v in tasks]
-    panels = [
-        (f"{problem.name}, {record['method']}, {mode.replace('_', '-')}", schedule, names)
-        for mode, schedule in both(problem, np.array(record["placement"])).items()
-    ]
-    dj.plot_gantt(path, panels, num_devices=problem.costs.num_devices)
+SETTINGS = SyncSettings(
+    problems=PAPER, method=("critical_path", "heft", "enumerative", "doppler"),
+    evaluations=(100_000,), seeds=1,
+)  # fmt: skip
 
+QUICK = {
+    "evaluations": (1000,), "problems": PAPER[:2], "measured": WORKLOADS[:2],
+    "measured_preset": "small", "rounds": 5,
+}  # fmt: skip
 
-STUDY = Study(
-    name="sync_vs_async",
-    title="What barriers cost",
-    settings=SyncSettings(
-        problems=PAPER,
-        method=("critical_path", "heft", "enumerative", "doppler"),
-        evaluations=(100_000,),
-        seeds=1,
-    ),
-    cells=cells,
-    report=report,
-    quick={
-        "evaluations": (1000,),
-        "problems": PAPER[:2],
-        "measured": WORKLOADS[:2],
-        "measured_preset": "small",
-        "rounds": 5,
-    },
-)
+STUDY = Study("sync_vs_async", SETTINGS, cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -149,14 +149,11 @@ def report(context: Context[TopologySettings], records: list[Record]) -> Page:
     )
 
 
-STUDY = Study(
-    name="topology",
-    title="Where tensors go on another topology",
-    settings=TopologySettings(),
-    cells=cells,
-    report=report,
-    quick={"workloads": WORKLOADS[:2], "evaluations": 20_000, "seeds": 1},
-)
+QUICK = {
+    "workloads": WORKLOADS[:2], "evaluations": 20_000, "seeds": 1,
+}  # fmt: skip
+
+STUDY = Study("topology", TopologySettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -197,14 +197,11 @@ def report(context: Context[TransferSettings], records: list[Record]) -> Page:
     )
 
 
-STUDY = Study(
-    name="transfer",
-    title="Does a policy of one graph serve another?",
-    settings=TransferSettings(),
-    cells=cells,
-    report=report,
-    quick={"seeds": 1, "shots": (0, 256), "full": 512, "target": ("llama_block",)},
-)
+QUICK = {
+    "seeds": 1, "shots": (0, 256), "full": 512, "target": ("llama_block",),
+}  # fmt: skip
+
+STUDY = Study("transfer", TransferSettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -19,7 +19,7 @@ import doppler_jax as dj
 from doppler_jax.costs.digests import tree_digest
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policy_files import load_base_policy
-from doppler_jax.reports.tables import format_seconds, format_table
+from doppler_jax.reports.tables import format_table
 from experiments import grid
 from experiments.catalogue import BEST_KNOWN_S, held_out_cluster, island_family
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
@@ -140,18 +140,14 @@ def report(context: Context[ZeroShotSettings], records: list[Record]) -> Page:
             "Makespans over HEFT's, 8 devices of unequal speed in two islands.\n\n"
             f"{_heft_table(islands)}"
         )
-    rows = [
-        (
-            r["timed"],
-            f"{r['tasks']:,}",
-            *(format_seconds(r[k], 3) for k in ("cold_s", "warm_s")),
-        )
+    timed = [
+        {"problem": r["timed"], "tasks": r["tasks"], "first call, cold_s": r["cold_s"]}
+        | {"further calls, warm_s": r["warm_s"]}
         for r in records
         if "timed" in r
     ]
-    if rows:
-        columns = ("problem", "tasks", "first call, grid.cold", "further calls, warm")
-        texts.append(f"Seconds of `dj.place`, two greedy.\n\n{format_table(columns, rows)}")
+    if timed:
+        texts.append(f"Seconds of `dj.place`, two greedy.\n\n{grid.table(timed)}")
     return Page("\n".join(texts))
 
 
@@ -181,34 +177,26 @@ def _ratio_table(
 
 
 def _heft_table(islands: Mapping[str, Mapping[str, float]]) -> str:
-    families = {n: island_family(int(n.rsplit("-", 1)[1])) for n in islands}
     rows = []
+    families = {name: island_family(int(name.rsplit("-", 1)[1])) for name in islands}
     for family in ("all", *sorted(set(families.values()))):
         names = [n for n in islands if family in ("all", families[n]) and "heft" in islands[n]]
         for label in GREEDY.values():
             found = [
                 islands[n][label] / islands[n]["heft"] for n in names if label in islands[n]
             ]
-            if found:
-                share = 100 * np.mean(np.array(found) <= 1 + 1e-9)
-                quantiles = np.quantile(found, (0.1, 0.5, 0.9, 1.0))
-                numbers = [str(len(found)), f"{share:.0f}", *(f"{q:.3f}" for q in quantiles)]
-                rows.append((label, family, *numbers))
-    columns = (
-        "placement", "family", "instances", "at or below HEFT (%)", "10%", "median", "90%",
-        "worst",
-    )  # fmt: skip
-    return format_table(columns, rows)
+            row = {"placement": label, "family": family, "instances": len(found)}
+            row |= {"at or below HEFT": f"{np.mean(np.array(found) <= 1 + 1e-9):.0%}"}
+            quantiles = {"10%": 0.1, "median": 0.5, "90%": 0.9, "worst": 1.0}
+            rows.append(row | {w: float(np.quantile(found, q)) for w, q in quantiles.items()})
+    return grid.table(rows)
 
 
-STUDY = Study(
-    name="zero_shot",
-    title="How good is the base policy where it was never trained?",
-    settings=ZeroShotSettings(),
-    cells=cells,
-    report=report,
-    quick={"instances": 2, "clusters": 12, "reference_evaluations": 50_000},
-)
+QUICK = {
+    "instances": 2, "clusters": 12, "reference_evaluations": 50_000,
+}  # fmt: skip
+
+STUDY = Study("zero_shot", ZeroShotSettings(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -32,6 +32,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = 4  # of tests/conftest.py
 
 
+@pytest.fixture(autouse=True)
+def _counting_is_listed(monkeypatch):
+    monkeypatch.setitem(grid.STUDIES, "counting", "how often")
+
+
 def cell(calls, **key):
     """A cell that counts its calls."""
 
@@ -45,11 +50,11 @@ def cell(calls, **key):
 def study(cells, **settings):
     """A study of these cells, whose page lists their makespans."""
     return Study(
-        name="counting",
-        title="How often?",
-        settings=Settings(host_devices=DEVICES, **settings),
-        cells=lambda context: cells,
-        report=lambda context, found: Page(str([r["makespan_s"] for r in found])),
+        "counting",
+        Settings(host_devices=DEVICES, **settings),
+        lambda context: cells,
+        lambda context, found: Page(str([r["makespan_s"] for r in found])),
+        {"only_tables": True},
     )
 
 
@@ -164,7 +169,7 @@ def test_a_page_has_one_line_of_provenance_and_what_is_missing(tmp_path, monkeyp
     page = (tmp_path / "counting" / "counting.md").read_text()
     assert page == capsys.readouterr().out.removesuffix("\n")
     title, _, provenance, _, text, *rest = page.splitlines()
-    assert (title, text) == ("# How often?", "[1.0, 2.0]")
+    assert (title, text) == ("# counting: how often", "[1.0, 2.0]")
     assert not rest
     command, commit, date, machine = provenance.split("; ")
     assert command == "`python -m experiments.counting --runs 'my runs'`"

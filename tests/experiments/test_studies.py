@@ -81,7 +81,7 @@ def test_a_study_computes_once_and_says_what_it_found(
     page = (folder / f"{name}.md").read_text()
     assert capsys.readouterr().out == page + "\n"
     title, _, provenance, *rest = page.splitlines()
-    assert title == f"# {study.title}"
+    assert title == f"# {name}: {STUDIES[name]}"
     assert provenance.startswith("`python -m experiments.")
     assert provenance.count("; ") == 3
     assert "Not run" not in page
