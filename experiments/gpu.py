@@ -446,7 +446,7 @@ def training(job: Job) -> None:
 def tests(job: Job) -> None:
     """Runs fast tests with the GPU as JAX's default: a row for all, and one per failure."""
     what = (
-        ["tests/policies/test_frontier.py"]
+        ["tests/policies/test_features.py"]
         if job.tiny
         else ["tests/policies", "tests/simulator"]
     )
