@@ -7,9 +7,9 @@ teacher (`policies.rollout.teach`) breaks them at random.
 
 import numpy as np
 
-from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.baselines.listing import ListSchedule
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.levels import b_level
-from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.types import Costs, TaskGraph
 
 
@@ -18,21 +18,12 @@ def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
 
     Reference: Kohler 1975 for the b-level rule; earliest start as in DOPPLER's teacher.
     """
-    n, d = graph.num_tasks, costs.num_devices
-    senders, receivers = task_edges(graph)
-    incoming: list[list[int]] = [[] for _ in range(n)]
-    for edge, v in enumerate(receivers.tolist()):
-        incoming[v].append(edge)
-    arrival_s = input_ready_s(graph, costs)
-    placement, free_s, finish_s = np.zeros(n, np.int64), np.zeros(d), np.zeros(n)
+    plan = ListSchedule(graph, costs)
+    free_s = np.zeros(costs.num_devices)
     for v in topological_order(graph, -b_level(graph, costs)).tolist():
-        for edge in incoming[v]:
-            source = placement[senders[edge]]
-            num_bytes = costs.tensor_bytes[graph.edge_tensor[edge]]
-            move_s = costs.latency_s[source] + num_bytes * costs.seconds_per_byte[source]
-            arrival_s[v] = np.maximum(arrival_s[v], finish_s[senders[edge]] + move_s)
-        est_s = np.maximum(free_s, arrival_s[v])
-        est_s[np.isinf(costs.compute_s[v])] = np.inf
-        placement[v] = here = int(np.argmin(est_s))
-        free_s[here] = finish_s[v] = est_s[here] + costs.compute_s[v, here]
-    return placement
+        start_s = np.maximum(free_s, plan.arrival_s(v))
+        start_s[np.isinf(plan.compute_s[v])] = np.inf
+        here = int(np.argmin(start_s))
+        plan.put(v, here, float(start_s[here]))
+        free_s[here] = plan.finish_s[v]
+    return plan.placement.astype(np.int64)

@@ -1,6 +1,7 @@
 """Methods that search: from list schedules, from a policy's samples, at random."""
 
 import dataclasses
+from collections.abc import Callable
 
 import chex
 import jax
@@ -22,9 +23,6 @@ from doppler_jax.training.checkpoint import Policy
 
 SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
-
-POLICY_STARTS = 256
-"""Samples of a policy that `doppler+search` chooses its starting points from."""
 
 DRAWING_SHARE = 0.25
 """Of the seconds that are left when the first is drawn; after it only a block is finished."""
@@ -53,14 +51,20 @@ class PolicySearch:
     """A search from a policy's samples and list schedules, never worse than the latter.
 
     Without a policy it starts from list schedules alone.
+
+    Attributes:
+      search: what begins at the best of them.
+      samples: drawn at most.
+      default_policy: makes the policy if none is given; None: there is none.
+      takes: whose policies it can use.
     """
 
     search: Search
+    samples: int = 256
+    default_policy: Callable[[], Policy | None] = dataclasses.field(
+        default=load_base_policy, repr=False
+    )
     takes: str = "doppler"
-
-    def default_policy(self) -> Policy | None:
-        """Returns the policy that ships, if one does."""
-        return load_base_policy()
 
     def __call__(self, request: Request) -> Candidates:
         """Returns what the search finds, the list schedules and the likeliest sample."""
@@ -70,7 +74,7 @@ class PolicySearch:
             return optimum
         starts = rivals
         if request.policy is not None:
-            drawn = _draw(request, request.policy, draw_key)
+            drawn = _draw(request, request.policy, draw_key, self.samples)
             starts = np.concatenate([drawn, rivals])
             if request.problem.memory is not None:
                 some = drawn[: max(len(drawn) // 4, 1)]
@@ -98,11 +102,11 @@ def random(request: Request) -> Candidates:
     return dataclasses.replace(found, placements=drawn, evaluations=1)
 
 
-def _draw(request: Request, policy: Policy, key: chex.PRNGKey) -> np.ndarray:
-    """Returns samples of a policy, of a share of the budget at most."""
-    budget, count = request.budget, POLICY_STARTS
+def _draw(request: Request, policy: Policy, key: chex.PRNGKey, count: int) -> np.ndarray:
+    """Returns samples of a policy, `count` of them or a share of the budget."""
+    budget = request.budget
     if budget.evaluations is not None:
-        count = max(min(POLICY_STARTS, budget.evaluations // 4), 1)
+        count = max(min(count, budget.evaluations // 4), 1)
     is_late = None
     if budget.seconds is not None or not budget.is_bounded:
         # Where nothing is bounded, they take as long as the search after them at most.
