@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from scipy.optimize import nnls
@@ -36,23 +35,6 @@ class Observations:
     tasks: dict[tuple[str, int], list[float]]  # by kernel's digest and device
     overheads: dict[int, list[float]]  # by device, from when a task could begin to its start
     transfers: dict[tuple[int, int, int], list[float]]  # by source, destination and bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns lists of [key..., seconds] by field, of which `from_json` makes the same."""
-        return {
-            "tasks": [[*key, seconds] for key, seconds in self.tasks.items()],
-            "overheads": [[key, seconds] for key, seconds in self.overheads.items()],
-            "transfers": [[*key, seconds] for key, seconds in self.transfers.items()],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Observations":
-        """Returns the observations that `to_json` gave."""
-        return cls(
-            tasks={(kernel, device): y for kernel, device, y in data["tasks"]},
-            overheads=dict(data["overheads"]),
-            transfers={(s, t, b): y for s, t, b, y in data["transfers"]},
-        )
 
     @classmethod
     def merge(cls, parts: Iterable["Observations"]) -> "Observations":
