@@ -93,7 +93,7 @@ def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> R
 
     def ours(links: str) -> tuple[int, Callable[[], object]]:
         run = partial(dj.simulate, graph, costs, placements, objective=dj.Objective(links))
-        return batch, partial(run, schedule=False)
+        return batch, run
 
     calls = {
         "simulate": ours("parallel"),
@@ -151,7 +151,7 @@ def rounding(context: Context[BenchSettings], name: str, batch: int) -> Record:
     graph, costs = problem.graph, problem.costs
     placements = random_placements(costs, np.random.default_rng(0), batch)
     rough_s = np.asarray(_float32_core(graph, costs, placements)(), np.float64)
-    exact_s = dj.simulate(graph, costs, placements, schedule=False).makespan_s
+    exact_s = dj.simulate(graph, costs, placements).makespan_s
     error = np.abs(rough_s / exact_s - 1)
     beyond = float((error > 1e-5).mean())
     return {"beyond": beyond, "quantiles": np.quantile(error, QUANTILES).tolist()}

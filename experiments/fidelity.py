@@ -131,7 +131,6 @@ def measure(context: Context[FidelitySettings], machine: Machine, workload: str)
                     dj.make_costs(sharded, believed),
                     placements[asked.teaching :],
                     objective=dj.Objective(links),
-                    schedule=False,
                 ).makespan_s.tolist()
                 for links in LINKS
             }
@@ -162,7 +161,7 @@ def choose_placements(problem: Problem, count: int, seed: int = 0) -> np.ndarray
     shares = np.cumsum(rng.dirichlet(np.ones(costs.num_devices), shape[0]), axis=1)
     uneven = (rng.random(shape)[:, :, None] > shares[:, None, :-1]).sum(axis=2)
     pool = np.unique(np.concatenate([bases, near, uneven]), axis=0)
-    makespan_s = dj.simulate(graph, costs, pool, schedule=False).makespan_s
+    makespan_s = dj.simulate(graph, costs, pool).makespan_s
     order = np.argsort(makespan_s, kind="stable")
     return pool[order[np.linspace(0, len(pool) - 1, count).round().astype(np.int64)]]
 

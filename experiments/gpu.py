@@ -409,7 +409,7 @@ def _host_call(
     graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, links: str
 ) -> Callable[[], Any]:
     objective = dj.Objective(links=links)
-    return lambda: dj.simulate(graph, costs, placements, objective=objective, schedule=False)
+    return lambda: dj.simulate(graph, costs, placements, objective=objective)
 
 
 def _lockstep_call(

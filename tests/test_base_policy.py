@@ -78,7 +78,7 @@ def test_the_policy_that_ships_places_graphs_that_it_never_saw(reference_graphs)
         costs = dj.reference_costs(graph, num_devices=4)
         problem = make_policy_inputs(graph, costs)
         drawn = policy_candidates(problem, load_base_policy(), jax.random.key(0), 256)
-        makespans_s = dj.simulate(graph, costs, drawn, schedule=False).makespan_s
+        makespans_s = dj.simulate(graph, costs, drawn).makespan_s
         greedy.append(makespans_s[0] / best_s)
         sampled.append(makespans_s.min() / best_s)
     assert len(greedy) == 4

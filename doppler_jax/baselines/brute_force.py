@@ -12,7 +12,6 @@ import numpy as np
 from doppler_jax.baselines.exact_model import device_classes
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.build import check_graph
-from doppler_jax.graphs.padded import bucket_size
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.types import Costs, TaskGraph
@@ -22,9 +21,6 @@ MAX_PLACEMENTS = 1 << 20
 
 CHUNK = 1 << 14
 """Placements listed, and at most simulated, in one call."""
-
-CHUNK_MIN = 128
-"""Placements simulated in one call at least; the last chunks are filled up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +61,7 @@ def brute_force(graph: TaskGraph, costs: Costs) -> BruteForceResult:
         if len(placements) == 0:
             continue
         evaluations += len(placements)
-        # A power of two of placements, so that graphs of one bucket share compilations.
-        missing = bucket_size(len(placements), smallest=CHUNK_MIN) - len(placements)
-        padded = np.concatenate([placements, np.repeat(placements[:1], missing, axis=0)])
-        finalists.append(best_placement(graph, costs, padded)[0])
+        finalists.append(best_placement(graph, costs, placements)[0])
     placement, schedule = best_placement(graph, costs, np.stack(finalists))
     return BruteForceResult(placement.astype(np.int64), makespan_s(schedule), evaluations)
 

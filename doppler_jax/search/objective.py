@@ -2,12 +2,13 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import DTypeLike
 
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.padded import PaddedProblem, pad_problem
@@ -16,7 +17,7 @@ from doppler_jax.search.memory import MemoryTable, can_overflow, excess, make_me
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import SimulationResult, simulate_padded
+from doppler_jax.simulator.simulate import PaddedResult, simulate, simulate_padded
 from doppler_jax.types import Costs, Schedule, TaskGraph, pytree
 
 
@@ -124,7 +125,7 @@ def _simulate(
     *,
     schedule: bool = False,
     factors: Factors | None = None,
-) -> SimulationResult:
+) -> PaddedResult:
     return simulate_padded(
         problem.padded,
         placements,
@@ -164,18 +165,12 @@ def judge(
     """
     queue = "fifo" if priority is None else "priority"
 
-    def run(compute: ArrayLike | None = None, transfer: ArrayLike | None = None) -> Schedule:
-        return simulate_oracle(
-            graph, costs, placement, links=objective.links, queue=queue, priority=priority,
-            compute_factor=compute, transfer_factor=transfer,
-        )  # fmt: skip
-
-    schedule = run()
+    order: dict[str, Any] = {"queue": queue, "priority": priority}
+    schedule = simulate_oracle(graph, costs, placement, links=objective.links, **order)
     makespan = value = makespan_s(schedule)
     if factors is not None:
-        pairs = zip(factors.compute, factors.transfer, strict=True)
-        draws = [makespan_s(run(*pair)) for pair in pairs]
-        level = objective.quantile
+        noisy = simulate(graph, costs, placement, objective=objective, factors=factors, **order)
+        draws, level = noisy.makespan_s[:, 0], objective.quantile
         value = float(np.mean(draws) if level is None else np.quantile(draws, level))
     overflow = ""
     if can_overflow(graph, costs):

@@ -22,6 +22,25 @@ def check_placement(graph: TaskGraph, costs: Costs, placement: ArrayLike) -> np.
     return device.astype(np.int64)
 
 
+def check_placements(graph: TaskGraph, costs: Costs, placements: ArrayLike) -> np.ndarray:
+    """Returns the placements as int32 `[B, N]`, or raises a `ValueError` that says why not."""
+    array = np.atleast_2d(np.asarray(placements))
+    if array.ndim != 2 or array.shape[1] != graph.num_tasks:
+        raise ValueError(
+            f"placements have shape {np.shape(placements)}, expected [B, {graph.num_tasks}]"
+        )
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"placements must hold integers, hold {array.dtype}")
+    bad = np.argwhere((array < 0) | (array >= costs.num_devices))
+    if len(bad):
+        b, v = bad[0]
+        raise ValueError(
+            f"placement {b} puts task {v} on device {array[b, v]}; "
+            f"devices are 0 to {costs.num_devices - 1}"
+        )
+    return array.astype(np.int32)
+
+
 def task_seconds(
     graph: TaskGraph, costs: Costs, device: np.ndarray, factor: ArrayLike | None
 ) -> np.ndarray:

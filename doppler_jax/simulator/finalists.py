@@ -3,12 +3,12 @@
 import numpy as np
 
 from doppler_jax.objective import Objective
-from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 NUM_FINALISTS = 16
-"""Placements that the oracle ranks again; far fewer differ by rounding alone."""
+"""Placements that searches and learners in float32 hand on, to be judged in float64."""
 
 
 def best_placement(
@@ -16,20 +16,12 @@ def best_placement(
 ) -> tuple[np.ndarray, Schedule]:
     """Returns the best of placements `[B, N]` and its oracle schedule (`fifo`).
 
-    The vectorised simulator chooses the finalists, the oracle among them; ties go to the
-    earlier placement.
+    Ties go to the earlier placement.
     """
-    if len(placements) > NUM_FINALISTS:
-        rough_s = simulate(
-            graph, costs, placements, objective=Objective(links), schedule=False
-        ).makespan_s
-        chosen = np.sort(np.argsort(np.asarray(rough_s), kind="stable")[:NUM_FINALISTS])
-        placements = placements[chosen]
-    schedules = [
-        simulate_oracle(graph, costs, placement, links=links) for placement in placements
-    ]
-    best = int(np.argmin([makespan_s(schedule) for schedule in schedules]))
-    return placements[best], schedules[best]
+    objective = Objective(links)
+    makespans_s = simulate(graph, costs, placements, objective=objective).makespan_s
+    best = placements[int(np.argmin(makespans_s))]
+    return best, simulate_oracle(graph, costs, best, links=links)
 
 
 def start_order(schedule: Schedule, topological_rank: np.ndarray) -> np.ndarray:

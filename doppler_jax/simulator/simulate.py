@@ -1,49 +1,64 @@
-"""The vectorised simulator: many placements of one graph at once, jit-compiled.
+"""Simulates placements: `simulate` for users, `simulate_padded` for use inside other jits.
 
-`simulate` is for users, in float64 and on all devices; `simulate_padded` is the pure core
-for use inside other jits. The formulations are modules of their own (docs/simulator.md).
+`simulate` is native on CPUs (`native.py`) and on accelerators the lock-step kernel
+(`lockstep.py`), which is all that `simulate_padded` uses. Both work in float64 here and are
+judged by `oracle.py`.
 """
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cached_property, partial
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import ArrayLike
 
 from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
 from doppler_jax.objective import Objective
-from doppler_jax.simulator.chain_slots import run_chain_slots
-from doppler_jax.simulator.disciplines import QUEUES
-from doppler_jax.simulator.duplex_links import run_duplex_links
-from doppler_jax.simulator.handling import handling_seconds
-from doppler_jax.simulator.lockstep import Run, run_batch
+from doppler_jax.simulator.disciplines import check_ranks, find_discipline
+from doppler_jax.simulator.lanes import run_batch
+from doppler_jax.simulator.lockstep import handling_seconds, run_lockstep
+from doppler_jax.simulator.native import as_devices, as_ranks, prepare, simulate_native
 from doppler_jax.simulator.noise import Factors, draw_factors
-from doppler_jax.simulator.queue_trees import queue_order
-from doppler_jax.simulator.ready_queues import run_ready_queues
 from doppler_jax.types import Costs, TaskGraph, pytree
 
-WIDE = (56, 224)
-"""Chains beyond which queues are faster than slots, under `fifo` and under `priority`."""
 
-SHARD_AT = 64
-"""Placements per device from which on several devices share a call."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SimulationResult:
+    """Outcome of B placements of N tasks, in float64 seconds, as NumPy arrays.
+
+    With K draws of noise every array has a leading axis K. Starts and finishes are worked
+    out when one of them is asked for. What never starts or never ends is at inf.
+    """
+
+    makespan_s: np.ndarray  # [B]
+    work_out: Callable[[], tuple[np.ndarray, np.ndarray]] = dataclasses.field(repr=False)
+
+    @cached_property
+    def _times(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.work_out()
+
+    @property
+    def start_s(self) -> np.ndarray:
+        """When each task starts `[B, N]`."""
+        return self._times[0]
+
+    @property
+    def finish_s(self) -> np.ndarray:
+        """When each task ends `[B, N]`."""
+        return self._times[1]
 
 
 @pytree
-class SimulationResult:
-    """Outcome of B placements of N tasks, in seconds; no schedule unless asked for.
-
-    With K draws of noise every array has a leading axis K.
-    """
+class PaddedResult:
+    """Outcome of `simulate_padded`, in seconds; a leading axis K with draws of noise."""
 
     makespan_s: chex.Array  # [B]
-    start_s: chex.Array | None  # [B, N]
+    start_s: chex.Array | None  # [B, N], where a schedule was asked for
     finish_s: chex.Array | None  # [B, N]
 
 
@@ -57,11 +72,8 @@ def simulate(
     priority: ArrayLike | None = None,
     factors: Factors | None = None,
     key: chex.PRNGKey | None = None,
-    schedule: bool = True,
 ) -> SimulationResult:
-    """Simulates the work-conserving execution of placements.
-
-    Runs in chunks, on all local devices and cores, whatever the size of the batch.
+    """Simulates the asynchronous execution of placements, on all cores of the process.
 
     Args:
       graph: the task graph, N tasks; N = 0 is legal.
@@ -69,92 +81,91 @@ def simulate(
       placements: `[B, N]` int, device of each task; `[N]` is taken as one placement.
       objective: its links, see `simulate_oracle`, and the number of draws of noise and their
         sigma; its statistic is the caller's to take, see `makespan_statistics`.
-      queue: `fifo`; `priority`, where a device starts the ready task of least rank; or
-        `random`, the same with permutations as ranks, see `random_ranks`.
-      priority: `[N]` or `[B, N]` ranks for `priority`; `[N]` or `[K, N]` for `random`, a
-        permutation per draw.
+      queue: which of its tasks a device starts next, one of `disciplines.QUEUES`, see
+        `simulate_oracle`.
+      priority: ranks, least first: `[N]` or `[B, N]` for `priority` and `in_order`; `[N]` or
+        `[K, N]` for `random`, a permutation per draw, see `random_ranks`.
       factors: K draws of noise, from `draw_factors`, instead of the objective's.
       key: draws the factors where the objective has noise and none are given; consumed.
-      schedule: whether start and finish of every task are wanted, or makespans only.
 
     Returns:
-      Makespans, and with `schedule` the start and finish of every task, as NumPy arrays;
-      with a leading axis K if there are draws, by `factors` or by `[K, N]` permutations.
-      Computed in float64, as by the oracle: in float32 rounding can order two events that
-      are close, and move a makespan by percents.
+      Makespans, and start and finish of every task when asked for; with a leading axis K if
+      there are draws, by noise or by `[K, N]` permutations. On CPUs they equal the oracle's
+      in every bit.
 
     Raises:
       ValueError: a shape or a name is wrong, a placement names a device that does not
-        exist, the objective's noise has neither factors nor a key, or the ranks of `random`
-        are no permutation.
+        exist, the objective's noise has neither factors nor a key, the ranks of `random`
+        are no permutation, or those of `in_order` have a reader before its producer.
     """
     check_costs(graph, costs)
-    placements = check_placements(graph, costs, placements)
+    devices = as_devices(graph, costs, np.atleast_2d(np.asarray(placements)))
     factors = _factors(graph, costs, objective, factors, key)
-    ranks = _check_priority(graph, placements, queue, priority)
-    if ranks is not None and ranks.ndim == 3:
-        factors = factors or _no_noise(len(ranks), graph, costs)
-        if len(ranks) != len(factors.compute):
-            raise ValueError(
-                f"priority has {len(ranks)} permutations, factors {len(factors.compute)} draws"
-            )
-    with jax.enable_x64(True):
-        padded = pad_problem(graph, costs, np.float64)
-        result = _on_all_devices(padded, placements, ranks, factors, objective.links, schedule)
-    start_s, finish_s = result.start_s, result.finish_s
-    if start_s is None or finish_s is None:
-        return result
-    n = graph.num_tasks
-    return dataclasses.replace(result, start_s=start_s[..., :n], finish_s=finish_s[..., :n])
+    ranks = _check_ranks(graph, len(devices), queue, priority)
+    draws = _draws(factors, ranks, per_draw=find_discipline(queue).per_draw)
+    if jax.default_backend() == "cpu" or objective.links == "duplex":
+        run_draw = partial(simulate_native, graph, prepare(graph, costs), devices)
+    else:
+        run_draw = partial(simulate_in_lockstep, graph, costs, devices)
+
+    def run(*, schedule: bool) -> list[np.ndarray]:
+        outcomes = [
+            run_draw(links=objective.links, queue=queue, schedule=schedule, **draw)
+            for draw in draws
+        ]
+        if (
+            len(draws) == 1
+            and factors is None
+            and (ranks is None or draws[0]["ranks"] is ranks)
+        ):
+            return list(outcomes[0])  # one execution of each placement: no axis of draws
+        return [np.stack(arrays) for arrays in zip(*outcomes, strict=True)]
+
+    def work_out() -> tuple[np.ndarray, np.ndarray]:
+        _, start_s, finish_s = run(schedule=True)
+        return start_s, finish_s
+
+    return SimulationResult(run(schedule=False)[0], work_out)
 
 
-def check_placements(graph: TaskGraph, costs: Costs, placements: ArrayLike) -> np.ndarray:
-    """Returns the placements as int32 `[B, N]`, or raises a `ValueError` that says why not."""
-    array = np.atleast_2d(np.asarray(placements))
-    if array.ndim != 2 or array.shape[1] != graph.num_tasks:
-        raise ValueError(
-            f"placements have shape {np.shape(placements)}, expected [B, {graph.num_tasks}]"
-        )
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"placements must hold integers, hold {array.dtype}")
-    bad = np.argwhere((array < 0) | (array >= costs.num_devices))
-    if len(bad):
-        b, v = bad[0]
-        raise ValueError(
-            f"placement {b} puts task {v} on device {array[b, v]}; "
-            f"devices are 0 to {costs.num_devices - 1}"
-        )
-    return array.astype(np.int32)
-
-
-def _check_priority(
-    graph: TaskGraph, placements: np.ndarray, queue: str, priority: ArrayLike | None
+def _check_ranks(
+    graph: TaskGraph, batch: int, queue: str, priority: ArrayLike | None
 ) -> np.ndarray | None:
-    """Returns ranks `[B, N]`, or `[K, 1, N]` where every draw has its own."""
-    if queue not in QUEUES:
-        raise ValueError(f"unknown queue {queue!r}; known: {', '.join(QUEUES)}")
-    if queue == "in_order":
-        raise ValueError("queue 'in_order' is simulated by `simulate_oracle` only, so far")
-    if (queue == "fifo") != (priority is None):
-        raise ValueError("give a priority with queue 'priority' or 'random', and only there")
-    if priority is None:
-        return None
-    ranks = np.asarray(priority, np.float64)
-    rows = (1, len(placements)) if queue == "priority" else (len(ranks),)
-    if ranks.ndim not in (1, 2) or ranks.shape[-1] != graph.num_tasks:
-        raise ValueError(f"priority has shape {ranks.shape}, expected [.., {graph.num_tasks}]")
-    if queue == "random":
-        expected = np.arange(graph.num_tasks)
-        if not np.array_equal(np.sort(ranks, -1), np.broadcast_to(expected, ranks.shape)):
-            raise ValueError(f"queue 'random' needs permutations of 0 to {len(expected) - 1}")
-        if ranks.ndim == 2:
-            return ranks[:, None]
-    elif ranks.ndim == 2 and len(ranks) not in rows:
-        raise ValueError(
-            f"priority has shape {ranks.shape}, expected [N] or [B, N] for {len(placements)} "
-            "placements"
-        )
-    return np.broadcast_to(ranks, placements.shape)
+    """Returns ranks `[N]`, `[B, N]` or, of draws, `[K, N]`, as a copy in float64.
+
+    Those of `[B, N]` are not looked at yet: the simulator does, as it takes them.
+    """
+    discipline = find_discipline(queue)
+    if priority is None or not discipline.ranked or np.ndim(priority) != 2:
+        ranks = check_ranks(graph, queue, priority)
+        return None if ranks is None else ranks.copy()
+    array = np.asarray(priority)
+    expected = (len(array) if discipline.per_draw else batch, graph.num_tasks)
+    if array.shape != expected:
+        raise ValueError(f"priority has shape {array.shape}, expected [N] or {expected}")
+    if discipline.per_draw:
+        return np.array([check_ranks(graph, queue, row) for row in array])
+    return as_ranks(array)
+
+
+def _draws(
+    factors: Factors | None, ranks: np.ndarray | None, *, per_draw: bool
+) -> list[dict[str, Any]]:
+    """Returns what each draw is simulated with: one without noise or ranks of its own."""
+    per_draw = per_draw and ranks is not None and ranks.ndim == 2
+    count = 1 if factors is None else len(factors.compute)
+    if per_draw and ranks is not None:
+        if factors is not None and len(ranks) != count:
+            raise ValueError(f"priority has {len(ranks)} permutations, factors {count} draws")
+        count = len(ranks)
+    draws: list[dict[str, Any]] = [{"ranks": ranks} for _ in range(count)]
+    for k, draw in enumerate(draws):
+        if per_draw and ranks is not None:
+            draw["ranks"] = ranks[k]
+        if factors is not None:
+            draw["compute_factor"] = np.asarray(factors.compute[k], np.float64)
+            draw["transfer_factor"] = np.asarray(factors.transfer[k], np.float64)
+    return draws
 
 
 def _factors(
@@ -190,72 +201,49 @@ def _check_factors(graph: TaskGraph, costs: Costs, factors: Factors) -> None:
             raise ValueError(f"factors.{name} must hold positive numbers")
 
 
-def _no_noise(draws: int, graph: TaskGraph, costs: Costs) -> Factors:
-    return Factors(
-        compute=np.ones((draws, graph.num_tasks)),
-        transfer=np.ones((draws, graph.num_tensors, costs.num_devices)),
-    )
-
-
-def _on_all_devices(
-    padded: PaddedProblem,
+def simulate_in_lockstep(
+    graph: TaskGraph,
+    costs: Costs,
     placements: np.ndarray,
-    ranks: np.ndarray | None,
-    factors: Factors | None,
+    *,
     links: str,
-    schedule: bool,
-) -> SimulationResult:
-    """Simulates `[B, N]` on all local devices; returns NumPy arrays of the padded tasks."""
-    batch, tasks = placements.shape
-    shards = max(min(jax.local_device_count(), batch // SHARD_AT), 1)
-    rows, columns = (0, -batch % shards), (0, padded.padded_tasks - tasks)
-    placements = np.pad(placements, (rows, columns))
-    if ranks is not None:
-        ranks = np.pad(ranks, (rows, columns) if ranks.ndim == 2 else ((0, 0), (0, 0), columns))
-    if factors is not None:
-        tensors = (0, bucket_size(factors.transfer.shape[1]) - factors.transfer.shape[1])
-        factors = Factors(
-            compute=np.pad(factors.compute, ((0, 0), columns)),
-            transfer=np.pad(factors.transfer, ((0, 0), tensors, (0, 0))),
-        )
-    per_draw = ranks is not None and ranks.ndim == 3
-    run = sharded(shards, links, schedule, per_draw, factors is not None)
-    result = run(padded, placements, ranks, factors)
-    if factors is None:
-        return jax.tree.map(lambda a: np.asarray(a)[:batch], result)
-    return jax.tree.map(lambda a: np.asarray(a)[:, :batch], result)
-
-
-@cache
-def sharded(
-    shards: int,
-    links: str = "parallel",
+    queue: str,
+    ranks: np.ndarray | None,
+    compute_factor: np.ndarray | None = None,
+    transfer_factor: np.ndarray | None = None,
     schedule: bool = False,
-    ranks_per_draw: bool = False,
-    has_draws: bool = False,
-) -> Callable[..., SimulationResult]:
-    """Returns `simulate_padded`, jitted for batches cut over so many local devices.
+) -> tuple[np.ndarray, ...]:
+    """Does what `simulate_native` does, by the lock-step kernel in float64.
 
-    It takes padded, placements, priority or None, and factors or None; the batch must be a
-    multiple of `shards`. On CPUs give every core a device (`jax_num_cpu_devices`).
+    Batches and tensors are rounded up to buckets, so that calls share compilations.
     """
-    run = partial(simulate_padded, links=links, schedule=schedule)
-    if shards == 1:
-        return run
-    mesh = Mesh(np.array(jax.local_devices()[:shards]), ("batch",))
-    whole, cut = PartitionSpec(), PartitionSpec("batch")
-    return jax.jit(
-        jax.shard_map(
-            run,
-            mesh=mesh,
-            in_specs=(whole, cut, whole if ranks_per_draw else cut, whole),
-            out_specs=PartitionSpec(None, "batch") if has_draws else cut,
-            check_vma=False,
+    batch, n = placements.shape
+    for row in ranks if ranks is not None and ranks.ndim == 2 else ():
+        check_ranks(graph, queue, row)
+    with jax.enable_x64(True):
+        padded = pad_problem(graph, costs, np.float64)
+        columns = (0, padded.padded_tasks - n)
+        rows = (0, bucket_size(batch) - batch)
+        if ranks is not None:
+            ranks = np.pad(np.broadcast_to(ranks, placements.shape), (rows, columns))
+        factors = None
+        if compute_factor is not None and transfer_factor is not None:
+            spare = (0, bucket_size(len(transfer_factor)) - len(transfer_factor))
+            factors = Factors(
+                compute=np.pad(compute_factor, columns)[None],
+                transfer=np.pad(transfer_factor, (spare, (0, 0)))[None],
+            )
+        devices = np.pad(placements.astype(np.int32), (rows, columns))
+        result = simulate_padded(
+            padded, devices, ranks, factors, links=links, queue=queue, schedule=schedule
         )
-    )
+    found = jax.tree.map(lambda a: np.asarray(a if factors is None else a[0])[:batch], result)
+    if not schedule:
+        return (found.makespan_s,)
+    return found.makespan_s, found.start_s[:, :n], found.finish_s[:, :n]
 
 
-@partial(jax.jit, static_argnames=("links", "schedule"))
+@partial(jax.jit, static_argnames=("links", "queue", "schedule"))
 def simulate_padded(
     padded: PaddedProblem,
     placements: chex.Array,
@@ -263,33 +251,57 @@ def simulate_padded(
     factors: Factors | None = None,
     *,
     links: str = "parallel",
+    queue: str | None = None,
     schedule: bool = False,
-) -> SimulationResult:
-    """Simulates padded placements `[B, N]`; pure, unchecked, for use inside other jits.
+) -> PaddedResult:
+    """Simulates padded placements `[B, N]`; pure, for use inside other jits.
 
-    Works in the precision of the padded: training uses float32. With `priority` `[B, N]`
-    the queue is `priority`, without it `fifo`. With `factors` of K draws every result has a
-    leading axis K, and priorities may be `[K, 1, N]`, of each draw its own. `vmap` over
-    stacked padded problems mixes graphs of a bucket in one call.
+    Works in the precision of the problem: training uses float32. With `factors` of K draws
+    every result has a leading axis K, and priorities may be `[K, 1, N]`, of each draw its own.
+    `vmap` over stacked problems mixes graphs of a bucket in one call.
+
+    Args:
+      padded: the problem.
+      placements: `[B, N]` int, not checked.
+      priority: `[B, N]` ranks, not checked.
+      factors: K draws of noise.
+      links: `parallel` or `serial`.
+      queue: one of `QUEUES`; without it `priority` where ranks are given, else `fifo`.
+      schedule: whether starts and finishes are wanted.
+
+    Raises:
+      ValueError: `links` is `duplex`, whose transfers compete in time: arrivals are not known
+        when a task starts; or the queue is unknown, or needs ranks that are not given.
     """
+    if links not in ("parallel", "serial"):
+        raise ValueError(
+            f"links {links!r} cannot be simulated inside jit; guide by 'serial' links, as "
+            "Objective.guide_links does, and judge by dj.simulate"
+        )
+    discipline = find_discipline(queue or ("fifo" if priority is None else "priority"))
+    if discipline.ranked == (priority is None):
+        raise ValueError(
+            f"queue {discipline.name!r} {'needs' if discipline.ranked else 'takes no'} ranks"
+        )
     spare = padded.padded_tasks + 1 - placements.shape[1]
     placements = jnp.pad(placements, ((0, 0), (0, spare))).astype(jnp.int32)
-    if priority is not None:
-        spare = padded.padded_tasks + 1 - priority.shape[-1]
-        priority = jnp.pad(priority, (*((0, 0),) * (priority.ndim - 1), (0, spare)))
     handling_s = handling_seconds(padded, placements)
-    run, by_order = _formulation(padded, links, priority is not None)
+    run = partial(
+        run_lockstep, serial=links == "serial", in_order=discipline.waits, schedule=schedule
+    )
 
-    def one_draw(noise: Factors | None, rank: chex.Array | None) -> SimulationResult:
+    def one_draw(noise: Factors | None, rank: chex.Array | None) -> PaddedResult:
         if rank is not None:
-            rank = jnp.broadcast_to(rank, placements.shape)
-            rank = queue_order(rank) if by_order else rank
+            rank = _keys(padded, jnp.broadcast_to(rank, (len(placements), rank.shape[-1])))
+            rank = (
+                jnp.argsort(rank, stable=True).astype(jnp.int32) if discipline.waits else rank
+            )
         shared = _with_noise(padded, noise)
         makespan_s, *times = run_batch(
-            partial(run, schedule=schedule), shared, placements, rank, handling_s
+            run, shared, placements, rank, handling_s, one_kernel=not discipline.waits
         )
         start_s, finish_s = (a[:, :-1] for a in times) if schedule else (None, None)
-        return SimulationResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)
+        return PaddedResult(makespan_s=makespan_s, start_s=start_s, finish_s=finish_s)
 
     if factors is None:
         return one_draw(None, priority)
@@ -298,13 +310,13 @@ def simulate_padded(
     return jax.lax.map(lambda draw: one_draw(*draw), (factors, priority))
 
 
-def _formulation(padded: PaddedProblem, links: str, has_rank: bool) -> tuple[Run, bool]:
-    """Returns the fastest formulation, and whether it wants a `queue_order` for ranks."""
-    if links == "duplex":
-        return run_duplex_links, False
-    wide = len(padded.chain_head) > WIDE[has_rank]
-    run = run_ready_queues if wide else run_chain_slots
-    return partial(run, serial=links == "serial"), wide
+def _keys(padded: PaddedProblem, rank: chex.Array) -> chex.Array:
+    """Returns ranks `[B, N + 1]` with padding tasks last."""
+    rank = jnp.pad(rank, ((0, 0), (0, padded.padded_tasks + 1 - rank.shape[1])))
+    rank = rank.astype(jnp.result_type(padded.compute_s))
+    return jnp.where(
+        jnp.arange(rank.shape[1], dtype=jnp.int32)[None] < padded.num_tasks, rank, jnp.inf
+    )
 
 
 def _with_noise(

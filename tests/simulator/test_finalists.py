@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import NUM_FINALISTS, best_placement, start_order
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -17,15 +16,8 @@ def topological_rank(graph):
     return rank
 
 
-@pytest.fixture
-def one_bucket(monkeypatch):
-    monkeypatch.setattr(
-        padded_module, "bucket_size", lambda size, smallest: 512 if smallest == 16 else 32
-    )
-
-
 @pytest.mark.parametrize("count", [1, NUM_FINALISTS, NUM_FINALISTS + 1, 120])
-def test_agrees_with_the_oracle_on_all(one_bucket, count):
+def test_agrees_with_the_oracle_on_all(count):
     rng = np.random.default_rng(count)
     for dyadic in (True, False):
         for num_tasks in (1, 7, 24):
@@ -40,7 +32,7 @@ def test_agrees_with_the_oracle_on_all(one_bucket, count):
                 np.testing.assert_array_equal(placement, placements[first])
 
 
-def test_what_float32_cannot_tell_apart_counts(one_bucket):
+def test_what_float32_cannot_tell_apart_counts():
     # In float32 the tiny tasks vanish beside the huge one and all placements tie.
     graph, costs = from_edge_delays([1e9, 1.0, 1.0, 1.0], [], 2)
     placements = np.array([[0, 0, 0, 0]] * 10 + [[0, 1, 1, 0]] * 9 + [[0, 1, 1, 1]])
@@ -49,7 +41,7 @@ def test_what_float32_cannot_tell_apart_counts(one_bucket):
     assert makespan_s(schedule) == 1e9
 
 
-def test_ties_go_to_the_earlier_placement(one_bucket):
+def test_ties_go_to_the_earlier_placement():
     graph, costs = from_edge_delays([1.0, 1.0], [], 2)
     for count in (2, NUM_FINALISTS + 4):
         placements = np.array([[0, 1], [1, 0]] * (count // 2))
@@ -57,7 +49,7 @@ def test_ties_go_to_the_earlier_placement(one_bucket):
 
 
 @pytest.mark.parametrize("copies", [1, NUM_FINALISTS])
-def test_links_count(one_bucket, copies):
+def test_links_count(copies):
     # Two tensors of 6 s follow each other over a link: the second arrives at 14, or at 16.
     graph, costs = from_edge_delays([4.0, 4.0, 1.0, 1.0], [(0, 2, 6.0), (1, 3, 6.0)], 2)
     costs = dataclasses.replace(costs, compute_s=costs.compute_s * [1.0, 1.6])

@@ -5,7 +5,6 @@ import pytest
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs import padded as padded_module
 from doppler_jax.graphs.formats import load_stg
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
@@ -23,15 +22,7 @@ def candidates(rng, graph, costs):
 
 
 @pytest.mark.parametrize("num_devices", DEVICES)
-def test_nothing_is_simulated_below_the_published_optimum(
-    neutral_graphs, num_devices, monkeypatch
-):
-    # One bucket for the tasks of all graphs and one for their widths: a single compilation.
-    monkeypatch.setattr(
-        padded_module,
-        "bucket_size",
-        lambda size, smallest: 512 if smallest == 16 else 28 if size <= 28 else 56,
-    )
+def test_nothing_is_simulated_below_the_published_optimum(neutral_graphs, num_devices):
     rng = np.random.default_rng(num_devices)
     folder = neutral_graphs / "stg50"
     optima = load_optima(folder / f"Case50_{num_devices}_OPT.csv")
@@ -41,7 +32,7 @@ def test_nothing_is_simulated_below_the_published_optimum(
     for path in paths:
         graph, costs = from_edge_delays(*load_stg(path), num_devices=num_devices)
         placements = candidates(rng, graph, costs)
-        makespans = np.asarray(simulate(graph, costs, placements, schedule=False).makespan_s)
+        makespans = np.asarray(simulate(graph, costs, placements).makespan_s)
         # Task times are whole numbers, so that the simulator is exact.
         bound_s, best_s = optima[path.stem]
         assert makespans.min() >= bound_s, path.name

@@ -1,17 +1,17 @@
+import dataclasses
 import json
 
-import chex
 import jax
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import reference_costs
-from doppler_jax.graphs import padded as padded_module
+from doppler_jax.costs.build import from_edge_delays, reference_costs
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph
-from doppler_jax.graphs.padded import bucket_size, pad_problem
+from doppler_jax.objective import Objective
+from doppler_jax.simulator.noise import draw_factors, random_ranks
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate, simulate_padded
+from doppler_jax.simulator.simulate import simulate
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import Costs
 from tests.generators import random_problem
@@ -36,56 +36,28 @@ def assert_equals_oracle(graph, costs, placements, *, rtol, priority=None):
         validate(graph, schedule, costs, queue=queue, priority=priority)
 
 
-def one_bucket(monkeypatch, tasks, degree):
-    """All problems get one shape and share a compilation; padding is tested beside."""
-    sizes = {2: 512, 4: degree, 8: tasks, 16: 4096}
-    monkeypatch.setattr(padded_module, "bucket_size", lambda size, smallest: sizes[smallest])
-
-
 SIZES = [*range(13), 16, 20, 24, 32, *range(40, 65, 2), 64, 64, 64, 64, 64]
 
 
 @pytest.mark.parametrize("num_devices", range(1, 9))
 @pytest.mark.parametrize("dyadic", [True, False])
-def test_equals_the_oracle_event_by_event(num_devices, dyadic, monkeypatch):
-    one_bucket(monkeypatch, tasks=64, degree=128)
+def test_equals_the_oracle_event_by_event(num_devices, dyadic):
     assert 2 * 8 * len(SIZES) >= 500
     rng = np.random.default_rng([num_devices, dyadic])
     for num_tasks in SIZES:
         graph, costs = random_problem(rng, num_tasks, num_devices, dyadic=dyadic)
         placements = rng.integers(0, num_devices, (3, num_tasks))
-        assert_equals_oracle(graph, costs, placements, rtol=0 if dyadic else 1e-12)
+        assert_equals_oracle(graph, costs, placements, rtol=0)
 
 
 @pytest.mark.parametrize("dyadic", [True, False])
-def test_float32_core_equals_the_oracle(dyadic, monkeypatch):
-    one_bucket(monkeypatch, tasks=64, degree=128)
-    rng = np.random.default_rng([9, dyadic])
-    for num_tasks in SIZES:
-        graph, costs = random_problem(rng, num_tasks, 3, dyadic=dyadic)
-        placements = rng.integers(0, 3, (2, num_tasks))
-        padded = np.pad(placements, ((0, 0), (0, 64 - num_tasks)))
-        result = simulate_padded(pad_problem(graph, costs), padded, schedule=True)
-        for b, placement in enumerate(placements):
-            schedule = simulate_oracle(graph, costs, placement)
-            # With these costs no two events are so close that float32 swaps them.
-            rtol = 0 if dyadic else 1e-5
-            starts = result.start_s[b, :num_tasks]
-            np.testing.assert_allclose(starts, schedule.start_s, rtol=rtol)
-            np.testing.assert_allclose(result.makespan_s[b], makespan_s(schedule), rtol=rtol)
-
-
-@pytest.mark.parametrize("dyadic", [True, False])
-def test_priority_queue_equals_the_oracle(dyadic, monkeypatch):
-    one_bucket(monkeypatch, tasks=32, degree=64)
+def test_priority_queue_equals_the_oracle(dyadic):
     rng = np.random.default_rng(7)
     for _ in range(10):
         graph, costs = random_problem(rng, 24, 3, dyadic=dyadic)
         placements = rng.integers(0, 3, (3, 24))
         priority = rng.integers(0, 12, 24)  # ranks tie; the smaller id goes first
-        assert_equals_oracle(
-            graph, costs, placements, rtol=0 if dyadic else 1e-12, priority=priority
-        )
+        assert_equals_oracle(graph, costs, placements, rtol=0, priority=priority)
 
 
 def test_start_order_as_priority_replays_the_fifo_schedule():
@@ -111,7 +83,7 @@ def test_agrees_with_the_published_simulator(reference_graphs, name):
         seconds_per_byte=1.0 - np.eye(d),
         capacity_bytes=np.full(d, np.inf),
     )
-    result = simulate(graph, costs, golden["placements"], schedule=False)
+    result = simulate(graph, costs, golden["placements"])
     np.testing.assert_allclose(result.makespan_s, golden["makespan_s"], rtol=1e-12)
     oracle = simulate_oracle(graph, costs, golden["placements"][0])
     np.testing.assert_allclose(makespan_s(oracle), golden["makespan_s"][0], rtol=1e-12)
@@ -126,39 +98,14 @@ def test_good_placements_have_their_published_makespans(reference_graphs):
         np.testing.assert_allclose(makespan_s(schedule), entry["makespan"], rtol=1e-9)
 
 
-def test_one_compilation_per_bucket():
-    sizes = [22, 23, 24]  # and 21 to 23 edges
-    assert {bucket_size(n) for n in range(21, 25)} == {24}
-    rng = np.random.default_rng(0)
-    run = jax.jit(chex.assert_max_traces(simulate_padded.__wrapped__, n=1))
-    for n in sizes:
-        graph = make_graph(
-            flops=np.ones(n),
-            tensor_producer=np.arange(n - 1),
-            tensor_bytes=np.ones(n - 1),
-            edge_tensor=np.arange(n - 1),
-            edge_reader=np.arange(1, n),
-        )
-        costs = Costs(
-            compute_s=rng.random((n, 2)),
-            tensor_bytes=graph.tensor_bytes,
-            input_bytes=graph.input_bytes,
-            latency_s=np.zeros((2, 2)),
-            seconds_per_byte=1.0 - np.eye(2),
-            capacity_bytes=np.full(2, np.inf),
-        )
-        makespans = run(pad_problem(graph, costs), np.zeros((4, 24), np.int32)).makespan_s
-        np.testing.assert_allclose(makespans, costs.compute_s[:, 0].sum(), rtol=1e-6)
-
-
 def test_batch_order_and_chunks_do_not_matter():
     rng = np.random.default_rng(1)
     graph, costs = random_problem(rng, 24, 4)
     placements = rng.integers(0, 4, (300, 24))
-    together = simulate(graph, costs, placements, schedule=False).makespan_s
-    backwards = simulate(graph, costs, placements[::-1], schedule=False).makespan_s
+    together = simulate(graph, costs, placements).makespan_s
+    backwards = simulate(graph, costs, placements[::-1]).makespan_s
     np.testing.assert_array_equal(together, np.asarray(backwards)[::-1])
-    alone = simulate(graph, costs, placements[5], schedule=False).makespan_s
+    alone = simulate(graph, costs, placements[5]).makespan_s
     np.testing.assert_array_equal(alone[0], together[5])
 
 
@@ -166,7 +113,7 @@ def test_relabelled_devices_and_scaled_costs():
     rng = np.random.default_rng(2)
     graph, costs = random_problem(rng, 24, 4, homes=False)
     placements = rng.integers(0, 4, (10, 24))
-    plain = simulate(graph, costs, placements, schedule=False).makespan_s
+    plain = simulate(graph, costs, placements).makespan_s
     new = rng.permutation(4)  # device d becomes new[d]
     old = np.argsort(new)
     relabelled = costs.replace(
@@ -174,14 +121,14 @@ def test_relabelled_devices_and_scaled_costs():
         latency_s=costs.latency_s[old][:, old],
         seconds_per_byte=costs.seconds_per_byte[old][:, old],
     )
-    moved = simulate(graph, relabelled, new[placements], schedule=False).makespan_s
+    moved = simulate(graph, relabelled, new[placements]).makespan_s
     np.testing.assert_array_equal(moved, plain)
     doubled = costs.replace(
         compute_s=2 * costs.compute_s,
         latency_s=2 * costs.latency_s,
         seconds_per_byte=2 * costs.seconds_per_byte,
     )
-    twice = simulate(graph, doubled, placements, schedule=False).makespan_s
+    twice = simulate(graph, doubled, placements).makespan_s
     np.testing.assert_array_equal(twice, 2 * plain)
 
 
@@ -230,3 +177,116 @@ def test_bad_queues_are_refused():
         simulate(graph, costs, [[0, 0, 0]], queue="lifo")
     with pytest.raises(ValueError, match="priority"):
         simulate(graph, costs, [[0, 0, 0]], queue="priority")
+
+
+def test_stars_chains_and_more_devices_than_tasks():
+    # Fan-out of 40, fan-in of 40, a chain, and two tasks on eight devices.
+    star = [(0, v, 1.0) for v in range(1, 41)] + [(v, 41, 2.0) for v in range(1, 41)]
+    chain = [(v, v + 1, 0.5) for v in range(11)]
+    rng = np.random.default_rng(0)
+    for weights, edges, devices in [
+        (np.arange(42) / 4, star, 3),
+        (np.ones(12), chain, 2),
+        ([1, 0], [(0, 1, 0)], 8),
+        ([], [], 2),
+        ([3], [], 1),
+    ]:
+        graph, costs = from_edge_delays(weights, edges, num_devices=devices)
+        placements = rng.integers(0, devices, (2, len(weights)))
+        for links in ("parallel", "serial"):
+            result = simulate(graph, costs, placements, objective=Objective(links))
+            for b, placement in enumerate(placements):
+                schedule = simulate_oracle(graph, costs, placement, links=links)
+                np.testing.assert_array_equal(result.finish_s[b], schedule.finish_s)
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    """A problem with 5 placements and 6 draws."""
+    rng = np.random.default_rng(1)
+    graph, costs = random_problem(rng, 24, 3)
+    factors = draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.3)
+    return graph, costs, rng.integers(0, 3, (5, 24)), factors
+
+
+def test_draws_equal_the_oracle_and_do_not_depend_on_the_batch(noisy):
+    graph, costs, placements, factors = noisy
+    result = simulate(graph, costs, placements, factors=factors)
+    assert result.makespan_s.shape == (6, 5)
+    for k, (compute, transfer) in enumerate(
+        zip(factors.compute, factors.transfer, strict=True)
+    ):
+        for b, placement in enumerate(placements):
+            schedule = simulate_oracle(
+                graph,
+                costs,
+                placement,
+                compute_factor=np.asarray(compute, np.float64),
+                transfer_factor=np.asarray(transfer, np.float64),
+            )
+            assert result.makespan_s[k, b] == pytest.approx(makespan_s(schedule), rel=1e-12)
+    parts = [
+        simulate(graph, costs, part, factors=factors).makespan_s
+        for part in (placements[:2], placements[2:])
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), result.makespan_s)
+
+
+def test_noise_without_any_tensor():
+    graph, costs = from_edge_delays([1.0, 2.0], [], num_devices=2)
+    factors = draw_factors(jax.random.key(0), graph, 2, 3, 0.5, 0.5)
+    result = simulate(graph, costs, [0, 0], factors=factors)
+    expected = np.asarray(factors.compute, np.float64) @ [1.0, 2.0]
+    np.testing.assert_allclose(result.makespan_s[:, 0], expected, rtol=1e-12)
+
+
+def test_random_queue_takes_a_permutation_per_draw(noisy):
+    graph, costs, placements, factors = noisy
+    ranks = np.asarray(random_ranks(jax.random.key(1), 6, 24))
+    alone = simulate(graph, costs, placements, queue="random", priority=ranks)
+    both = simulate(graph, costs, placements, queue="random", priority=ranks, factors=factors)
+    assert alone.makespan_s.shape == both.makespan_s.shape == (6, 5)
+    for k, rank in enumerate(ranks):
+        one = simulate(graph, costs, placements, queue="priority", priority=rank)
+        np.testing.assert_array_equal(one.start_s, alone.start_s[k])
+        draw = jax.tree.map(lambda a, k=k: a[k : k + 1], factors)
+        one = simulate(graph, costs, placements, queue="priority", priority=rank, factors=draw)
+        np.testing.assert_array_equal(one.start_s[0], both.start_s[k])
+
+
+def test_bad_draws_are_refused(noisy):
+    graph, costs, placements, factors = noisy
+    ranks = np.tile(np.arange(24), (4, 1))
+    with pytest.raises(ValueError, match="4 permutations, factors 6 draws"):
+        simulate(graph, costs, placements, queue="random", priority=ranks, factors=factors)
+    with pytest.raises(ValueError, match="permutation of 0 to 23"):
+        simulate(graph, costs, placements, queue="random", priority=ranks // 2)
+    bad = dataclasses.replace(factors, compute=factors.compute[:, 1:])
+    with pytest.raises(ValueError, match=r"factors.compute has shape \(6, 23\)"):
+        simulate(graph, costs, placements, factors=bad)
+    bad = dataclasses.replace(factors, transfer=-factors.transfer)
+    with pytest.raises(ValueError, match=r"factors.transfer must hold positive"):
+        simulate(graph, costs, placements, factors=bad)
+
+
+def test_noise_of_the_objective_needs_factors_or_a_key(noisy):
+    graph, costs, placements, factors = noisy
+    objective = Objective(num_noise=6, noise_sigma=0.2)
+    with pytest.raises(ValueError, match="6 draws of noise; give factors or a key"):
+        simulate(graph, costs, placements, objective=objective)
+    drawn = simulate(graph, costs, placements, objective=objective, key=jax.random.key(0))
+    factors = draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.2)
+    given = simulate(graph, costs, placements, factors=factors)
+    np.testing.assert_array_equal(drawn.makespan_s, given.makespan_s)
+
+
+def test_times_are_those_of_the_arguments_as_they_were():
+    rng = np.random.default_rng(0)
+    graph, costs = random_problem(rng, 24, 3)
+    placements, ranks = rng.integers(0, 3, (4, 24)), rng.random((4, 24))
+    result = simulate(graph, costs, placements, queue="priority", priority=ranks)
+    again = simulate(graph, costs, placements, queue="priority", priority=ranks)
+    start_s = again.start_s
+    placements[:], ranks[:] = 0, 0
+    np.testing.assert_array_equal(result.start_s, start_s)
+    np.testing.assert_array_equal(result.finish_s.max(1), result.makespan_s)

@@ -1,0 +1,293 @@
+"""The native simulator equals the plain-Python oracle in every bit."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from doppler_jax.graphs.build import topological_order
+from doppler_jax.objective import LINKS
+from doppler_jax.simulator import native, native_kernels, oracle
+from doppler_jax.simulator.disciplines import QUEUES
+from doppler_jax.simulator.native import as_devices, prepare, simulate_native
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from tests.generators import numbers, random_problem, topological_ranks, wide_problem
+from tests.simulator.cases import small_problem
+
+PARTS = [range(start, start + 200) for start in range(100, 2100, 200)]
+"""Two thousand further cases."""
+
+SIZES = [0, 1, 2, 3, 5, 8, 13, 20, 34, 64]
+
+
+def native_times(graph, costs, placements, **options):
+    """Makespans, starts and finishes; makespans alone must be the same."""
+    problem, devices = prepare(graph, costs), as_devices(graph, costs, np.asarray(placements))
+    found = simulate_native(graph, problem, devices, schedule=True, **options)
+    (alone,) = simulate_native(graph, problem, devices, **options)
+    np.testing.assert_array_equal(alone, found[0])
+    return found
+
+
+def assert_equals_oracle(graph, costs, placements, links, queue, ranks, noise):
+    found = native_times(
+        graph, costs, placements, links=links, queue=queue, ranks=ranks, **noise
+    )
+    for b, placement in enumerate(placements):
+        rank = ranks if ranks is None or ranks.ndim == 1 else ranks[b]
+        schedule = simulate_oracle(
+            graph, costs, placement, links=links, queue=queue, priority=rank, **noise
+        )
+        expected = makespan_s(schedule), schedule.start_s, schedule.finish_s
+        for array, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(array[b], wanted)
+
+
+def random_case(seed):
+    """A problem with three placements, ranks of each queue, and noise or none."""
+    rng = np.random.default_rng(seed)
+    n, d = int(rng.choice(SIZES)), int(rng.integers(1, 9))
+    kind = rng.choice(["generic", "dyadic", "coarse"])
+    graph, costs = random_problem(rng, n, d, dyadic=kind != "generic")
+    if kind == "coarse":  # much happens at one instant, and the order among devices counts
+        graph = graph.replace(input_bytes=rng.integers(0, 2, graph.num_inputs) * 1.0)
+        costs = costs.replace(
+            compute_s=rng.integers(0, 2, costs.compute_s.shape) * 1.0,
+            tensor_bytes=rng.integers(0, 2, costs.tensor_bytes.shape) * 1.0,
+            input_bytes=graph.input_bytes,
+            latency_s=0 * costs.latency_s,
+            seconds_per_byte=1.0 - np.eye(d),
+        )
+    if rng.random() < 0.3:
+        unable = rng.random(costs.compute_s.shape) < 0.05
+        costs = costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+    if rng.random() < 0.5:
+        each_s, per_byte = numbers(rng, (2, d), kind != "generic")
+        costs = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
+    noise = {}
+    if rng.random() < 0.4:
+        tensors = (graph.num_tensors, d)
+        noise["compute_factor"] = rng.lognormal(0, 0.3, n)
+        noise["transfer_factor"] = rng.lognormal(0, 0.3, tensors)
+    ranks = {
+        "fifo": None,
+        "priority": rng.integers(0, 9, (3, n)) if rng.random() < 0.5 else rng.random((3, n)),
+        "in_order": np.array([topological_ranks(rng, graph) for _ in range(3)]),
+        "random": np.array([rng.permutation(n) for _ in range(3)]),
+    }
+    if rng.random() < 0.4:
+        ranks = {queue: None if r is None else r[0] for queue, r in ranks.items()}
+    return graph, costs, rng.integers(0, d, (3, n)), ranks, noise
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(100), *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS)]
+)
+def test_equals_the_oracle_in_every_bit(seeds):
+    for seed in seeds:
+        graph, costs, placements, ranks, noise = random_case(seed)
+        assert set(ranks) == set(QUEUES)
+        for queue, links in ((queue, links) for queue in QUEUES for links in LINKS):
+            assert_equals_oracle(graph, costs, placements, links, queue, ranks[queue], noise)
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("links", LINKS)
+def test_wide_graphs(links, queue):
+    rng = np.random.default_rng(7)
+    graph, costs = wide_problem(rng, 150, 3, 3)
+    ranks = None
+    if queue != "fifo":
+        ranks = np.arange(450)
+        ranks = np.concatenate([rng.permutation(layer) for layer in np.split(ranks, 3)])
+    assert_equals_oracle(graph, costs, rng.integers(0, 3, (2, 450)), links, queue, ranks, {})
+
+
+def test_many_devices_share_flat_tables():
+    rng = np.random.default_rng(0)
+    n, devices = 16500, 64
+    assert (n + 1) * devices > native_kernels.WIDE_TABLES
+    graph, costs = wide_problem(rng, n // 10, 10, devices)
+    placement = rng.integers(0, devices, (1, n))
+    assert_equals_oracle(graph, costs, placement, "parallel", "fifo", None, {})
+    ranks = rng.integers(0, n, n)
+    assert_equals_oracle(graph, costs, placement, "serial", "priority", ranks, {})
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(500),
+        *(
+            pytest.param([5 * s + k for s in part for k in range(5)], marks=pytest.mark.slow)
+            for part in PARTS
+        ),
+    ],
+)
+def test_other_disciplines_are_replayed_in_order(seeds):
+    """Ranked by the sequence of its starts, any schedule is one of `in_order`."""
+    for seed in seeds:
+        graph, costs, placements, ranks, noise = random_case(seed + 20000)
+        queue = ("fifo", "priority", "random")[seed % 3]
+        links, rank = LINKS[seed // 3 % 3], ranks[queue]
+        rank = rank if rank is None or rank.ndim == 1 else rank[0]
+        with starts_recorded() as started:
+            schedule = simulate_oracle(
+                graph, costs, placements[0], links=links, queue=queue, priority=rank, **noise
+            )
+        # What never starts comes last, in an order without a turn.
+        order = started + [v for v in topological_order(graph) if v not in started]
+        replay = np.empty(graph.num_tasks)
+        replay[order] = np.arange(graph.num_tasks)
+        _, start_s, finish_s = native_times(
+            graph, costs, placements[:1], links=links, queue="in_order", ranks=replay, **noise
+        )
+        np.testing.assert_array_equal(start_s[0], schedule.start_s)
+        np.testing.assert_array_equal(finish_s[0], schedule.finish_s)
+
+
+@contextlib.contextmanager
+def starts_recorded():
+    """Yields the list that the oracle's starts are written to, in their sequence."""
+    started = []
+
+    def start_best(run, now):
+        found = original(run, now)
+        if found:
+            started.append(int(np.flatnonzero(np.isfinite(run.start_s) & ~seen(run))[0]))
+        return found
+
+    def seen(run):
+        return np.isin(np.arange(len(run.start_s)), started)
+
+    original = oracle._Run._start_best
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle._Run, "_start_best", start_best)
+        yield started
+
+
+def test_senders_and_receivers_take_turns():
+    # Tasks 0 and 1 on device 0 end at 1 and 2 s, task 2 on device 2 at 1.75 s, after its
+    # input's half second; each sends four seconds of data to device 1, which takes one at a
+    # time: the tensors of tasks 0, 2 and 1 arrive at 5, 9 and 13 s.
+    graph, costs = small_problem(
+        [1, 1, 1.25, 1, 1, 1], [(0, 4, [3]), (1, 4, [4]), (2, 4, [5])], 3, [(0, 0.5, [2])]
+    )
+    makespans, starts, _ = native_times(graph, costs, [[0, 0, 2, 1, 1, 1]], links="duplex")
+    np.testing.assert_array_equal(starts[0], [0, 1, 0.5, 5, 13, 9])
+    assert makespans[0] == 14
+
+
+def test_inputs_go_before_tensors_that_are_requested_at_zero():
+    # Task 0 takes no time; its tensor and the input both go from device 0 to device 1.
+    graph, costs = small_problem([0, 1, 1], [(0, 2, [1])], 2, [(0, 3, [2])])
+    _, starts, _ = native_times(graph, costs, [[0, 1, 1]], links="duplex")
+    np.testing.assert_array_equal(starts[0], [0, 5, 3])
+
+
+def test_tensors_of_one_request_time_go_by_id_not_by_producer():
+    # Devices 0 and 1 finish tasks 0 and 1 together; tensor 0 is task 1's.
+    graph, costs = small_problem([1, 1, 1, 1], [(1, 2, [2]), (0, 2, [3])], 3)
+    _, starts, _ = native_times(graph, costs, [[0, 1, 2, 2]], links="duplex")
+    np.testing.assert_array_equal(starts[0], [0, 0, 3, 5])
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_an_order_that_turns_a_precedence_round_is_refused(links):
+    graph, costs = small_problem([1, 1, 1], [(2, 1, [0])], 2)
+    problem, devices = prepare(graph, costs), np.zeros((2, 3), np.uint32)
+    ranks = np.array([[2.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
+    options = {"links": links, "queue": "in_order"}
+    message = r"task 0 \(rank 0\) before task 2 \(rank 2\)"
+    with pytest.raises(ValueError, match=message):
+        simulate_native(graph, problem, devices, ranks=ranks, **options)
+    with pytest.raises(ValueError, match=message):
+        simulate_native(graph, problem, devices, ranks=ranks[1], **options)
+    simulate_native(graph, problem, devices, ranks=ranks[:1].repeat(2, 0), **options)
+    ranks[0, 1] = np.nan
+    with pytest.raises(ValueError, match=r"priority\[1\] is nan"):
+        simulate_native(graph, problem, devices, ranks=ranks, **options)
+
+
+def test_threads_share_a_batch_and_change_nothing(monkeypatch):
+    rng = np.random.default_rng(1)
+    graph, costs = random_problem(rng, 40, 4)
+    placements = rng.integers(0, 4, (1000, 40))
+    ranks = np.array([topological_ranks(rng, graph) for _ in range(1000)])
+    options = {"links": "serial", "queue": "in_order", "ranks": ranks}
+    alone = native_times(graph, costs, placements, **options)
+    monkeypatch.setattr(native, "SHARE", 100)
+    monkeypatch.setattr(native, "num_cores", lambda: 3)
+    used = set()
+    run_rows = native_kernels.run_rows
+
+    def watched(*arguments):
+        used.add(threading.get_ident())
+        return run_rows(*arguments)
+
+    monkeypatch.setattr(native_kernels, "run_rows", watched)
+    together = native_times(graph, costs, placements, **options)
+    assert threading.get_ident() not in used
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_nothing_is_compiled_for_a_graph_or_a_kind_of_array():
+    rng = np.random.default_rng(2)
+    for n, d in ((5, 1), (30, 4)):
+        graph, costs = random_problem(rng, n, d)
+        costs = costs.replace(compute_s=np.asfortranarray(costs.compute_s.astype(np.float32)))
+        costs.compute_s.setflags(write=False)
+        native_times(graph, costs, np.zeros((3, n), np.int8))
+        ranks = np.arange(n)
+        ranks.setflags(write=False)
+        native_times(graph, costs, np.zeros((3, n), int), queue="priority", ranks=ranks)
+    assert len(native_kernels.run_rows.signatures) == 1
+
+
+def test_a_changed_source_is_compiled_anew_and_an_old_one_is_not(tmp_path):
+    source = pathlib.Path(native_kernels.__file__).read_text()
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    program = (
+        "import numba, k, time; f = k.probe; print(f(3), sum(f.stats.cache_hits.values()))"
+    )
+    text = source[source.index("def _jit(") : source.index("_inlined = ")]
+    text = "import sys\nfrom collections.abc import Callable\nimport numba\n" + text
+    found = []
+    for factor in (2, 2, 5):
+        (folder / "k.py").write_text(f"{text}\n@_jit\ndef probe(x):\n    return x * {factor}\n")
+        if factor == 5:
+            os.utime(folder / "k.py", (2e9, 2e9))
+        elif not found:
+            os.utime(folder / "k.py", (1e9, 1e9))
+            times = folder.joinpath("k.py").stat().st_mtime
+        else:
+            os.utime(folder / "k.py", (times, times))
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(run.stdout.split())
+    assert found == [["6", "0"], ["6", "1"], ["15", "0"]]
+
+
+def test_where_nothing_can_be_kept_one_line_says_so(monkeypatch, capsys):
+    njit = native_kernels.numba.njit
+
+    def refuses(**options):
+        if options.pop("cache", False):
+            raise RuntimeError("no locator available for file 'k.py'")
+        return njit(**options)
+
+    monkeypatch.setattr(native_kernels.numba, "njit", refuses)
+    assert native_kernels._jit(lambda x: x + 1)(1) == 2
+    assert capsys.readouterr().err.count("\n") == 1
