@@ -75,6 +75,8 @@ pretrain: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(RUN) experiments.bench $(ARGS)
+	$(RUN) experiments.scaling --method doppler --batch 256 --sizes 250 1000 4000
+	$(RUN) experiments.engine --parts tasks transfers
 
 gpu: $(INSTALLED)
 	$(RUN) experiments.gpu $(ARGS)

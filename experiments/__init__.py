@@ -19,6 +19,6 @@ STUDIES = {
     "fidelity": "simulated against measured makespans",
     "engine": "what the engine costs, and whole calls beside jax.jit",
     "stage3_study": "what learning from measured times adds",
-    "bench": "how fast simulation and training are",
+    "bench": "how fast simulation is, beside yardsticks",
 }
 """Every study by name, and what it asks; `demo` and `code_size` are commands of their own."""

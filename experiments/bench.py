@@ -1,8 +1,7 @@
-"""How fast simulation and training are: `make bench`, `python -m experiments.bench`.
+"""How fast simulation is: `python -m experiments.bench`; `make bench` adds training and engine.
 
-- `simulator`: `dj.simulate` beside yardsticks of the same semantics (our plain-Python oracle, a
-  SimPy model, a Numba model), and the float32 core that training runs;
-- `training`: an update of stage 2, with local search beside the policy and without;
+- `simulator`: `dj.simulate` beside yardsticks of the same semantics (our plain-Python oracle
+  and a Numba model), and the float32 core that training runs;
 - `precision`: how far float32 makespans lie from float64 ones. Rounding itself is small, but it
   can swap two events that are close, after which the executions differ: the tail matters.
 
@@ -21,16 +20,13 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.graphs.padded import pad_problem
-from doppler_jax.learners.doppler import Doppler
-from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.simulate import simulate_padded
-from doppler_jax.training.sim_rl import SimConfig
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm
-from experiments.yardsticks import numba_model, simpy_model
+from experiments.yardsticks import numba_model
 
-PARTS = ("simulator", "training", "precision")
+PARTS = ("simulator", "precision")
 
 NUM_SLOW = 20
 """Placements that stand for a batch where a placement takes milliseconds."""
@@ -52,7 +48,6 @@ class BenchSettings(Settings):
     precise: tuple[str, ...] = ("layers-1024@4", "layers-4096@4")
     """Problems of the part `precision`."""
     rounds: int = 7
-    update: SimConfig = dataclasses.field(default_factory=SimConfig)
 
 
 def cells(context: Context[BenchSettings]) -> list[Cell]:
@@ -64,12 +59,6 @@ def cells(context: Context[BenchSettings]) -> list[Cell]:
         for batch in asked.batches:
             key = {"part": "simulator", "problem": problem, "batch": batch}
             found.append(Cell(key, partial(time_simulators, context, problem, batch)))
-        key = {
-            "part": "training",
-            "problem": problem,
-            "update": dataclasses.asdict(asked.update),
-        }
-        found.append(Cell(key, partial(time_update, context, problem)))
     for problem in asked.precise:
         key = {"part": "precision", "problem": problem, "batch": max(asked.batches)}
         found.append(Cell(key, partial(rounding, context, problem, max(asked.batches))))
@@ -103,7 +92,6 @@ def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> R
         f"Numba, {most} threads": native(most),
         f"Numba, {most} threads, serial links": native(most, links="serial"),
         "oracle": one_by_one(dj.simulate_oracle),
-        "SimPy": one_by_one(simpy_model.makespan_s),
     }
     with grid.cold():
         runs = {what: partial(seconds_of, run) for what, (_, run) in calls.items()}
@@ -123,26 +111,6 @@ def _float32_core(
     rows = jnp.asarray(np.pad(placements, ((0, 0), (0, spare))), jnp.int32)
     core = jax.jit(lambda padded, rows: simulate_padded(padded, rows).makespan_s)
     return partial(core, padded, rows)
-
-
-def time_update(context: Context[BenchSettings], name: str) -> Record:
-    """Returns seconds of an update of stage 2, all devices sharing it."""
-    problem, config = context.problem(name), context.settings.update
-    inputs = make_policy_inputs(problem.graph, problem.costs)
-    runs = {}
-    for what, chains in (("update", config.num_chains), ("without local search", 0)):
-        doppler = Doppler(simulate=dataclasses.replace(config, num_chains=chains))
-        key, (_, phase) = doppler.phases(jax.random.key(0), inputs, "parallel")
-        state = phase.begin(doppler.init(key, inputs))
-        runs[what] = partial(seconds_of, partial(phase.update, state))
-    with grid.cold():
-        seconds = in_turns(runs, context.settings.rounds)
-    return {
-        "tasks": problem.graph.num_tasks,
-        "episodes": config.batch,
-        "cold_s": {what: found[0] for what, found in seconds.items()},
-        "update_s": {what: warm(found) for what, found in seconds.items()},
-    }
 
 
 def rounding(context: Context[BenchSettings], name: str, batch: int) -> Record:
@@ -176,15 +144,6 @@ def _simulator_rows(r: Record) -> list[Record]:
     ]
 
 
-def _training_rows(r: Record) -> list[Record]:
-    return [
-        {"problem": r["problem"], "tasks": r["tasks"], "what": what}
-        | {"cold call_s": r["cold_s"][what], "warm_s": update_s}
-        | {"episodes per second": round(r["episodes"] / update_s)}
-        for what, update_s in r["update_s"].items()
-    ]
-
-
 def _precision_rows(r: Record) -> list[Record]:
     row = {
         "problem": r["problem"],
@@ -197,7 +156,6 @@ def _precision_rows(r: Record) -> list[Record]:
 
 REPORTS = {
     "simulator": ("Simulating random placements, makespans only", _simulator_rows),
-    "training": ("An update of stage 2, shared by all devices", _training_rows),
     "precision": ("float32 against float64: relative difference", _precision_rows),
 }
 """Title and rows of each part."""

@@ -4,6 +4,7 @@ import ast
 import io
 import pathlib
 import tokenize
+from collections.abc import Sequence
 
 PACKAGES = ("doppler_jax", "kernels", "experiments", "tests")
 
@@ -29,28 +30,25 @@ def count(source: str) -> tuple[int, int]:
     return len(code), len(comments - code)
 
 
+def measure(paths: Sequence[pathlib.Path]) -> tuple[int, ...]:
+    """Returns files, raw lines, code lines and comments."""
+    texts = [path.read_text() for path in paths]
+    code, comments = zip(*map(count, texts), strict=True)
+    return len(paths), sum(len(text.splitlines()) for text in texts), sum(code), sum(comments)
+
+
 def main() -> None:
     """Prints a row per package and folder."""
     root = pathlib.Path(__file__).resolve().parents[1]
-    print(f"{'':34}{'files':>6}{'raw':>8}{'code':>8}{'comments':>9}")
+    print(f"{'':34}{'files':>8}{'raw':>8}{'code':>8}{'comments':>9}")
     for package in PACKAGES:
-        folders: dict[str, list[pathlib.Path]] = {}
-        for path in sorted((root / package).rglob("*.py")):
-            folders.setdefault(str(path.parent.relative_to(root)), []).append(path)
-        total = [0, 0, 0, 0]
-        for folder, paths in folders.items():
-            texts = [path.read_text() for path in paths]
-            counts = [count(text) for text in texts]
-            row = [
-                len(paths),
-                sum(len(text.splitlines()) for text in texts),
-                sum(code for code, _ in counts),
-                sum(comments for _, comments in counts),
-            ]
-            total = [a + b for a, b in zip(total, row, strict=True)]
-            if package != "tests":
-                print(f"  {folder:32}{row[0]:6}{row[1]:8}{row[2]:8}{row[3]:9}")
-        print(f"{package:34}{total[0]:6}{total[1]:8}{total[2]:8}{total[3]:9}")
+        paths = sorted((root / package).rglob("*.py"))
+        folders = {} if package == "tests" else dict.fromkeys(path.parent for path in paths)
+        rows = {
+            f"  {f.relative_to(root)}": [p for p in paths if p.parent == f] for f in folders
+        }
+        for name, part in {**rows, package: paths}.items():
+            print(f"{name:34}" + "{:8}{:8}{:8}{:9}".format(*measure(part)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 - `calls`: whole calls of placed workloads against one `jax.jit` on the same cores, sharded or
   not; first cold, then warm. Plain `jit` runs in processes pinned to their cores.
-- `ceiling`: what a second core adds to matrix products that share nothing.
 - `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
 
@@ -33,19 +32,15 @@ from experiments.machine import (
     makespan_s,
     seconds_of,
     warm,
-    warm_ratio,
 )
 
-PARTS = ("calls", "ceiling", "tasks", "transfers", "idle")
+PARTS = ("calls", "tasks", "transfers", "idle")
 
 TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 """Sizes that are moved."""
 
 NUM_TRANSFERS = 50
 """Steps of the chain that moves them."""
-
-MATMUL, MATMULS = 1024, 8
-"""Rows of the squares whose products the pinned processes compute, and how many at a time."""
 
 MODES = {
     "local": ("stream", "work_conserving", "bulk_synchronous"),
@@ -96,7 +91,6 @@ def cells(context: Context[EngineSettings]) -> list[Cell]:
     for workload in asked.workloads:
         run = partial(time_calls, context)
         add("calls", machines[-1], run, workload=workload, preset=asked.preset)
-    add("ceiling", machines[-1], time_ceiling)
     for machine in machines:
         add("tasks", machine, time_tasks, tasks=asked.tasks)
         for size in TRANSFER_BYTES:
@@ -158,21 +152,6 @@ def time_calls(
         "warm_s": {what: warm(found) for what, found in seconds.items()},
         "makespan_s": {what: warm(found) for what, found in makespans.items()},
     }
-
-
-def time_ceiling(machine: Machine, rounds: int) -> Record:
-    """Measures what pinned processes, one a device, make of products that share nothing."""
-    count = machine.num_devices
-    with contextlib.ExitStack() as stack:
-        pinned = [stack.enter_context(Pinned([core])) for core in available_cores()[:count]]
-
-        def products(how_many: int) -> float:
-            for process in pinned[:how_many]:
-                process.ask(matmul=MATMUL, repeats=MATMULS)
-            return max(process.answer() for process in pinned[:how_many])
-
-        seconds = in_turns({n: partial(products, n) for n in (1, count)}, rounds)
-    return {"speed_up": count * warm_ratio(seconds[1], seconds[count])}
 
 
 def time_tasks(machine: Machine, rounds: int, tasks: int) -> Record:
@@ -318,10 +297,6 @@ def _idle_rows(r: Record) -> list[Record]:
 
 REPORTS = {
     "calls": ("Whole calls: the cold one, then warm ones", _call_rows),
-    "ceiling": (
-        "Matrix products that share nothing, in a process per device",
-        lambda r: [{"processes": r["devices"], "times as fast as one": r["speed_up"]}],
-    ),
     "tasks": ("Independent tiny tasks: seconds of all over their number", _task_rows),
     "transfers": ("One transfer at a time, beside `jax.device_put`", _transfer_rows),
     "idle": ("Idle with a ready task; a gap is the wait before a task", _idle_rows),

@@ -17,7 +17,6 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
@@ -251,18 +250,8 @@ def main() -> None:
         print(json.dumps(time.perf_counter() - began), flush=True)
 
 
-def _make(
-    matmul: int | None = None,
-    repeats: int = 1,
-    workload: str = "",
-    preset: str = "medium",
-    sharding: str | None = None,
-) -> Callable[[], Any]:
-    """Returns what a request times: products of squares, or a whole workload in one `jit`."""
-    if matmul is not None:
-        square = jnp.full((matmul, matmul), 0.5, jnp.float32)
-        product = jax.jit(jnp.matmul)
-        return lambda: [product(square, square).block_until_ready() for _ in range(repeats)]
+def _make(workload: str, preset: str, sharding: str | None = None) -> Callable[[], Any]:
+    """Returns what a request times: a whole workload in one `jit`."""
     named = dj.make_workload(workload, preset)
     args = dj.make_arrays(named, jax.random.key(0))
     if sharding is not None:

@@ -37,7 +37,7 @@ TINY = {
                  "full": 4, "seeds": 1, "training": TINY_SIM,
                  "policy": PolicyConfig(width=4, rounds=1, features="coparent")},
     "zero_shot": {"published": (), "instances": 1, "clusters": 2, "timed": ("layers4-16",),
-                  "evaluations": (64,), "seconds": (), "reference_evaluations": 64},
+                  "evaluations": (64,), "seconds": (), "reference_evaluations": 128},
     "topology": {"workloads": ("chainmm/small",), "evaluations": 300, "episodes": 256,
                  "samples": 3, "seeds": 1},
     "ablation": {"problems": ("tiny-1",), "variants": ("PLC learned alone", "without stage 2"),

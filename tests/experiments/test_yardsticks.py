@@ -8,7 +8,7 @@ import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.graphs.chains import chain_cover
 from experiments.catalogue import WIDTH, layered_problem
-from experiments.yardsticks import numba_model, simpy_model
+from experiments.yardsticks import numba_model
 from tests.generators import random_problem
 
 SIZES = ((0, 1), (1, 1), (1, 3), (2, 1), (3, 5), (12, 2), (40, 3), (90, 4))
@@ -31,12 +31,6 @@ def judged(graph, costs, placements, links="parallel"):
     ]
 
 
-def test_simpy_agrees_with_the_oracle():
-    for graph, costs, placements in cases(0):
-        makespans = [simpy_model.makespan_s(graph, costs, p) for p in placements]
-        assert makespans == judged(graph, costs, placements)
-
-
 @pytest.mark.parametrize("links", ["parallel", "serial"])
 def test_numba_agrees_with_the_oracle(links):
     for graph, costs, placements in cases(100):
@@ -55,7 +49,6 @@ def test_the_tie_rule_decides():
     )
     placement = np.array([0, 1, 0, 1, 2])
     assert judged(graph, costs, [placement]) == [11.0]  # 1 + 2 + 8; 15 if task 3 went first
-    assert simpy_model.makespan_s(graph, costs, placement) == 11.0
     assert numba_model.makespans_s(graph, costs, placement[None]).tolist() == [11.0]
 
 
@@ -65,7 +58,6 @@ def test_a_task_that_cannot_run_never_ends():
     placements = np.array([[0, 0], [1, 0], [0, 1], [1, 1]])
     expected = [2.0, np.inf, 3.0, np.inf]
     assert judged(graph, costs, placements) == expected
-    assert [simpy_model.makespan_s(graph, costs, p) for p in placements] == expected
     assert numba_model.makespans_s(graph, costs, placements).tolist() == expected
 
 
