@@ -120,14 +120,14 @@ class _Pairing:
         if self._step is None or not np.array_equal(incumbent, self._incumbent):
             self._step = self._bench.load(incumbent)
             self._incumbent = np.array(incumbent)
-            self._warm(self._step)
+            self._warm_up(self._step)
         step = other = self._step
         if not np.array_equal(candidate, incumbent):
             usual_s = self._run(step)[0]
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._bench.load(candidate, timeout_s=limit_s)
             try:
-                self._warm(other)
+                self._warm_up(other)
             except TaskError as error:
                 if not isinstance(error.__cause__, TimeoutError):
                     raise
@@ -142,21 +142,16 @@ class _Pairing:
                     usual.append(self._run(step)[0])
             if k == 0 and runs[0][0] > self._max_slowdown * usual[0]:
                 break
-        return self._paired(runs, usual, is_aborted=len(runs) < rounds)
-
-    def _paired(
-        self, runs: list[tuple[float, Schedule]], usual: list[float], is_aborted: bool
-    ) -> Paired:
         median = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
         is_exact = self._bench.options.mode == "work_conserving"
         return Paired(
             candidate_s=tuple(seconds for seconds, _ in runs),
             incumbent_s=tuple(usual),
-            is_aborted=is_aborted,
+            is_aborted=len(runs) < rounds,
             trace=median[1] if is_exact else None,
         )
 
-    def _warm(self, step: PlacedFunction) -> None:
+    def _warm_up(self, step: PlacedFunction) -> None:
         for _ in range(self._warmup):
             self._run(step)
 

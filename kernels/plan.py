@@ -131,23 +131,18 @@ class _Slots:
 
     def transfers(self) -> tuple[Transfer, ...]:
         """Returns the transfers; a graph input that is moved gets a slot on its home."""
-        return tuple(self._transfer(x, there) for x, there in self._readers)
+        found = []
+        for (x, there), readers in self._readers.items():
+            source = self._source[x] if x >= 0 else self._home[~x]
+            producer = self._producer[x] if x >= 0 else -1
+            source_slot = x if x >= 0 else self._input(~x, source)
+            slot = self._copies[x, there]
+            found.append(Transfer(x, producer, source, there, source_slot, slot, readers))
+        return tuple(found)
 
     def inputs(self) -> tuple[tuple[int, int, int], ...]:
         """Returns (graph input, device, slot) of all that is laid before the clock starts."""
         return tuple((i, device, slot) for (i, device), slot in self._inputs.items())
-
-    def _transfer(self, x: int, there: int) -> Transfer:
-        source = self._source[x] if x >= 0 else self._home[~x]
-        return Transfer(
-            tensor=x,
-            producer=self._producer[x] if x >= 0 else -1,
-            source=source,
-            destination=there,
-            source_slot=x if x >= 0 else self._input(~x, source),
-            slot=self._copies[x, there],
-            readers=self._readers[x, there],
-        )
 
     def _input(self, i: int, device: int) -> int:
         if (i, device) not in self._inputs:

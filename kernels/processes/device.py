@@ -8,7 +8,6 @@ from them.
 """
 
 import dataclasses
-import functools
 import os
 import threading
 import time
@@ -223,6 +222,7 @@ class DeviceCall:
         self._handled: list[tuple[float, float]] = []
         self._signals: Counter[int] = Counter()
         self._num_unsent = 0
+        self._num_awaited = 0  # transfers, so far, by bulk-synchronous rules
         self._stopped = False
         self._running: int | None = None
         self._failure: Failure | None = None
@@ -306,7 +306,6 @@ class DeviceCall:
         return heappop(self._ready) if self._ready else None
 
     def _bulk_synchronous(self) -> None:
-        num_awaited = 0
         for number, (tasks, transfers) in enumerate(phases(self._plan)):
             for v in tasks:
                 if self._plan.placement[v] == self._device and not self._run_task(v):
@@ -314,13 +313,10 @@ class DeviceCall:
             self._barrier(2 * number)
             self._start_transfers(transfers)
             destinations = [self._plan.transfers[k].destination for k in transfers]
-            num_awaited += destinations.count(self._device)
-            self._wait(functools.partial(self._has_received, num_awaited))
+            self._num_awaited += destinations.count(self._device)
+            self._wait(lambda: len(self._received) == self._num_awaited)
             if transfers:
                 self._barrier(2 * number + 1)
-
-    def _has_received(self, num_transfers: int) -> bool:
-        return len(self._received) == num_transfers
 
     def _barrier(self, number: int) -> None:
         """Waits until every device has come to barrier `number`."""

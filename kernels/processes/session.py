@@ -158,12 +158,10 @@ def ask_all(
       TaskError: a device is lost.
     """
     references = [
-        device.call(method, *args) for device, args in zip(devices, arguments, strict=True)
+        (device.session, device.call(method, *args))
+        for device, args in zip(devices, arguments, strict=True)
     ]
-    answers = [
-        device.session.outcome(reference, wait_s=None)
-        for device, reference in zip(devices, references, strict=True)
-    ]
+    answers = [session.outcome(reference, wait_s=None) for session, reference in references]
     for d, answer in enumerate(answers):
         if isinstance(answer, BaseException):
             raise lost_device(devices, d, answer)
