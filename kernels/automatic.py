@@ -23,7 +23,7 @@ from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import Resident, trace
 from doppler_jax.training.paired import median_interval
-from doppler_jax.training.proposals import propose
+from doppler_jax.training.system_rl import propose
 from doppler_jax.types import Costs, Schedule, ShardedProgram
 
 from .calibrate import measure_calibration

@@ -59,6 +59,22 @@ def local():
     return dj.LocalDevices()
 
 
+@pytest.fixture
+def least(record_property, request):
+    """Measures again, a few times, where the machine may be busy, and says how often."""
+
+    def find(measure, enough, tries=5):
+        found = [measure()]
+        while len(found) < tries and min(found) > enough:
+            found.append(measure())
+        record_property("tries", len(found))  # in the report, as junit XML has it
+        if len(found) > 1:
+            print(f"{request.node.name}: {len(found)} tries of {tries}: {found}")
+        assert min(found) <= enough, found
+
+    return find
+
+
 @pytest.fixture(scope="session")
 def ray_pair():
     """Two device processes, in a Ray that has room for two more."""
@@ -120,6 +136,23 @@ def build(tasks, outputs):
         in_tree=jax.tree.structure(((x,), {})),
         out_tree=jax.tree.structure({"in": 0, "out": 0}),
     )
+
+
+FAILING_PROGRAM = build(
+    [
+        ("mean", ["i0", "i1"]),
+        ("mean", ["t0", "t0"]),
+        ("boom", ["t1"]),
+        ("mean", ["t2", "t0"]),  # victims of task 2, on the other device too
+        ("mean", ["t3", "t2"]),
+        ("spin", ["i0"]),
+    ],
+    ["t4", "t5"],
+)
+
+
+def at_home(sharded, homes):
+    return dataclasses.replace(sharded, graph=sharded.graph.replace(input_home=np.array(homes)))
 
 
 def run_plainly(sharded, x):

@@ -25,6 +25,7 @@ from doppler_jax.engine.calibrate import (
     transfer_program,
 )
 from doppler_jax.types import Costs
+from tests.kernels.conftest import random_program
 
 from .conftest import KERNELS, build
 
@@ -254,3 +255,13 @@ def test_the_command_refuses_with_one_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: unknown workload 'nothing'")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_calibration_compiled_is_there_for_the_program():
+    devices = dj.LocalDevices(jax.devices()[:2])
+    sharded = random_program(0, 8)
+    measure_calibration(sharded, devices, repeats=1)
+    compiled = len(devices.executables)
+    dj.compile(sharded, np.arange(8) % 2, devices=devices)
+    dj.make_measure(sharded, (np.zeros(8, np.float32),), devices)(np.zeros(8, int), None)
+    assert len(devices.executables) == compiled

@@ -1,9 +1,19 @@
+"""What is compiled, once, and what `compile` refuses."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections import Counter
+
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import doppler_jax as dj
 from doppler_jax.engine import ops
+from doppler_jax.programs.evaluate import evaluate
 from doppler_jax.simulator.validate import validate
 from tests.kernels.conftest import random_program, run_plainly
 
@@ -103,3 +113,83 @@ def test_tells_what_the_latest_call_went_on(local):
     assert "critical chain" in str(step.profile())
     assert step.profile().peak_bytes.tolist() == step.peak_bytes.tolist()
     assert step.device_names == tuple(map(str, jax.devices()[:2]))
+
+
+@pytest.fixture
+def events():
+    """Counts JAX's events; afterwards the cache is what it was."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    counts = Counter()
+
+    def count(event, **_):
+        counts[event.rsplit("/")[-1]] += 1
+
+    jax.monitoring.register_event_listener(count)
+    yield counts
+    jax.monitoring.unregister_event_listener(count)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_small_kernels_are_found_again(events, tmp_path):
+    dj.cache_compilations(tmp_path / "unused")
+    dj.cache_compilations(tmp_path / "deep" / "folder")
+    sharded = random_program(1, 12)
+    for wanted, other in (("cache_misses", "cache_hits"), ("cache_hits", "cache_misses")):
+        # New functions, or else JAX knows them within this process.
+        fresh = {
+            k: dataclasses.replace(k, fn=lambda *operands, fn=k.fn: fn(*operands))
+            for k in set(sharded.kernels)
+        }
+        program = dataclasses.replace(sharded, kernels=tuple(map(fresh.get, sharded.kernels)))
+        events.clear()
+        step = dj.compile(
+            program, np.arange(12) % 2, devices=jax.devices()[:2], fuse_segments=True
+        )
+        assert events[wanted] > 1
+        assert events[other] == 0
+        np.testing.assert_allclose(step(X)["out"], evaluate(sharded, X)["out"], rtol=1e-5)
+    assert any((tmp_path / "deep" / "folder").iterdir())
+    assert not any((tmp_path / "unused").iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot keep compilations in .*/file"):
+        dj.cache_compilations(tmp_path / "file")
+    assert jax.config.jax_compilation_cache_dir == before
+
+
+PROCESS = """
+import json, sys
+import jax
+import numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+import doppler_jax as dj
+from doppler_jax.programs.workloads import make_arrays, make_workload
+
+dj.cache_compilations(sys.argv[1])
+workload = make_workload("llama_layer")
+sharded = dj.partition(dj.trace(workload.fn, *workload.args), 4)
+placement = np.arange(sharded.graph.num_tasks) % 2
+step = dj.compile(sharded, placement, devices=jax.devices())
+logits = step(*make_arrays(workload, jax.random.key(0)))
+total = sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(logits))
+print(json.dumps([step.compile_s, total]))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_faster(tmp_path):
+    def run():
+        command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first_s, first = run()
+    second_s, second = run()
+    assert second == first
+    assert second_s < 0.7 * first_s

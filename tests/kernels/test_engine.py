@@ -1,20 +1,26 @@
-"""All modes: right results, legal traces, the promised order."""
+"""Threads of this process: right results, legal traces, the promised order, arguments."""
 
 import json
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import ops
+from doppler_jax.engine import memory, ops
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import make_arrays, make_workload
+from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.simulator.validate import validate
+from doppler_jax.types import RESIDENT
 from tests.kernels.conftest import (
+    FAILING,
+    FAILING_PROGRAM,
     all_modes,
+    at_home,
     build,
     compile_on,
     delay,
@@ -23,6 +29,7 @@ from tests.kernels.conftest import (
     random_program,
     run_plainly,
 )
+from tests.programs.functions import CASES, assert_same, fresh
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 SIZES = {
@@ -197,3 +204,211 @@ def test_refuses_other_arguments(local):
     step = compile_on(random_program(0, 2), [0, 1], local)
     with pytest.raises(ValueError, match=r"args\[0\] is float32\[7\]"):
         step(X[:7])
+
+
+@pytest.mark.parametrize("homes", [(RESIDENT,) * 3, (0, 1, 2)])
+def test_barriers_part_levels_from_transfers(local, homes):
+    rng = np.random.default_rng(1)
+    for seed in range(8):
+        sharded = at_home(random_program(seed, 24), homes)
+        placement = rng.integers(0, 3, 24)
+        step = compile_on(sharded, placement, local, 3, mode="bulk_synchronous")
+        step(X)
+        trace, level = step.trace, hop_levels(sharded.graph)
+        is_input = trace.transfer_tensor < 0
+        producer = sharded.graph.tensor_producer[np.where(is_input, 0, trace.transfer_tensor)]
+        sent_after = np.where(is_input, -1, level[producer])
+        for k in range(-1, level.max() + 1):
+            sent = sent_after == k
+            before = trace.finish_s[level <= k].max(initial=0.0)
+            arrived = trace.transfer_finish_s[sent].max(initial=before)
+            assert (trace.transfer_start_s[sent] >= before).all()
+            assert (trace.start_s[level > k] >= arrived).all()
+
+
+def test_a_level_waits_for_its_slowest_task(local):
+    sharded = build([("make", []), ("make", []), ("mean", ["t1", "i0"])], ["t0", "t2"])
+    step = compile_on(sharded, [0, 1, 1], local, mode="bulk_synchronous")
+    delay(step, 0, 0.2)
+    step(X)
+    assert step.trace.start_s[2] >= step.trace.finish_s[0] > 0.2
+
+
+blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
+
+
+@pytest.fixture
+def run_ahead_on_cpu(monkeypatch):
+    for module in ("local", "threads"):
+        monkeypatch.setattr(f"doppler_jax.engine.{module}.run_ahead", lambda device: 1)
+
+
+@blocking_modes
+@pytest.mark.parametrize("num_tasks", [1, 8, 40])
+@pytest.mark.usefixtures("run_ahead_on_cpu")
+def test_runs_random_programs_ahead(local, num_tasks, mode):
+    rng = np.random.default_rng(num_tasks)
+    for seed in range(10):
+        sharded = at_home(random_program(seed, num_tasks), (0, -1, -1))
+        placement = rng.integers(0, 3, num_tasks)
+        step = compile_on(sharded, placement, local, 3, mode=mode)
+        np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+        validate(sharded.graph, step.trace, tolerance=0)
+
+
+class Late:
+    """What a device that takes its time gives at once."""
+
+    def __init__(self, array, now, seen):
+        self.array, self.now, self.seen = array, now, seen
+
+    def block_until_ready(self):
+        time.sleep(0.02)
+        self.seen.append(len(self.now))
+        self.now.pop()
+
+
+@pytest.mark.usefixtures("run_ahead_on_cpu")
+def test_a_device_has_one_task_waiting_and_no_more(local, monkeypatch):
+    # A chain: what follows on the same device is enqueued before its operand is there.
+    tasks = [("make", []), *[("mean", [f"t{v}", "i0"]) for v in range(5)]]
+    step = compile_on(build(tasks, ["t5"]), [0] * 6, local, 1)
+    now, seen = [], []
+    job = step._loaded
+
+    def later(*_):
+        now.append(0)
+        return (Late(None, now, seen),)
+
+    object.__setattr__(job, "executables", (later,) * 5 + (job.executables[0],))
+    monkeypatch.setattr("doppler_jax.engine.memory.Buffers.operands", lambda self, v: [])
+    step(X)
+    assert max(seen) == 2
+    assert seen[:4] == [2] * 4  # the device never waited for the host
+    assert (np.diff(step.trace.finish_s) >= 0).all()
+    assert (step.trace.start_s[1:] >= step.trace.finish_s[:-1]).all()
+
+
+@blocking_modes
+@pytest.mark.usefixtures("run_ahead_on_cpu")
+def test_ahead_the_first_to_fail_is_named_and_the_next_call_works(local, mode, monkeypatch):
+    step = compile_on(FAILING_PROGRAM, [0, 1, 1, 1, 1, 0], local, mode=mode)
+    threads = num_threads()
+    for fails in (True, False, True):
+        monkeypatch.setitem(FAILING, "now", fails)
+        if fails:
+            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1"):
+                step(X)
+        else:
+            expected = run_plainly(FAILING_PROGRAM, X)["out"]
+            np.testing.assert_allclose(step(X)["out"], expected, rtol=1e-4)
+        assert num_threads() == threads
+
+
+@all_modes
+@pytest.mark.parametrize("homes", [(0, 0, RESIDENT), (1, 2, 0)])
+def test_runs_programs_whose_inputs_are_moved(local, mode, homes):
+    rng = np.random.default_rng(0)
+    for seed in range(6):
+        sharded = at_home(random_program(seed, 20), homes)
+        step = compile_on(sharded, rng.integers(0, 4, 20), local, 4, mode=mode)
+        for _ in range(2):
+            out, expected = step(X), run_plainly(sharded, X)
+            for name in ("in", "out"):
+                np.testing.assert_allclose(out[name], expected[name], rtol=1e-5)
+            validate(sharded.graph, step.trace, tolerance=0)
+        moved = {~x for x in step.trace.transfer_tensor.tolist() if x < 0}
+        assert moved <= {i for i, home in enumerate(homes) if home != RESIDENT}
+        assert moved
+
+
+@all_modes
+def test_an_input_is_moved_once_for_all_its_readers(local, mode, monkeypatch):
+    moved = []
+    move = ops.transfer
+    monkeypatch.setattr(ops, "transfer", lambda *a: moved.append(a[1].id) or move(*a))
+    sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
+    step = compile_on(sharded, [0, 1, 1], local, mode=mode)
+    step(X)
+    assert moved == [1]
+    assert step.trace.transfer_tensor.tolist() == [~0]
+    assert step.trace.transfer_source.tolist() == [0]
+    assert min(step.trace.start_s[1:]) >= step.trace.transfer_finish_s[0]
+
+
+@all_modes
+def test_a_failing_input_transfer_names_the_input(local, mode, monkeypatch):
+    sharded = at_home(build([("mean", ["i0", "i2"])], ["t0"]), (0, 0, RESIDENT))
+    step = compile_on(sharded, [1], local, mode=mode)
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "transfer", lambda *_: 1 / 0)
+        with pytest.raises(RuntimeError, match=r"^transfer of graph input 0, .*device 1") as e:
+            step(X)
+    assert (e.value.task, e.value.device) == (-1, 1)
+    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"])
+
+
+def test_residents_stay_until_another_array_comes(local, monkeypatch):
+    cuts = []
+    cut = memory.slice_block
+    monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a[1].start) or cut(*a))
+    sharded = build([("mean", ["i0", "i1"]), ("mean", ["i1", "i2"])], ["t0", "t1"])
+    sharded = at_home(sharded, (RESIDENT, 0, RESIDENT))
+    step = compile_on(sharded, [0, 1], local)
+    first, second = jax.numpy.asarray(X), jax.numpy.asarray(X + 1)
+    step(first)
+    assert sorted(cuts) == [(0,), (0,), (4,)]
+    for array, expected in ((first, [(4,)]), (second, [(0,), (4,)]), (first, [(0,), (4,)])):
+        cuts.clear()
+        np.testing.assert_allclose(step(array)["out"], run_plainly(sharded, array)["out"])
+        assert sorted(cuts) == expected  # input 1 is no resident, input 2 always the same
+
+
+@all_modes
+@pytest.mark.parametrize("out_device", [None, 0, 2])
+def test_outputs_land_where_asked(local, mode, out_device):
+    sharded = build([("mean", ["i0", "i1"]), ("mean", ["t0", "i2"])], ["t1", "t0"])
+    step = compile_on(sharded, [2, 1], local, 3, mode=mode, out_device=out_device)
+    out = step(X)
+    np.testing.assert_allclose(out["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    where = jax.devices()[1 if out_device is None else out_device]
+    assert out["out"].devices() == {where}  # by default that of its first block
+
+
+FAST = ("linen_encoder", "dropout_with_typed_keys", "rnn_unrolled", "sorting")
+"""Run by default; compiling all the kernels takes minutes."""
+
+
+@pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES],
+)
+def test_placed_function_equals_the_function(name, num_devices):
+    case = CASES[name]
+    fn, args = case.make()
+    expected = jax.jit(fn)(*fresh(args))
+    sharded = partition(case.trace(fn, args), num_devices)
+    rng = np.random.default_rng(num_devices)
+    devices = dj.LocalDevices(jax.devices()[:num_devices])
+    for mode in ("work_conserving", "stream"):
+        placement = rng.integers(num_devices, size=sharded.graph.num_tasks)
+        step = dj.compile(sharded, placement, devices=devices, mode=mode)
+        assert_same(step(*fresh(args)), expected, case.tolerance)
+
+
+def test_print_runs_once_on_one_device(capfd):
+    def prints(x):
+        y = jnp.tanh(x)
+        jax.debug.print("total {}", jnp.sum(x))
+        return y
+
+    x = np.ones((8, 4), np.float32)
+    sharded = partition(trace(prints, x), 4)
+    placement = np.arange(sharded.graph.num_tasks) % 4
+    step = dj.compile(sharded, placement, devices=jax.devices()[:4])
+    assert "total" not in capfd.readouterr().out
+    found = step(x)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "total 32.0\n"
+    np.testing.assert_allclose(found, np.tanh(x), rtol=1e-5)

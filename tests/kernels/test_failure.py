@@ -17,6 +17,7 @@ from doppler_jax.types import Kernel
 from tests.kernels.conftest import (
     BLOCK,
     FAILING,
+    FAILING_PROGRAM,
     KERNELS,
     all_modes,
     build,
@@ -29,18 +30,6 @@ from tests.kernels.conftest import (
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
-
-FAILING_PROGRAM = build(
-    [
-        ("mean", ["i0", "i1"]),
-        ("mean", ["t0", "t0"]),
-        ("boom", ["t1"]),
-        ("mean", ["t2", "t0"]),  # victims of task 2, on the other device too
-        ("mean", ["t3", "t2"]),
-        ("spin", ["i0"]),
-    ],
-    ["t4", "t5"],
-)
 
 
 @all_modes
@@ -123,21 +112,22 @@ def test_a_failing_transfer_ends_the_call_and_the_next_works(local, mode, monkey
 
 
 @all_modes
-def test_ctrl_c_ends_the_call_and_the_next_works(local, mode):
+def test_ctrl_c_ends_the_call_and_the_next_works(local, mode, least):
     spins = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(9)]]
     sharded = build(spins, ["t9"])
     step = compile_on(sharded, np.arange(10) % 2, local, mode=mode)
     step(X)
     threads = num_threads()
-    shares = []
-    while not shares or (len(shares) < 8 and min(shares) > 0.7):  # the machine may be busy
+
+    def share():
         whole_s = step.trace.finish_s.max()
         stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
         assert num_threads() == threads
         np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
         longest_s = max(whole_s, step.trace.finish_s.max())
-        shares.append(np.inf if stopped_s is None else stopped_s / longest_s)
-    assert min(shares) <= 0.7  # a quarter and a task, against all ten tasks
+        return np.inf if stopped_s is None else stopped_s / longest_s
+
+    least(share, 0.7)  # a quarter and a task, against all ten tasks
 
 
 @all_modes
