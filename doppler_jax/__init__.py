@@ -16,9 +16,14 @@ from doppler_jax.costs.build import (
 from doppler_jax.costs.calibration import Calibration, load_calibration, save_calibration
 from doppler_jax.costs.clusters import list_clusters, load_cluster, make_cluster, save_cluster
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.formats import load_graph, load_stg, save_graph
+from doppler_jax.graphs.formats import (
+    from_networkx,
+    load_graph,
+    load_stg,
+    save_graph,
+    to_networkx,
+)
 from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
-from doppler_jax.graphs.networkx_io import from_networkx, to_networkx
 from doppler_jax.methods import list_methods
 from doppler_jax.objective import Objective
 from doppler_jax.placed import Placed, load_placed

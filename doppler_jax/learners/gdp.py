@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
-from doppler_jax.policies.features import PolicyInputs
-from doppler_jax.policies.positional import OCTAVES, sinusoids
+from doppler_jax.policies.features import OCTAVES, PolicyInputs, sinusoids
 from doppler_jax.simulator.simulate import simulate_padded
-from doppler_jax.training.losses import normalised_advantage
+from doppler_jax.training.reinforce import normalised_advantage
 from doppler_jax.types import pytree
 
 SEGMENT = 128

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 
 from doppler_jax.policies.device_features import count_features
 from doppler_jax.policies.encoder import Encoder
-from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs
+from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs, sinusoids
 from doppler_jax.policies.place import PRECISION, Place, earliest_tables
-from doppler_jax.policies.positional import sinusoids
 from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policies.select import Select, b_level_scores
 

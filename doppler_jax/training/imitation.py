@@ -11,8 +11,7 @@ from doppler_jax.policies import rollout
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.loop import Phase
-from doppler_jax.training.losses import Lesson
-from doppler_jax.training.reinforce import descend_lesson
+from doppler_jax.training.reinforce import Lesson, descend_lesson
 from doppler_jax.training.state import TrainState, init_state, make_optimizer
 
 

@@ -37,7 +37,6 @@ from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
 from doppler_jax.training.loop import Phase, RunFolder, train
-from doppler_jax.training.losses import Lesson, loss_and_gradient, normalised_advantage
 from doppler_jax.training.pools import (
     BUCKETS,
     TRAINED,
@@ -47,7 +46,12 @@ from doppler_jax.training.pools import (
     make_pool,
     search,
 )
-from doppler_jax.training.reinforce import count_batch
+from doppler_jax.training.reinforce import (
+    Lesson,
+    count_batch,
+    loss_and_gradient,
+    normalised_advantage,
+)
 from doppler_jax.training.settings import check_settings
 from doppler_jax.training.state import TrainState, descend, init_state, make_optimizer
 from doppler_jax.types import pytree
