@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.learners.learner import Learner
@@ -61,13 +61,13 @@ class Doppler(Learner):
         """Returns the method of a policy with such settings."""
         return dataclasses.replace(self, policy=settings)
 
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
         return model.init_params(key, self.policy, problem)
 
     def phases(
-        self, key: chex.PRNGKey, problem: PolicyInputs, links: str
-    ) -> tuple[chex.PRNGKey, Sequence[Phase[TrainState]]]:
+        self, key: PRNGKey, problem: PolicyInputs, links: str
+    ) -> tuple[PRNGKey, Sequence[Phase[TrainState]]]:
         """Returns the key of fresh parameters and stages 1 and 2; the key is consumed."""
         params_key, first_key, second_key = jax.random.split(key, 3)
         # An elite says where tasks go, which is not always learned.
@@ -105,12 +105,7 @@ class Doppler(Learner):
         return LEAST_EVALUATIONS
 
     def propose(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> np.ndarray:
         """Returns placements `[count, n]`; see `policy_candidates`."""
         del links
@@ -149,7 +144,7 @@ def fit_updates(config: SimConfig, evaluations: int) -> SimConfig:
 def policy_candidates(
     problem: PolicyInputs,
     policy: Policy,
-    key: chex.PRNGKey,
+    key: PRNGKey,
     count: int,
     is_late: Callable[[], bool] | None = None,
 ) -> np.ndarray:
@@ -176,14 +171,12 @@ def policy_candidates(
 
 @partial(jax.jit, static_argnames="config")
 def _greedy(
-    params: chex.ArrayTree, problem: PolicyInputs, config: PolicyConfig
-) -> tuple[rollout.PolicyTables, chex.Array]:
+    params: ArrayTree, problem: PolicyInputs, config: PolicyConfig
+) -> tuple[rollout.PolicyTables, Array]:
     tables = model.apply(params, config, problem)
     return tables, rollout.greedy_placements(problem, tables)
 
 
 @jax.jit
-def _sample(
-    tables: rollout.PolicyTables, problem: PolicyInputs, keys: chex.PRNGKey
-) -> chex.Array:
+def _sample(tables: rollout.PolicyTables, problem: PolicyInputs, keys: PRNGKey) -> Array:
     return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables).placement

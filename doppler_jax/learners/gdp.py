@@ -10,6 +10,7 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import OCTAVES, PolicyInputs, sinusoids
@@ -25,9 +26,9 @@ SEGMENT = 128
 class GdpLesson:
     """What the loss reads of B episodes."""
 
-    placement: chex.Array  # [B, N] int32
-    log_p: chex.Array  # [B, N] of each task's device when it was drawn
-    advantage: chex.Array  # [B]
+    placement: Array  # [B, N] int32
+    log_p: Array  # [B, N] of each task's device when it was drawn
+    advantage: Array  # [B]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +71,18 @@ class Gdp(EpisodeLearner):
     entropy_weight: float = 3e-2  # at the start
     entropy_halving: int = 200  # updates after which it has halved
 
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters, all devices equally likely; the key is consumed."""
         return GdpNetwork(self).init(key, problem)["params"]
 
-    def logits(self, params: chex.ArrayTree, problem: PolicyInputs) -> chex.Array:
+    def logits(self, params: ArrayTree, problem: PolicyInputs) -> Array:
         """Returns the logits `[N, D]`, -inf where a device cannot run the task."""
         logits = GdpNetwork(self).apply({"params": params}, problem)
         chex.assert_shape(logits, problem.padded.compute_s[:-1].shape)
         return logits
 
     def explore(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        update: chex.Array,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Draws and simulates `batch` placements; the key is consumed."""
         del update
@@ -101,12 +97,8 @@ class Gdp(EpisodeLearner):
         return Explored(lesson=lesson, placement=placement, makespan_s=makespan_s)
 
     def loss(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        lesson: GdpLesson,
-        update: chex.Array,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, lesson: GdpLesson, update: Array
+    ) -> Array:
         """Returns minus surrogate and entropy bonus, means over tasks and episodes."""
         logits = self.logits(params, problem)
         ratio = jnp.exp(chosen_log_prob(logits, lesson.placement) - lesson.log_p)
@@ -118,13 +110,8 @@ class Gdp(EpisodeLearner):
         return -value.sum() / count
 
     def draw(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
+    ) -> Array:
         """Returns each task's likeliest device and `count - 1` draws; the key is consumed."""
         del links
         logits = self.logits(params, problem)
@@ -138,7 +125,7 @@ class GdpNetwork(nn.Module):
     config: Gdp
 
     @nn.compact
-    def __call__(self, problem: PolicyInputs) -> chex.Array:
+    def __call__(self, problem: PolicyInputs) -> Array:
         """Returns the logits `[N, D]`, -inf where a device cannot run the task."""
         width = self.config.width
         real = _real_tasks(problem)
@@ -164,7 +151,7 @@ class GdpNetwork(nn.Module):
         hidden = nn.LayerNorm()(scale * hidden).reshape(-1, width)[jnp.argsort(order)]
         return self._device_logits(hidden, problem)
 
-    def _device_logits(self, hidden: chex.Array, problem: PolicyInputs) -> chex.Array:
+    def _device_logits(self, hidden: Array, problem: PolicyInputs) -> Array:
         """Products of what a task asks for with each device's code and its time there."""
         width = self.config.width
         compute_s = problem.padded.compute_s[:-1]
@@ -179,7 +166,7 @@ class GdpNetwork(nn.Module):
         return jnp.where(allowed, logits, -jnp.inf)
 
 
-def clipped_gain(ratio: chex.Array, advantage: chex.Array, clip: float) -> chex.Array:
+def clipped_gain(ratio: Array, advantage: Array, clip: float) -> Array:
     """Returns PPO's surrogate: `min(r A, clip(r, 1 - clip, 1 + clip) A)`, element by element.
 
     Its gradient is 0 where a choice has already been made likelier (if A is positive, less
@@ -191,26 +178,26 @@ def clipped_gain(ratio: chex.Array, advantage: chex.Array, clip: float) -> chex.
     return jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def chosen_log_prob(logits: chex.Array, placement: chex.Array) -> chex.Array:
+def chosen_log_prob(logits: Array, placement: Array) -> Array:
     """Returns the log-probability `[B, N]` of every device of placements `[B, N]`."""
     log_p = jnp.take_along_axis(jax.nn.log_softmax(logits)[None], placement[..., None], -1)
     return log_p[..., 0]
 
 
-def _entropy(logits: chex.Array) -> chex.Array:
+def _entropy(logits: Array) -> Array:
     """Returns the entropy `[N]` of every task's distribution."""
     log_p = jax.nn.log_softmax(logits)
     log_p = jnp.where(jnp.isfinite(logits), log_p, 0.0)
     return -(jax.nn.softmax(logits) * log_p).sum(-1)
 
 
-def _draw(key: chex.PRNGKey, logits: chex.Array, count: int) -> chex.Array:
+def _draw(key: PRNGKey, logits: Array, count: int) -> Array:
     """Returns `count` placements `[count, N]`, each task's device drawn by itself."""
     shape = (count, logits.shape[0])
     return jax.random.categorical(key, logits, shape=shape).astype(jnp.int32)
 
 
-def _real_tasks(problem: PolicyInputs) -> chex.Array:
+def _real_tasks(problem: PolicyInputs) -> Array:
     return jnp.arange(problem.padded.padded_tasks) < problem.padded.num_tasks
 
 
@@ -229,9 +216,7 @@ class GraphSage(nn.Module):
     layers: int
 
     @nn.compact
-    def __call__(
-        self, features: chex.Array, senders: chex.Array, receivers: chex.Array
-    ) -> chex.Array:
+    def __call__(self, features: Array, senders: Array, receivers: Array) -> Array:
         """Returns embeddings `[N + 1, width]` from `features` `[N + 1, F]` and edges `[E]`."""
         here = jnp.concatenate([receivers, senders])
         there = jnp.concatenate([senders, receivers])
@@ -261,7 +246,7 @@ class SegmentAttention(nn.Module):
     heads: int
 
     @nn.compact
-    def __call__(self, hidden: chex.Array, real: chex.Array) -> chex.Array:
+    def __call__(self, hidden: Array, real: Array) -> Array:
         """Returns the next hidden states.
 
         Args:
@@ -273,7 +258,7 @@ class SegmentAttention(nn.Module):
         seen = nn.LayerNorm()(jnp.concatenate([cached, hidden], axis=1))
         mask = jnp.concatenate([_before(real), real], axis=1)[:, None, None, :]
 
-        def heads(values: chex.Array) -> chex.Array:
+        def heads(values: Array) -> Array:
             values = nn.Dense(self.width, use_bias=False)(values)
             return values.reshape(segments, -1, self.heads, self.width // self.heads)
 
@@ -288,7 +273,7 @@ class SegmentAttention(nn.Module):
         return hidden + nn.Dense(self.width)(inner)
 
 
-def cut_segments(values: chex.Array) -> chex.Array:
+def cut_segments(values: Array) -> Array:
     """Returns `values` `[M, ...]` as segments `[K, S, ...]`, padded by zeros at the end."""
     length = min(SEGMENT, values.shape[0])
     spare = -values.shape[0] % length
@@ -296,6 +281,6 @@ def cut_segments(values: chex.Array) -> chex.Array:
     return values.reshape(-1, length, *values.shape[1:])
 
 
-def _before(values: chex.Array) -> chex.Array:
+def _before(values: Array) -> Array:
     """Returns for each segment the one before; zeros for the first."""
     return jnp.concatenate([jnp.zeros_like(values[:1]), values[:-1]])

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.learners.learner import EpisodeLearner, Explored
@@ -25,11 +25,11 @@ WALKS = 32
 class SearchState:
     """A placement, its simulated schedule, and the task that was moved last."""
 
-    placement: chex.Array  # [N] int32
-    start_s: chex.Array  # [N]
-    finish_s: chex.Array  # [N]
-    makespan_s: chex.Array  # []
-    last: chex.Array  # [] int32, N if none
+    placement: Array  # [N] int32
+    start_s: Array  # [N]
+    finish_s: Array  # [N]
+    makespan_s: Array  # []
+    last: Array  # [] int32, N if none
 
 
 @pytree
@@ -37,8 +37,8 @@ class GiphLesson:
     """What the loss reads of B episodes of K steps."""
 
     state: SearchState  # [B, K, ...] before each move
-    move: chex.Array  # [B, K] int32, task * D + device, or N * D where none was legal
-    advantage: chex.Array  # [B, K]
+    move: Array  # [B, K] int32, task * D + device, or N * D where none was legal
+    advantage: Array  # [B, K]
 
 
 @pytree
@@ -46,9 +46,9 @@ class Walk:
     """B episodes of K moves, time first."""
 
     state: SearchState  # [K + 1, B, ...] before each move, and at the end
-    move: chex.Array  # [K, B] int32
+    move: Array  # [K, B] int32
 
-    def best(self) -> tuple[chex.Array, chex.Array]:
+    def best(self) -> tuple[Array, Array]:
         """Returns the best placement of each episode `[B, N]` and its makespan `[B]`."""
         step = self.state.makespan_s.argmin(0)
         episode = jnp.arange(len(step))
@@ -99,7 +99,7 @@ class Giph(EpisodeLearner):
         """Returns how many placements a proposal simulates: its start, and one per move."""
         return self.steps(num_tasks) + 1
 
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters, all moves equally likely; the key is consumed."""
         size = problem.padded.padded_tasks
         nowhere = SearchState(
@@ -111,21 +111,14 @@ class Giph(EpisodeLearner):
         )
         return GiphNetwork(self.width, self.rounds).init(key, problem, nowhere)["params"]
 
-    def logits(
-        self, params: chex.ArrayTree, problem: PolicyInputs, state: SearchState
-    ) -> chex.Array:
+    def logits(self, params: ArrayTree, problem: PolicyInputs, state: SearchState) -> Array:
         """Returns the logits `[N * D]` of all moves, -inf where not legal."""
         network = GiphNetwork(self.width, self.rounds)
         scores: Any = network.apply({"params": params}, problem, state)
         return scores.reshape(-1)
 
     def explore(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        update: chex.Array,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Walks `batch` episodes from random placements; the key is consumed."""
         del update
@@ -143,21 +136,17 @@ class Giph(EpisodeLearner):
         )
 
     def loss(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        lesson: GiphLesson,
-        update: chex.Array,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, lesson: GiphLesson, update: Array
+    ) -> Array:
         """Returns minus the mean, over steps, of advantage times log-probability."""
         del update
 
         # Recomputed in the backward pass: embeddings of all steps would not fit.
         @jax.checkpoint
-        def log_prob(state: SearchState, move: chex.Array) -> chex.Array:
+        def log_prob(state: SearchState, move: Array) -> Array:
             return move_log_prob(self.logits(params, problem, state), move)
 
-        def add(total: chex.Array, step: GiphLesson) -> tuple[chex.Array, None]:
+        def add(total: Array, step: GiphLesson) -> tuple[Array, None]:
             log_p = jax.vmap(log_prob)(step.state, step.move)
             return total - (step.advantage * log_p).mean(), None
 
@@ -166,13 +155,8 @@ class Giph(EpisodeLearner):
         return total / lesson.move.shape[1]
 
     def draw(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
+    ) -> Array:
         """Returns the best placements `[count, N]` of walks from random ones.
 
         The first walk takes the likeliest move each time, the others draw theirs. The key is
@@ -182,19 +166,14 @@ class Giph(EpisodeLearner):
         chunks = -(-count // chunk)
         heat = jnp.ones((chunks, chunk)).at[0, 0].set(0.0)
 
-        def some(inputs: tuple[chex.PRNGKey, chex.Array]) -> chex.Array:
+        def some(inputs: tuple[PRNGKey, Array]) -> Array:
             return self.walk(params, problem, *inputs, links).best()[0]
 
         found = jax.lax.map(some, (jax.random.split(key, chunks), heat))
         return found.reshape(chunks * chunk, -1)[:count]
 
     def walk(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        heat: chex.Array,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, heat: Array, links: str
     ) -> Walk:
         """Walks from B random placements; the key is consumed.
 
@@ -208,8 +187,8 @@ class Giph(EpisodeLearner):
         )
 
         def step(
-            carry: tuple[chex.Array, chex.Array], key: chex.PRNGKey
-        ) -> tuple[tuple[chex.Array, chex.Array], tuple[SearchState, chex.Array]]:
+            carry: tuple[Array, Array], key: PRNGKey
+        ) -> tuple[tuple[Array, Array], tuple[SearchState, Array]]:
             placement, last = carry
             result = simulate_padded(problem.padded, placement, links=links, schedule=True)
             ran = jnp.isfinite(result.finish_s)  # padding never does
@@ -234,7 +213,7 @@ class Giph(EpisodeLearner):
         return Walk(state=state, move=move[:-1])
 
 
-def move_log_prob(logits: chex.Array, move: chex.Array) -> chex.Array:
+def move_log_prob(logits: Array, move: Array) -> Array:
     """Returns the log-probability `[]` of a move given logits `[N * D]`; 0 if none is legal."""
     legal = jnp.isfinite(logits)
     none = move == logits.shape[0]
@@ -243,14 +222,14 @@ def move_log_prob(logits: chex.Array, move: chex.Array) -> chex.Array:
     return jnp.where(none, 0.0, log_p[jnp.minimum(move, logits.shape[0] - 1)])
 
 
-def step_advantage(gained_s: chex.Array, discount: float) -> chex.Array:
+def step_advantage(gained_s: Array, discount: float) -> Array:
     """Returns how much better than the mean each move's return is, in deviations, `[K, B]`.
 
     The return of a move is what it and the later ones gain, `gained_s` `[K, B]`, discounted;
     the mean is over the episodes at the same step.
     """
 
-    def back(later_s: chex.Array, now_s: chex.Array) -> tuple[chex.Array, chex.Array]:
+    def back(later_s: Array, now_s: Array) -> tuple[Array, Array]:
         total_s = now_s + discount * later_s
         return total_s, total_s
 
@@ -260,7 +239,7 @@ def step_advantage(gained_s: chex.Array, discount: float) -> chex.Array:
     return excess_s / jnp.where(spread_s > 0, spread_s, jnp.inf)
 
 
-def _moved(placement: chex.Array, move: chex.Array, num_devices: int) -> chex.Array:
+def _moved(placement: Array, move: Array, num_devices: int) -> Array:
     """Returns the placement `[N]` after a move; a task of N or more moves nothing."""
     return placement.at[move // num_devices].set(move % num_devices, mode="drop")
 
@@ -269,11 +248,11 @@ def _moved(placement: chex.Array, move: chex.Array, num_devices: int) -> chex.Ar
 class _Edges:
     """The E edges under a placement, padded ones from and to row N; times in seconds."""
 
-    sender: chex.Array  # [E] int32
-    reader: chex.Array  # [E] int32
-    in_s: chex.Array  # [E, D] transfer if the reader were on device d
-    out_s: chex.Array  # [E, D] transfer if the sender were on device d
-    now_s: chex.Array  # [E]
+    sender: Array  # [E] int32
+    reader: Array  # [E] int32
+    in_s: Array  # [E, D] transfer if the reader were on device d
+    out_s: Array  # [E, D] transfer if the sender were on device d
+    now_s: Array  # [E]
 
 
 class GiphNetwork(nn.Module):
@@ -287,7 +266,7 @@ class GiphNetwork(nn.Module):
     rounds: int
 
     @nn.compact
-    def __call__(self, problem: PolicyInputs, state: SearchState) -> chex.Array:
+    def __call__(self, problem: PolicyInputs, state: SearchState) -> Array:
         """Returns the logits `[N, D]` of moves, -inf where not legal."""
         padded = problem.padded
         rows, d = padded.compute_s.shape
@@ -303,11 +282,11 @@ class GiphNetwork(nn.Module):
         compute_s = jnp.where(jnp.isfinite(padded.compute_s), padded.compute_s, 0.0)
         load_s = jax.ops.segment_sum(_at(compute_s, device), device, d)
 
-        def units(*times_s: chex.Array) -> chex.Array:
+        def units(*times_s: Array) -> Array:
             scaled = jnp.stack(times_s, axis=-1) / problem.unit_s
             return jnp.sign(scaled) * jnp.log1p(jnp.abs(scaled))
 
-        def more(times_s: chex.Array) -> chex.Array:
+        def more(times_s: Array) -> Array:
             return times_s - _at(times_s, device)[:, None]
 
         makespan_s = jnp.maximum(state.makespan_s, jnp.finfo(jnp.float32).tiny)
@@ -339,7 +318,7 @@ class GiphNetwork(nn.Module):
         legal &= (tasks != state.last)[:, None]
         return jnp.where(legal, scores, -jnp.inf)[:-1]
 
-    def _embed(self, node: chex.Array, edge: chex.Array, edges: _Edges) -> chex.Array:
+    def _embed(self, node: Array, edge: Array, edges: _Edges) -> Array:
         """Returns the embeddings `[N + 1, h]`; every direction has its own weights."""
         rows = node.shape[0]
         hidden = nn.Dense(self.width)(node)
@@ -357,7 +336,7 @@ class GiphNetwork(nn.Module):
             hidden = hidden + nn.leaky_relu(new)
         return nn.LayerNorm()(hidden)
 
-    def _score(self, embedding: chex.Array, here: chex.Array, move: chex.Array) -> chex.Array:
+    def _score(self, embedding: Array, here: Array, move: Array) -> Array:
         """Returns scores `[N + 1, D]` from embeddings, device masks and move features."""
         on = here.astype(embedding.dtype)
         members = (on.T @ embedding) / jnp.maximum(on.sum(0), 1.0)[:, None]
@@ -370,7 +349,7 @@ class GiphNetwork(nn.Module):
         return out(nn.leaky_relu(hidden))[..., 0]
 
 
-def _edges(padded: PaddedProblem, device: chex.Array) -> _Edges:
+def _edges(padded: PaddedProblem, device: Array) -> _Edges:
     """Returns the edges under the placement `[N + 1]`.
 
     A tensor counts once per reader, although it travels once per device.
@@ -387,6 +366,6 @@ def _edges(padded: PaddedProblem, device: chex.Array) -> _Edges:
     return _Edges(sender=sender, reader=reader, in_s=in_s, out_s=out_s, now_s=_at(in_s, to_s))
 
 
-def _at(values: chex.Array, device: chex.Array) -> chex.Array:
+def _at(values: Array, device: Array) -> Array:
     """Returns the entry of each row of `[..., D]` at its own device."""
     return jnp.take_along_axis(values, device[:, None], axis=1)[:, 0]

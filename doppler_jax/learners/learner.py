@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.budget import Budget
 from doppler_jax.policies.features import PolicyInputs
@@ -55,13 +55,13 @@ class Learner(abc.ABC):
         return settings
 
     @abc.abstractmethod
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
 
     @abc.abstractmethod
     def phases(
-        self, key: chex.PRNGKey, problem: PolicyInputs, links: str
-    ) -> tuple[chex.PRNGKey, Sequence[Phase[TrainState]]]:
+        self, key: PRNGKey, problem: PolicyInputs, links: str
+    ) -> tuple[PRNGKey, Sequence[Phase[TrainState]]]:
         """Returns the key of fresh parameters and what training does; the key is consumed."""
 
     @abc.abstractmethod
@@ -83,12 +83,7 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def propose(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> np.ndarray:
         """Returns placements `[count, n]`, the first of likeliest choices; consumes the key."""
 
@@ -111,11 +106,11 @@ class Trained:
 def train_learner(
     learner: Learner,
     problem: PolicyInputs,
-    key: chex.PRNGKey,
+    key: PRNGKey,
     budget: Budget,
     *,
     links: str = "parallel",
-    params: chex.ArrayTree | None = None,
+    params: ArrayTree | None = None,
     report: Callable[[TrainState], None] | None = None,
 ) -> Trained:
     """Trains a learner for one problem until a bound is met; Ctrl-C ends it early.
@@ -163,7 +158,7 @@ def train_learner(
 
 
 @partial(jax.jit, static_argnames="learner")
-def _init_params(key: chex.PRNGKey, problem: PolicyInputs, learner: Learner) -> chex.ArrayTree:
+def _init_params(key: PRNGKey, problem: PolicyInputs, learner: Learner) -> ArrayTree:
     return learner.init(key, problem)
 
 
@@ -189,9 +184,9 @@ def best_placements(state: TrainState, num_tasks: int) -> np.ndarray:
 class Explored:
     """B episodes of a method and what they brought."""
 
-    lesson: chex.ArrayTree  # [B, ...] all that `EpisodeLearner.loss` reads of the episodes
-    placement: chex.Array  # [B, N] int32, the best placement that each episode met
-    makespan_s: chex.Array  # [B] its simulated makespan
+    lesson: ArrayTree  # [B, ...] all that `EpisodeLearner.loss` reads of the episodes
+    placement: Array  # [B, N] int32, the best placement that each episode met
+    makespan_s: Array  # [B] its simulated makespan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,12 +208,7 @@ class EpisodeLearner(Learner):
 
     @abc.abstractmethod
     def explore(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        update: chex.Array,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Returns `batch` episodes, simulated under `links`; the key is consumed.
 
@@ -227,40 +217,26 @@ class EpisodeLearner(Learner):
 
     @abc.abstractmethod
     def loss(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        lesson: Any,
-        update: chex.Array,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, lesson: Any, update: Array
+    ) -> Array:
         """Returns the mean loss `[]` of a part of an update's lesson."""
 
     @abc.abstractmethod
     def draw(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
+    ) -> Array:
         """Returns placements `[count, N]`, the first of likeliest choices; consumes the key."""
 
     def propose(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> np.ndarray:
         """Returns what `draw` does, without padding."""
         drawn = _draw(params, problem, key, self, count, links)
         return np.asarray(drawn)[:, : int(problem.padded.num_tasks)].astype(np.int64)
 
     def phases(
-        self, key: chex.PRNGKey, problem: PolicyInputs, links: str
-    ) -> tuple[chex.PRNGKey, Sequence[Phase[TrainState]]]:
+        self, key: PRNGKey, problem: PolicyInputs, links: str
+    ) -> tuple[PRNGKey, Sequence[Phase[TrainState]]]:
         """Returns the key of fresh parameters and the one phase; the key is consumed.
 
         Raises:
@@ -307,7 +283,7 @@ class EpisodeLearner(Learner):
 @partial(jax.jit, static_argnames=("learner", "links"))
 def episode_update(
     state: TrainState, problem: PolicyInputs, learner: EpisodeLearner, links: str
-) -> tuple[TrainState, dict[str, chex.Array]]:
+) -> tuple[TrainState, dict[str, Array]]:
     """Explores once and learns from it; returns the new state and scalar metrics."""
     explore_key, order_key = jax.random.split(jax.random.fold_in(state.key, state.update))
     explored = learner.explore(state.params, problem, explore_key, state.update, links)
@@ -331,9 +307,9 @@ def _learn(
     state: TrainState,
     problem: PolicyInputs,
     learner: EpisodeLearner,
-    lesson: chex.ArrayTree,
-    key: chex.PRNGKey,
-) -> tuple[TrainState, chex.Array]:
+    lesson: ArrayTree,
+    key: PRNGKey,
+) -> tuple[TrainState, Array]:
     """Takes the update's steps, each on a minibatch; returns the mean loss beside the state."""
     optimizer = make_optimizer(learner.learning_rate)
     share = learner.batch // learner.minibatches
@@ -342,7 +318,7 @@ def _learn(
     if learner.minibatches > 1:
         orders = jax.random.permutation(key, orders, axis=1, independent=True)
 
-    def step(state: TrainState, order: chex.Array) -> tuple[TrainState, chex.Array]:
+    def step(state: TrainState, order: Array) -> tuple[TrainState, Array]:
         part = jax.tree.map(lambda leaf: leaf[order], lesson)
         loss, gradient = jax.value_and_grad(learner.loss)(
             state.params, problem, part, state.update
@@ -356,11 +332,11 @@ def _learn(
 
 @partial(jax.jit, static_argnames=("learner", "count", "links"))
 def _draw(
-    params: chex.ArrayTree,
+    params: ArrayTree,
     problem: PolicyInputs,
-    key: chex.PRNGKey,
+    key: PRNGKey,
     learner: EpisodeLearner,
     count: int,
     links: str,
-) -> chex.Array:
+) -> Array:
     return learner.draw(params, problem, key, count, links)

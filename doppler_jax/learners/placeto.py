@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import PolicyInputs
@@ -38,11 +38,11 @@ ENTRIES = 1 << 24
 class Relatives:
     """Who is upstream and downstream of whom, a bit per pair: 10,000 tasks take 25 MB."""
 
-    ancestors: chex.Array  # [N + 1, W] uint32, of each task, itself included
-    descendants: chex.Array  # [N + 1, W] uint32, likewise
+    ancestors: Array  # [N + 1, W] uint32, of each task, itself included
+    descendants: Array  # [N + 1, W] uint32, likewise
 
 
-def find_relatives(problem: PolicyInputs, order: chex.Array) -> Relatives:
+def find_relatives(problem: PolicyInputs, order: Array) -> Relatives:
     """Returns the relatives of all tasks, given them in a topological order `[N]`."""
     padded = problem.padded
     return Relatives(
@@ -51,12 +51,12 @@ def find_relatives(problem: PolicyInputs, order: chex.Array) -> Relatives:
     )
 
 
-def _closure(neighbours: chex.Array, order: chex.Array) -> chex.Array:
+def _closure(neighbours: Array, order: Array) -> Array:
     """Joins, task after task, the words of `neighbours` `[N + 1, K]`, which come before it."""
     rows = neighbours.shape[0]
     neighbours = jnp.asarray(neighbours)
 
-    def join(words: chex.Array, task: chex.Array) -> tuple[chex.Array, None]:
+    def join(words: Array, task: Array) -> tuple[Array, None]:
         joined = jnp.bitwise_or.reduce(words[neighbours[task]], axis=0)
         own = jnp.uint32(1) << (task % WORD).astype(jnp.uint32)
         return words.at[task].set(joined.at[task // WORD].add(own)), None
@@ -64,7 +64,7 @@ def _closure(neighbours: chex.Array, order: chex.Array) -> chex.Array:
     return jax.lax.scan(join, jnp.zeros((rows, -(-rows // WORD)), jnp.uint32), order)[0]
 
 
-def group_shares(problem: PolicyInputs, relatives: Relatives, task: chex.Array) -> chex.Array:
+def group_shares(problem: PolicyInputs, relatives: Relatives, task: Array) -> Array:
     """Returns the weights `[3, N + 1]` that average over a task's groups.
 
     They are its ancestors, its descendants and all other tasks, which may run beside it.
@@ -72,7 +72,7 @@ def group_shares(problem: PolicyInputs, relatives: Relatives, task: chex.Array) 
     rows = problem.task_features.shape[0]
     tasks = jnp.arange(rows)
 
-    def members(words: chex.Array) -> chex.Array:
+    def members(words: Array) -> Array:
         bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None]) & 1
         return bits.reshape(-1)[:rows].astype(bool) & (tasks != task)
 
@@ -93,7 +93,7 @@ class TwoWayEncoder(nn.Module):
     rounds: int
 
     @nn.compact
-    def __call__(self, problem: PolicyInputs, features: chex.Array) -> chex.Array:
+    def __call__(self, problem: PolicyInputs, features: Array) -> Array:
         """Returns embeddings `[N + 1, ..., 2 width]` of features `[N + 1, ..., F]`."""
         start = nn.leaky_relu(nn.Dense(self.width)(features))
         start = nn.Dense(self.width)(start)
@@ -104,9 +104,7 @@ class TwoWayEncoder(nn.Module):
         ]
         return jnp.concatenate(ways, axis=-1)
 
-    def _pass_messages(
-        self, mean: Callable[[chex.Array], chex.Array], start: chex.Array
-    ) -> chex.Array:
+    def _pass_messages(self, mean: Callable[[Array], Array], start: Array) -> Array:
         message, update = nn.Dense(self.width), nn.Dense(self.width)
         embedding = start
         for _ in range(self.rounds):
@@ -115,9 +113,7 @@ class TwoWayEncoder(nn.Module):
         return embedding
 
 
-def neighbour_mean(
-    source: chex.Array, target: chex.Array, like: chex.Array
-) -> Callable[[chex.Array], chex.Array]:
+def neighbour_mean(source: Array, target: Array, like: Array) -> Callable[[Array], Array]:
     """Returns the function that averages rows of `source` `[E]` for every `target` `[E]`.
 
     Args:
@@ -135,9 +131,9 @@ def neighbour_mean(
 class Tables:
     """What all steps and episodes share."""
 
-    order: chex.Array  # [N] int32, tasks in the order of the steps; padding comes last
+    order: Array  # [N] int32, tasks in the order of the steps; padding comes last
     relatives: Relatives
-    embedding: chex.Array  # [N + 1, 2h] of the static features; [N + 1, 0] if encoded per step
+    embedding: Array  # [N + 1, 2h] of the static features; [N + 1, 0] if encoded per step
 
 
 class PlacetoPolicy(nn.Module):
@@ -168,8 +164,8 @@ class PlacetoPolicy(nn.Module):
         )
 
     def logits(
-        self, problem: PolicyInputs, tables: Tables, placement: chex.Array, step: chex.Array
-    ) -> chex.Array:
+        self, problem: PolicyInputs, tables: Tables, placement: Array, step: Array
+    ) -> Array:
         """Returns logits `[B, D]`, -inf for devices that cannot run the task of the step.
 
         Args:
@@ -191,13 +187,8 @@ class PlacetoPolicy(nn.Module):
         return jnp.where(jnp.isfinite(problem.padded.compute_s[task])[None], score, -jnp.inf)
 
     def _view_each_step(
-        self,
-        problem: PolicyInputs,
-        where: chex.Array,
-        task: chex.Array,
-        step: chex.Array,
-        share: chex.Array,
-    ) -> chex.Array:
+        self, problem: PolicyInputs, where: Array, task: Array, step: Array, share: Array
+    ) -> Array:
         """Encodes the graph as it is now; returns what the head sees, `[B, D, K]`.
 
         `where` is `[N + 1, B]`, the other arguments as in `logits` and `group_shares`.
@@ -214,12 +205,12 @@ class PlacetoPolicy(nn.Module):
     def _view_once(
         self,
         problem: PolicyInputs,
-        embedding: chex.Array,
-        where: chex.Array,
-        task: chex.Array,
-        step: chex.Array,
-        share: chex.Array,
-    ) -> chex.Array:
+        embedding: Array,
+        where: Array,
+        task: Array,
+        step: Array,
+        share: Array,
+    ) -> Array:
         """Averages static embeddings over the tasks of each device; like `_view_each_step`.
 
         Of each group, all tasks, those on the device, and those of them that stay there.
@@ -238,14 +229,12 @@ class PlacetoPolicy(nn.Module):
         return jnp.concatenate([static, pooled, near], axis=-1)
 
 
-def _visited(problem: PolicyInputs, step: chex.Array) -> chex.Array:
+def _visited(problem: PolicyInputs, step: Array) -> Array:
     """Whether each task was the task of an earlier step, `[N + 1]`."""
     return jnp.asarray(problem.topological_rank) < step
 
 
-def _state_features(
-    problem: PolicyInputs, where: chex.Array, task: chex.Array, step: chex.Array
-) -> chex.Array:
+def _state_features(problem: PolicyInputs, where: Array, task: Array, step: Array) -> Array:
     """Returns features `[N + 1, B, D, F]` of tasks as seen from each device.
 
     The static ones of all learned methods; compute on the device; whether the task is on the
@@ -261,7 +250,7 @@ def _state_features(
     move_s = padded.latency_s[there] + num_bytes * padded.seconds_per_byte[there]
     move_s = jnp.where(padded.num_edges[:, None, None] > 0, move_s, 0.0)
 
-    def spread(values: chex.Array) -> chex.Array:
+    def spread(values: Array) -> Array:
         return jnp.broadcast_to(values[..., None].astype(jnp.float32), (*on.shape, 1))
 
     static = problem.task_features[:, None, None]
@@ -278,7 +267,7 @@ def _state_features(
     )
 
 
-def _near_features(problem: PolicyInputs, where: chex.Array, task: chex.Array) -> chex.Array:
+def _near_features(problem: PolicyInputs, where: Array, task: Array) -> Array:
     """Returns features `[B, D, 5]` of moving the task to each device.
 
     Its compute there; mean transfer times of its inputs that are there, of its outputs that
@@ -290,13 +279,13 @@ def _near_features(problem: PolicyInputs, where: chex.Array, task: chex.Array) -
     latency_s = padded.latency_s.sum() / pairs
     seconds_per_byte = padded.seconds_per_byte.sum() / pairs
 
-    def inputs_s(readers: chex.Array) -> chex.Array:
+    def inputs_s(readers: Array) -> Array:
         """Seconds `[B, D]` to move the inputs of readers, but for the task's own."""
         producers = jnp.asarray(padded.pred_task)[readers]
         transfer_s = latency_s + jnp.asarray(padded.pred_bytes)[readers] * seconds_per_byte
         return on_each(producers, jnp.where(producers == task, 0.0, transfer_s))
 
-    def on_each(tasks: chex.Array, transfer_s: chex.Array) -> chex.Array:
+    def on_each(tasks: Array, transfer_s: Array) -> Array:
         on = where[tasks.reshape(-1)][:, :, None] == devices[None, None]
         return jnp.einsum("k,kbd->bd", transfer_s.reshape(-1), on.astype(jnp.float32))
 
@@ -313,7 +302,7 @@ def _near_features(problem: PolicyInputs, where: chex.Array, task: chex.Array) -
     return jnp.stack([*(jnp.log1p(s / problem.unit_s) for s in near_s), on], axis=-1)
 
 
-def act(policy: PlacetoPolicy, params: chex.ArrayTree, method: str, *args: Any) -> Any:
+def act(policy: PlacetoPolicy, params: ArrayTree, method: str, *args: Any) -> Any:
     """Runs a method of the policy."""
     return policy.apply({"params": params}, *args, method=method)
 
@@ -322,9 +311,9 @@ def act(policy: PlacetoPolicy, params: chex.ArrayTree, method: str, *args: Any) 
 class Lesson:
     """B episodes. Each task moves once, so start and end tell the placement of every step."""
 
-    start: chex.Array  # [B, N] int32
-    end: chex.Array  # [B, N] int32
-    advantage: chex.Array  # [B, N] of each step
+    start: Array  # [B, N] int32
+    end: Array  # [B, N] int32
+    advantage: Array  # [B, N] of each step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,10 +343,10 @@ class Placeto(EpisodeLearner):
         """Returns how many placements an update simulates: every episode's, at every step."""
         return self.batch * (num_tasks + 1)
 
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
 
-        def everything(policy: PlacetoPolicy) -> chex.Array:
+        def everything(policy: PlacetoPolicy) -> Array:
             tables = policy.tables(problem)
             placement = jnp.zeros((1, problem.padded.padded_tasks), jnp.int32)
             return policy.logits(problem, tables, placement, jnp.int32(0))
@@ -365,12 +354,7 @@ class Placeto(EpisodeLearner):
         return self.policy.init(key, method=everything)["params"]
 
     def explore(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        update: chex.Array,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Returns `batch` episodes, each from a device drawn at random; consumes the key."""
         del update
@@ -389,12 +373,8 @@ class Placeto(EpisodeLearner):
         )
 
     def loss(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        lesson: Lesson,
-        update: chex.Array,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, lesson: Lesson, update: Array
+    ) -> Array:
         """Returns REINFORCE's surrogate per step, less the entropy bonus, `[]`."""
         log_p, entropy = self.log_prob(params, problem, lesson.start, lesson.end)
         bonus = self.entropy_weight * 0.5 ** (update.astype(jnp.float32) / self.entropy_halving)
@@ -403,12 +383,8 @@ class Placeto(EpisodeLearner):
         return -gain.sum(-1).mean() / steps
 
     def log_prob(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        start: chex.Array,
-        end: chex.Array,
-    ) -> tuple[chex.Array, chex.Array]:
+        self, params: ArrayTree, problem: PolicyInputs, start: Array, end: Array
+    ) -> tuple[Array, Array]:
         """Returns log-probability and entropy of every step, `[B, N]`, 0 after the last.
 
         The steps of episodes from `start` to `end` `[B, N]` are recomputed one by one, here
@@ -418,9 +394,7 @@ class Placeto(EpisodeLearner):
         tables: Tables = act(policy, params, "tables", problem)
 
         @jax.checkpoint
-        def step(
-            params: chex.ArrayTree, tables: Tables, step: chex.Array
-        ) -> tuple[chex.Array, chex.Array]:
+        def step(params: ArrayTree, tables: Tables, step: Array) -> tuple[Array, Array]:
             placement = placement_at(problem, start, end, step)
             logits = act(policy, params, "logits", problem, tables, placement, step)
             chosen = end[:, tables.order[step]]
@@ -431,13 +405,8 @@ class Placeto(EpisodeLearner):
         return log_p.T, entropy.T
 
     def draw(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
+    ) -> Array:
         """Returns placements `[count, N]`, the ends of episodes; consumes the key.
 
         The first starts on the device that would run everything soonest and takes the
@@ -452,20 +421,13 @@ class Placeto(EpisodeLearner):
         return self._run(params, problem, start_on(problem, device), key, greedy=1)
 
     def _run(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        start: chex.Array,
-        key: chex.PRNGKey,
-        greedy: int,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, start: Array, key: PRNGKey, greedy: int
+    ) -> Array:
         """Returns the ends `[B, N]` of episodes; the first `greedy` take likeliest choices."""
         policy = self.policy
         tables: Tables = act(policy, params, "tables", problem)
 
-        def step(
-            placement: chex.Array, inputs: tuple[chex.Array, chex.PRNGKey]
-        ) -> tuple[chex.Array, None]:
+        def step(placement: Array, inputs: tuple[Array, PRNGKey]) -> tuple[Array, None]:
             step, key = inputs
             logits = act(policy, params, "logits", problem, tables, placement, step)
             device = jax.random.categorical(key, logits)
@@ -480,7 +442,7 @@ class Placeto(EpisodeLearner):
         return jax.lax.scan(step, start, (steps, jax.random.split(key, count)))[0]
 
 
-def start_on(problem: PolicyInputs, device: chex.Array) -> chex.Array:
+def start_on(problem: PolicyInputs, device: Array) -> Array:
     """Returns placements `[B, N]` of all tasks on one device `[B]`.
 
     What that one cannot run is where it is fastest.
@@ -491,17 +453,13 @@ def start_on(problem: PolicyInputs, device: chex.Array) -> chex.Array:
     return jnp.where(able, device[:, None].astype(jnp.int32), fastest[None])
 
 
-def placement_at(
-    problem: PolicyInputs, start: chex.Array, end: chex.Array, step: chex.Array
-) -> chex.Array:
+def placement_at(problem: PolicyInputs, start: Array, end: Array, step: Array) -> Array:
     """Returns the placement before a step `[]` of episodes from `start` to `end` `[..., N]`."""
     moved = jnp.asarray(problem.topological_rank)[:-1] < step
     return jnp.where(jnp.broadcast_to(moved, start.shape), end, start)
 
 
-def step_makespans(
-    problem: PolicyInputs, start: chex.Array, end: chex.Array, links: str
-) -> chex.Array:
+def step_makespans(problem: PolicyInputs, start: Array, end: Array, links: str) -> Array:
     """Simulates episodes from `start` to `end` `[B, N]` before every step and at the end.
 
     Returns:
@@ -512,7 +470,7 @@ def step_makespans(
     count = -(-total * max(size, 1) // ENTRIES)
     chunk = -(-total // count)
 
-    def run(index: chex.Array) -> chex.Array:
+    def run(index: Array) -> Array:
         episode, step = jnp.minimum(index // (size + 1), batch - 1), index % (size + 1)
         placements = jax.vmap(placement_at, in_axes=(None, 0, 0, 0))(
             problem, start[episode], end[episode], step
@@ -523,7 +481,7 @@ def step_makespans(
     return jax.lax.map(run, index).reshape(-1)[:total].reshape(batch, size + 1)
 
 
-def advantages(makespan_s: chex.Array) -> chex.Array:
+def advantages(makespan_s: Array) -> Array:
     """Returns advantages `[B, N]` of the steps from makespans `[B, N + 1]` around them.
 
     A step is rewarded with the time that it saves, so that its own and all later rewards sum
@@ -537,9 +495,7 @@ def advantages(makespan_s: chex.Array) -> chex.Array:
     return excess_s / jnp.where(spread_s > 1e-6 * makespan_s.mean(), spread_s, jnp.inf)
 
 
-def _categorical(
-    logits: chex.Array, chosen: chex.Array, real: chex.Array
-) -> tuple[chex.Array, chex.Array]:
+def _categorical(logits: Array, chosen: Array, real: Array) -> tuple[Array, Array]:
     """Log-probability `[B]` of the choice and entropy `[B]`; 0 where the step is not real."""
     legal = jnp.isfinite(logits)
     log_p = jnp.where(legal, jax.nn.log_softmax(logits, axis=-1), 0.0)

@@ -8,9 +8,9 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies import model
@@ -39,8 +39,8 @@ NUM_DYNAMIC = 3
 class Pairs:
     """The choices of a step: W heads of chains, D devices."""
 
-    logits: chex.Array  # [W, D] of one softmax; -inf where the choice is not legal
-    est_s: chex.Array  # [W, D] earliest start
+    logits: Array  # [W, D] of one softmax; -inf where the choice is not legal
+    est_s: Array  # [W, D] earliest start
 
 
 @pytree
@@ -48,24 +48,24 @@ class Lesson:
     """B episodes and what the log-probability of each weighs."""
 
     actions: Actions  # [B, T]
-    weight: chex.Array  # [B]
+    weight: Array  # [B]
 
 
-def frontier(problem: PolicyInputs, state: ListSchedule) -> chex.Array:
+def frontier(problem: PolicyInputs, state: ListSchedule) -> Array:
     """Returns which heads of chains may be placed next, bool `[W]`."""
     return (state.missing == 0) & (state.head != problem.padded.padded_tasks)
 
 
 def place_logits(
     tables: PlaceTables, problem: PolicyInputs, state: ListSchedule
-) -> tuple[chex.Array, chex.Array]:
+) -> tuple[Array, Array]:
     """Returns PLC's logits of every head on every device, and its start there, `[W, D]`."""
     on = (state.device[:, None] == jnp.arange(problem.padded.num_devices)[None]).astype(
         tables.member.dtype
     )
     members = (on.T @ tables.member) / jnp.maximum(on.sum(0), 1.0)[:, None]
 
-    def look(task: chex.Array) -> tuple[chex.Array, chex.Array, chex.Array]:
+    def look(task: Array) -> tuple[Array, Array, Array]:
         choice = Choice(problem, state, task)
         seen = device_features(choice, tables.kernel.shape[0])
         return seen, choice.est_s, choice.allowed
@@ -78,13 +78,13 @@ def place_logits(
 
 def run(
     policy: "Stepwise",
-    params: chex.ArrayTree,
+    params: ArrayTree,
     prepared: Any,
     problem: PolicyInputs,
-    draw: chex.Array,
+    draw: Array,
     *,
     greedy: bool = False,
-) -> tuple[Actions, chex.Array]:
+) -> tuple[Actions, Array]:
     """Runs an episode: actions `[T]` and the placement `[N]`.
 
     Args:
@@ -97,7 +97,7 @@ def run(
     """
     padded = problem.padded
 
-    def step(state: ListSchedule, draw: chex.Array) -> tuple[ListSchedule, Actions]:
+    def step(state: ListSchedule, draw: Array) -> tuple[ListSchedule, Actions]:
         pairs = policy.pairs(params, prepared, problem, state)
         # With the bound an empty frontier has weights 0 and not nan.
         most = pairs.logits.max(initial=jnp.finfo(jnp.float32).min)
@@ -118,11 +118,11 @@ def run(
 
 def log_prob(
     policy: "Stepwise",
-    params: chex.ArrayTree,
+    params: ArrayTree,
     prepared: Any,
     problem: PolicyInputs,
     actions: Actions,
-) -> tuple[chex.Array, chex.Array]:
+) -> tuple[Array, Array]:
     """Returns log-probability and entropy of an episode's choices, `[]` each.
 
     Differentiable in `params` and `prepared`, within the memory that the policy's `block` sets.
@@ -130,9 +130,7 @@ def log_prob(
     padded = problem.padded
     devices = jnp.arange(padded.num_devices)
 
-    def step(
-        state: ListSchedule, action: Actions
-    ) -> tuple[ListSchedule, tuple[chex.Array, chex.Array]]:
+    def step(state: ListSchedule, action: Actions) -> tuple[ListSchedule, tuple[Array, Array]]:
         pairs = policy.pairs(params, prepared, problem, state)
         real = action.task != padded.padded_tasks
         chosen = (state.head == action.task)[:, None] & (devices == action.device)[None]
@@ -144,9 +142,7 @@ def log_prob(
         return state, (judged[0][0], judged[1][0])
 
     @jax.checkpoint
-    def steps(
-        state: ListSchedule, part: Actions
-    ) -> tuple[ListSchedule, tuple[chex.Array, chex.Array]]:
+    def steps(state: ListSchedule, part: Actions) -> tuple[ListSchedule, tuple[Array, Array]]:
         return jax.lax.scan(step, state, part)
 
     spare = -padded.padded_tasks % policy.block
@@ -160,12 +156,8 @@ def log_prob(
 
 
 def sample(
-    policy: "Stepwise",
-    params: chex.ArrayTree,
-    problem: PolicyInputs,
-    key: chex.PRNGKey,
-    batch: int,
-) -> tuple[Actions, chex.Array]:
+    policy: "Stepwise", params: ArrayTree, problem: PolicyInputs, key: PRNGKey, batch: int
+) -> tuple[Actions, Array]:
     """Returns the actions `[B, T]` and placements `[B, N]` of sampled episodes."""
     draw = jax.random.uniform(key, (batch, problem.padded.padded_tasks, 2))
     prepared = policy.prepare(params, problem)
@@ -193,12 +185,12 @@ class Stepwise(EpisodeLearner):
         """Steps of which a gradient keeps in memory what they looked at."""
 
     @abc.abstractmethod
-    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> Any:
+    def prepare(self, params: ArrayTree, problem: PolicyInputs) -> Any:
         """Returns what the steps of all episodes share."""
 
     @abc.abstractmethod
     def pairs(
-        self, params: chex.ArrayTree, prepared: Any, problem: PolicyInputs, state: ListSchedule
+        self, params: ArrayTree, prepared: Any, problem: PolicyInputs, state: ListSchedule
     ) -> Pairs:
         """Returns the choices in a state of the list schedule, a function of the state."""
 
@@ -207,26 +199,21 @@ class Stepwise(EpisodeLearner):
         """Of the networks, which are DOPPLER's own."""
         return PolicyConfig(width=self.width, rounds=self.rounds, features=self.features)
 
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
         return model.init_params(key, self.config, problem)
 
     def explore(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        update: chex.Array,
-        links: str,
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Returns episodes of the teacher in the first updates, of the policy afterwards."""
 
-        def imitated(key: chex.PRNGKey) -> tuple[Actions, chex.Array]:
+        def imitated(key: PRNGKey) -> tuple[Actions, Array]:
             keys = jax.random.split(key, self.batch)
             episodes = jax.vmap(teach, in_axes=(0, None))(keys, problem)
             return episodes.actions, episodes.placement
 
-        def drawn(key: chex.PRNGKey) -> tuple[Actions, chex.Array]:
+        def drawn(key: PRNGKey) -> tuple[Actions, Array]:
             return sample(self, params, problem, key, self.batch)
 
         is_taught = update < IMITATED
@@ -240,12 +227,12 @@ class Stepwise(EpisodeLearner):
         )
 
     def loss(
-        self, params: chex.ArrayTree, problem: PolicyInputs, lesson: Lesson, update: chex.Array
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, lesson: Lesson, update: Array
+    ) -> Array:
         """Returns minus the mean of weighted log-probability and entropy bonus, per step."""
         prepared = self.prepare(params, problem)
 
-        def judge(actions: Actions) -> tuple[chex.Array, chex.Array]:
+        def judge(actions: Actions) -> tuple[Array, Array]:
             return log_prob(self, params, prepared, problem, actions)
 
         log_p, entropy = jax.lax.map(judge, lesson.actions, batch_size=CHUNK)
@@ -255,13 +242,8 @@ class Stepwise(EpisodeLearner):
         return -(lesson.weight * log_p + bonus * entropy).mean() / steps
 
     def draw(
-        self,
-        params: chex.ArrayTree,
-        problem: PolicyInputs,
-        key: chex.PRNGKey,
-        count: int,
-        links: str,
-    ) -> chex.Array:
+        self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
+    ) -> Array:
         """Returns the greedy placement and `count - 1` samples, `[count, N]`."""
         del links
         _, placements = sample(self, params, problem, key, count)
@@ -271,7 +253,7 @@ class Stepwise(EpisodeLearner):
         return placements.at[0].set(likeliest)
 
 
-def _no_members(problem: PolicyInputs) -> chex.Array:
+def _no_members(problem: PolicyInputs) -> Array:
     return jnp.zeros((problem.task_features.shape[0], 1))
 
 
@@ -290,13 +272,13 @@ class Joint(Stepwise):
         """Steps of which a gradient keeps in memory what they looked at."""
         return 64
 
-    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> PolicyTables:
+    def prepare(self, params: ArrayTree, problem: PolicyInputs) -> PolicyTables:
         """Returns the tables, which one pass of the encoder makes for all episodes."""
         return model.apply(params, self.config, problem)
 
     def pairs(
         self,
-        params: chex.ArrayTree,
+        params: ArrayTree,
         prepared: PolicyTables,
         problem: PolicyInputs,
         state: ListSchedule,
@@ -328,17 +310,17 @@ class PerStep(Stepwise):
         """Steps of which a gradient keeps in memory what they looked at."""
         return 4
 
-    def init(self, key: chex.PRNGKey, problem: PolicyInputs) -> chex.ArrayTree:
+    def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
         rows = problem.task_features.shape[0]
         seen = _with_features(problem, jnp.zeros((rows, NUM_DYNAMIC)))
         return model.init_params(key, self.config, seen)
 
-    def prepare(self, params: chex.ArrayTree, problem: PolicyInputs) -> None:
+    def prepare(self, params: ArrayTree, problem: PolicyInputs) -> None:
         """Returns nothing: steps share nothing."""
 
     def pairs(
-        self, params: chex.ArrayTree, prepared: None, problem: PolicyInputs, state: ListSchedule
+        self, params: ArrayTree, prepared: None, problem: PolicyInputs, state: ListSchedule
     ) -> Pairs:
         """Returns the choices in a state of the list schedule."""
         del prepared
@@ -358,6 +340,6 @@ class PerStep(Stepwise):
         return Pairs(logits=jnp.where(legal, scores[:, None] + logits, -jnp.inf), est_s=est_s)
 
 
-def _with_features(problem: PolicyInputs, dynamic: chex.Array) -> PolicyInputs:
+def _with_features(problem: PolicyInputs, dynamic: Array) -> PolicyInputs:
     seen = jnp.concatenate([problem.task_features, dynamic], axis=-1)
     return dataclasses.replace(problem, task_features=seen)

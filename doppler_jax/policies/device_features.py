@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable
 from functools import cached_property
 
-import chex
 import jax.numpy as jnp
+from chex import Array
 
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.list_schedule import ListSchedule
@@ -26,7 +26,7 @@ class Choice:
     devices; times are seconds.
     """
 
-    def __init__(self, problem: PolicyInputs, state: ListSchedule, task: chex.Array) -> None:
+    def __init__(self, problem: PolicyInputs, state: ListSchedule, task: Array) -> None:
         """Takes the problem, the schedule so far and the task `[]` to be placed."""
         self.problem, self.state, self.task = problem, state, task
         self.padded = problem.padded
@@ -35,22 +35,22 @@ class Choice:
         self.allowed = jnp.isfinite(self.compute_s)
 
     @cached_property
-    def source(self) -> chex.Array:
+    def source(self) -> Array:
         """Device of each producer, `[P]`; D for padding."""
         return self.state.device[self.producers]
 
     @cached_property
-    def on(self) -> chex.Array:
+    def on(self) -> Array:
         """Whether each producer is on each device, `[P, D]`."""
         return self.source[:, None] == jnp.arange(self.padded.num_devices)[None]
 
     @cached_property
-    def real(self) -> chex.Array:
+    def real(self) -> Array:
         """Which producers are no padding, `[P, 1]`."""
         return (self.producers != self.padded.padded_tasks)[:, None]
 
     @cached_property
-    def move_s(self) -> chex.Array:
+    def move_s(self) -> Array:
         """Transfer time of each input to each device, `[P, D]`."""
         there = jnp.minimum(self.source, self.padded.num_devices - 1)
         latency_s, seconds_per_byte = self.padded.links
@@ -58,7 +58,7 @@ class Choice:
         return latency_s[there] + (num_bytes * seconds_per_byte[there])
 
     @cached_property
-    def est_s(self) -> chex.Array:
+    def est_s(self) -> Array:
         """Earliest start on each device, `[D]`; inf where it cannot run the task."""
         finish_s = self.state.finish_s[self.producers][:, None]
         arrival_s = jnp.where(self.real, finish_s + self.move_s, 0.0).max(0)
@@ -66,68 +66,68 @@ class Choice:
         return jnp.where(self.allowed, jnp.maximum(self.state.free_s, arrival_s), jnp.inf)
 
     @cached_property
-    def late_s(self) -> chex.Array:
+    def late_s(self) -> Array:
         """Finish after the earliest possible one, `[D]`."""
         finish_s = self.est_s + self.compute_s
         return jnp.where(self.allowed, finish_s - finish_s.min(), 0.0)
 
     @cached_property
-    def affinity_s(self) -> chex.Array:
+    def affinity_s(self) -> Array:
         """Transfer time of the other inputs of the task's readers that are there, `[D]`."""
         return self.state.near_s[self.padded.succ_task[self.task]].sum(0)
 
     @cached_property
-    def related(self) -> chex.Array:
+    def related(self) -> Array:
         """The share of the task's relatives that is there, `[D]`."""
         devices = jnp.arange(self.padded.num_devices)[None]
         there = self.state.device[self.problem.relative_task[self.task]][:, None] == devices
         weight = self.problem.relative_weight[self.task][:, None]
         return jnp.where(there, weight, 0.0).sum(0)
 
-    def where_allowed(self, times_s: chex.Array) -> chex.Array:
+    def where_allowed(self, times_s: Array) -> Array:
         """Returns times `[D]`, 0 where the task cannot run."""
         return jnp.where(self.allowed, times_s, 0.0)
 
 
-def _load_s(choice: Choice) -> chex.Array:
+def _load_s(choice: Choice) -> Array:
     load_s = choice.state.load_s
     return load_s - jnp.where(choice.allowed, load_s, jnp.inf).min()
 
 
-def _input_compute_s(choice: Choice) -> chex.Array:
+def _input_compute_s(choice: Choice) -> Array:
     # The producers' compute where they run; 0 instead of inf elsewhere.
     return jnp.where(choice.on, choice.padded.compute_s[choice.producers], 0.0).sum(0)
 
 
-def _first_start_s(choice: Choice) -> chex.Array:
+def _first_start_s(choice: Choice) -> Array:
     start_s = choice.state.start_s[choice.producers][:, None]
     first_s = jnp.where(choice.on, start_s, jnp.inf).min(0)
     return jnp.where(choice.on.any(0), first_s - choice.est_s.min(), 0.0)
 
 
-def _last_end_s(choice: Choice) -> chex.Array:
+def _last_end_s(choice: Choice) -> Array:
     finish_s = choice.state.finish_s[choice.producers][:, None]
     last_s = jnp.where(choice.on, finish_s, -jnp.inf).max(0)
     return jnp.where(choice.on.any(0), last_s - choice.est_s.min(), 0.0)
 
 
-def _start_s(choice: Choice) -> chex.Array:
+def _start_s(choice: Choice) -> Array:
     return choice.where_allowed(choice.est_s - choice.est_s.min())
 
 
-def _idle_s(choice: Choice) -> chex.Array:
+def _idle_s(choice: Choice) -> Array:
     return choice.where_allowed(choice.est_s - choice.state.free_s)
 
 
-def _moved_s(choice: Choice) -> chex.Array:
+def _moved_s(choice: Choice) -> Array:
     return jnp.where(choice.real, choice.move_s, 0.0).sum(0)
 
 
-def _is_first(choice: Choice) -> chex.Array:
+def _is_first(choice: Choice) -> Array:
     return choice.late_s <= SAME * choice.problem.unit_s
 
 
-def _related_of_placed(choice: Choice) -> chex.Array:
+def _related_of_placed(choice: Choice) -> Array:
     return choice.related / jnp.maximum(choice.related.sum(), 1e-6)
 
 
@@ -137,7 +137,7 @@ class DeviceFeature:
 
     name: str
     since: str  # the smallest of `FEATURE_SETS` that has it; larger ones do, too
-    of: Callable[[Choice], chex.Array]  # `[D]`
+    of: Callable[[Choice], Array]  # `[D]`
     is_time: bool = True  # then it is scaled to units and compressed
 
 
@@ -174,7 +174,7 @@ def column(name: str) -> int:
     return [row.name for row in DEVICE_FEATURES].index(name)
 
 
-def device_features(choice: Choice, count: int = len(DEVICE_FEATURES)) -> chex.Array:
+def device_features(choice: Choice, count: int = len(DEVICE_FEATURES)) -> Array:
     """Returns the first `count` features of putting a task on each device, `[D, count]`.
 
     Times are in the problem's units, compressed by a signed logarithm.

@@ -1,9 +1,9 @@
 """Task embeddings: message passing over the edges, in both directions, once per update."""
 
-import chex
 import flax.linen as nn
 import jax.numpy as jnp
 import jraph
+from chex import Array
 
 from doppler_jax.policies.features import PolicyInputs
 
@@ -19,7 +19,7 @@ class Encoder(nn.Module):
     rounds: int
 
     @nn.compact
-    def __call__(self, problem: PolicyInputs) -> chex.Array:
+    def __call__(self, problem: PolicyInputs) -> Array:
         """Returns the embeddings `[N + 1, width]`."""
         graph = jraph.GraphsTuple(
             nodes=nn.Dense(self.width)(problem.task_features),
@@ -38,14 +38,10 @@ class Encoder(nn.Module):
             graph = graph._replace(nodes=graph.nodes + passed.nodes)
         return nn.LayerNorm()(graph.nodes)
 
-    def _messages(
-        self, edge: chex.Array, sent: chex.Array, received: chex.Array, _: None
-    ) -> chex.Array:
+    def _messages(self, edge: Array, sent: Array, received: Array, _: None) -> Array:
         ends = jnp.concatenate([edge, sent, received], axis=-1)
         return nn.leaky_relu(nn.Dense(self.width)(ends))
 
-    def _update(
-        self, node: chex.Array, sent: chex.Array, received: chex.Array, _: None
-    ) -> chex.Array:
+    def _update(self, node: Array, sent: Array, received: Array, _: None) -> Array:
         seen = jnp.concatenate([node, sent, received], axis=-1)
         return nn.leaky_relu(nn.Dense(self.width)(seen))

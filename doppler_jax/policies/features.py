@@ -4,10 +4,10 @@ FEATURE_VERSION names this module's and `device_features.py`'s features together
 of another version is refused.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import Array
 
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs import levels
@@ -30,19 +30,19 @@ class PolicyInputs:
     """An `PaddedProblem` and the static features of its tasks; row N belongs to no task."""
 
     padded: PaddedProblem
-    task_features: chex.Array  # [N + 1, 5] see `_task_features`
-    edge_sender: chex.Array  # [E] int32, padding N
-    edge_receiver: chex.Array  # [E] int32, padding N
-    edge_features: chex.Array  # [E, 1] transfer time over `unit_s`, compressed
-    next_on_b_path: chex.Array  # [N + 1] int32, on the longest path to an exit, or N
-    next_on_t_path: chex.Array  # [N + 1] int32, on the longest path from an entry, or N
-    b_rank: chex.Array  # [N + 1] int32, rank of the b-level, equal for (nearly) equal levels
-    topological_rank: chex.Array  # [N + 1] int32, position in a topological order
-    unit_s: chex.Array  # [] mean of a task's compute and largest output transfer
-    succ_transfer_s: chex.Array  # [N + 1, S] mean transfer time of each outgoing edge
-    relative_task: chex.Array  # [N + 1, K] int32, tasks that each belongs with, or N
-    relative_weight: chex.Array  # [N + 1, K] how much, 0 or adding up to 1
-    graph_features: chex.Array  # [2] devices, and mean compute per device over longest path
+    task_features: Array  # [N + 1, 5] see `_task_features`
+    edge_sender: Array  # [E] int32, padding N
+    edge_receiver: Array  # [E] int32, padding N
+    edge_features: Array  # [E, 1] transfer time over `unit_s`, compressed
+    next_on_b_path: Array  # [N + 1] int32, on the longest path to an exit, or N
+    next_on_t_path: Array  # [N + 1] int32, on the longest path from an entry, or N
+    b_rank: Array  # [N + 1] int32, rank of the b-level, equal for (nearly) equal levels
+    topological_rank: Array  # [N + 1] int32, position in a topological order
+    unit_s: Array  # [] mean of a task's compute and largest output transfer
+    succ_transfer_s: Array  # [N + 1, S] mean transfer time of each outgoing edge
+    relative_task: Array  # [N + 1, K] int32, tasks that each belongs with, or N
+    relative_weight: Array  # [N + 1, K] how much, 0 or adding up to 1
+    graph_features: Array  # [2] devices, and mean compute per device over longest path
 
 
 def make_policy_inputs(graph: TaskGraph, costs: Costs) -> PolicyInputs:
@@ -174,7 +174,7 @@ OCTAVES = 10
 """Frequencies, each twice the one before."""
 
 
-def sinusoids(turns: chex.Array) -> chex.Array:
+def sinusoids(turns: Array) -> Array:
     """Returns sines and cosines `[K, 2 * OCTAVES]` of turns `[K]`, each octave twice as fast.
 
     Numbers below `2**OCTAVES`, divided by it, are told apart by the fastest ones if they are

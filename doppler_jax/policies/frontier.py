@@ -7,9 +7,9 @@ those of 256 episodes of 20,480 steps and 512 chains are 13 GB. Differences of r
 would be cheaper, but exponentials of scores differ by e^40, and float32 would lose the small.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array
 
 from doppler_jax.policies.features import PolicyInputs
 
@@ -17,7 +17,7 @@ NOTHING = -1e30
 """The score of no task: far below all others, and finite, so that no gradient is undefined."""
 
 
-def ready_steps(problem: PolicyInputs, task: chex.Array) -> chex.Array:
+def ready_steps(problem: PolicyInputs, task: Array) -> Array:
     """Returns the step from which on each step's task was in the frontier.
 
     Args:
@@ -35,7 +35,7 @@ def ready_steps(problem: PolicyInputs, task: chex.Array) -> chex.Array:
     return jnp.where(task == nobody, steps, ready)
 
 
-def frontier_softmax(ready: chex.Array, score: chex.Array) -> tuple[chex.Array, chex.Array]:
+def frontier_softmax(ready: Array, score: Array) -> tuple[Array, Array]:
     """Returns log-probability and entropy of every step's choice among the frontier's tasks.
 
     Differentiable in the scores.
@@ -72,7 +72,7 @@ def frontier_softmax(ready: chex.Array, score: chex.Array) -> tuple[chex.Array, 
     return log_p[slot[1]], entropy[slot[1]]
 
 
-def _lay_out(ready: chex.Array) -> tuple[chex.Array, chex.Array, chex.Array]:
+def _lay_out(ready: Array) -> tuple[Array, Array, Array]:
     """Gives both ends of every interval a slot of their own, in the order of time.
 
     Returns:
@@ -90,7 +90,7 @@ def _lay_out(ready: chex.Array) -> tuple[chex.Array, chex.Array, chex.Array]:
     return jnp.stack([begin, end]), partner, partner > index
 
 
-def _shifted_sums(values: chex.Array) -> chex.Array:
+def _shifted_sums(values: Array) -> Array:
     """Returns of every row the largest m, and the sums of exp(x - m) and (x - m) exp(x - m).
 
     Of `[R, K]` it makes `[3, R]`.

@@ -1,7 +1,7 @@
 """The list schedule that grows during an episode."""
 
-import chex
 import jax.numpy as jnp
+from chex import Array
 
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
@@ -11,19 +11,19 @@ from doppler_jax.types import pytree
 class ListSchedule:
     """A list schedule that only appends, under `parallel` links; times in seconds."""
 
-    head: chex.Array  # [W] int32
-    missing: chex.Array  # [W] int32, unplaced producers of each head
-    free_s: chex.Array  # [D] end of the device's last task
-    load_s: chex.Array  # [D] compute placed on the device
-    start_s: chex.Array  # [N + 1]
-    finish_s: chex.Array  # [N + 1]
-    device: chex.Array  # [N + 1] int32, D where unplaced
-    near_s: chex.Array  # [N + 1, D] transfer time of a task's inputs already on the device
-    member: chex.Array  # [D, m] sum of the members placed on the device
-    count: chex.Array  # [D]
+    head: Array  # [W] int32
+    missing: Array  # [W] int32, unplaced producers of each head
+    free_s: Array  # [D] end of the device's last task
+    load_s: Array  # [D] compute placed on the device
+    start_s: Array  # [N + 1]
+    finish_s: Array  # [N + 1]
+    device: Array  # [N + 1] int32, D where unplaced
+    near_s: Array  # [N + 1, D] transfer time of a task's inputs already on the device
+    member: Array  # [D, m] sum of the members placed on the device
+    count: Array  # [D]
 
 
-def begin(problem: PolicyInputs, member: chex.Array) -> ListSchedule:
+def begin(problem: PolicyInputs, member: Array) -> ListSchedule:
     """Returns the empty schedule of a problem; `member` `[N + 1, m]` gives m."""
     padded = problem.padded
     rows, d = padded.compute_s.shape
@@ -44,11 +44,11 @@ def begin(problem: PolicyInputs, member: chex.Array) -> ListSchedule:
 
 def append(
     problem: PolicyInputs,
-    member: chex.Array,
+    member: Array,
     state: ListSchedule,
-    task: chex.Array,
-    device: chex.Array,
-    start_s: chex.Array,
+    task: Array,
+    device: Array,
+    start_s: Array,
 ) -> ListSchedule:
     """Appends `task` to `device` and moves its chain on; task N changes nothing that counts."""
     padded = problem.padded

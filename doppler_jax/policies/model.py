@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any, Literal
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.policies.device_features import count_features
 from doppler_jax.policies.encoder import Encoder
@@ -80,7 +80,7 @@ class DopplerPolicy(nn.Module):
         return PolicyTables(score=score, place=place)
 
 
-def _positions(problem: PolicyInputs) -> chex.Array:
+def _positions(problem: PolicyInputs) -> Array:
     """Returns sines and cosines of each task's share of the topological order, `[N + 1, K]`."""
     num_tasks = problem.padded.num_tasks
     real = jnp.asarray(problem.topological_rank) < num_tasks
@@ -88,14 +88,12 @@ def _positions(problem: PolicyInputs) -> chex.Array:
     return jnp.where(real[:, None], sinusoids(share), 0.0)
 
 
-def init_params(
-    key: chex.PRNGKey, config: PolicyConfig, problem: PolicyInputs
-) -> chex.ArrayTree:
+def init_params(key: PRNGKey, config: PolicyConfig, problem: PolicyInputs) -> ArrayTree:
     """Returns fresh parameters; `problem` is any, their shapes do not depend on it."""
     return DopplerPolicy(config).init(key, problem)["params"]
 
 
-def apply(params: chex.ArrayTree, config: PolicyConfig, problem: PolicyInputs) -> PolicyTables:
+def apply(params: ArrayTree, config: PolicyConfig, problem: PolicyInputs) -> PolicyTables:
     """Runs the encoder and both heads: a pure function, once per update or placement."""
     with jax.default_matmul_precision(PRECISION):
         tables: Any = DopplerPolicy(config).apply({"params": params}, problem)

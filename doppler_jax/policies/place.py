@@ -2,10 +2,10 @@
 
 from functools import partial
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import Array
 
 from doppler_jax.policies.device_features import column
 from doppler_jax.policies.features import PolicyInputs
@@ -28,11 +28,11 @@ class PlaceTables:
     Members are a few numbers, for they are summed per device at every step.
     """
 
-    task: chex.Array  # [N + 1, q]
-    member: chex.Array  # [N + 1, m]
-    member_kernel: chex.Array  # [m, q]
-    kernel: chex.Array  # [F, q]
-    out: chex.Array  # [q]
+    task: Array  # [N + 1, q]
+    member: Array  # [N + 1, m]
+    member_kernel: Array  # [m, q]
+    kernel: Array  # [F, q]
+    out: Array  # [q]
 
 
 class Place(nn.Module):
@@ -43,7 +43,7 @@ class Place(nn.Module):
     member_width: int
 
     @nn.compact
-    def __call__(self, problem: PolicyInputs, embedding: chex.Array) -> PlaceTables:
+    def __call__(self, problem: PolicyInputs, embedding: Array) -> PlaceTables:
         """Returns the tables from embeddings `[N + 1, h]`."""
         own = nn.leaky_relu(nn.Dense(self.width)(problem.task_features))
         task = nn.Dense(self.width)(jnp.concatenate([embedding, own], axis=-1))
@@ -73,12 +73,8 @@ def earliest_tables(problem: PolicyInputs, num_features: int) -> PlaceTables:
 
 
 def device_logits(
-    tables: PlaceTables,
-    task: chex.Array,
-    members: chex.Array,
-    features: chex.Array,
-    allowed: chex.Array,
-) -> chex.Array:
+    tables: PlaceTables, task: Array, members: Array, features: Array, allowed: Array
+) -> Array:
     """Returns logits `[..., D]`, -inf where not allowed.
 
     Args:

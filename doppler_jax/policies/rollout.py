@@ -8,9 +8,9 @@ recorded actions are then recomputed for all steps at once, without the loop.
 import dataclasses
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, PRNGKey
 
 from doppler_jax.policies.device_features import DEVICE_FEATURES, Choice, device_features
 from doppler_jax.policies.features import PolicyInputs
@@ -32,7 +32,7 @@ RECORDED = 128
 class PolicyTables:
     """Everything that an episode needs of a policy on a problem (`model.encode`)."""
 
-    score: chex.Array  # [N + 1] SEL's
+    score: Array  # [N + 1] SEL's
     place: PlaceTables
 
 
@@ -40,8 +40,8 @@ class PolicyTables:
 class Actions:
     """What an episode did: task and device of each step; N pads the tail."""
 
-    task: chex.Array  # [T] int32
-    device: chex.Array  # [T] int32
+    task: Array  # [T] int32
+    device: Array  # [T] int32
 
 
 @pytree
@@ -52,28 +52,28 @@ class Episode:
     """
 
     actions: Actions
-    heads: chex.Array  # [T, W] int32, first unplaced task of every chain
-    frontier_mask: chex.Array  # [T, W] which of them are in the frontier
-    features: chex.Array  # [T, D, F] device features of the chosen task
-    placement: chex.Array  # [N] int32
+    heads: Array  # [T, W] int32, first unplaced task of every chain
+    frontier_mask: Array  # [T, W] which of them are in the frontier
+    features: Array  # [T, D, F] device features of the chosen task
+    placement: Array  # [N] int32
 
 
-SelectWeights = Callable[[chex.Array, chex.Array], chex.Array]
+SelectWeights = Callable[[Array, Array], Array]
 """Weights `[W]` of the chains' heads `[W]`, 0 where they are not in the frontier `[W]`."""
 
-PlaceWeights = Callable[[Choice, chex.Array, chex.Array], chex.Array]
+PlaceWeights = Callable[[Choice, Array, Array], Array]
 """Weights `[D]` of a choice, mean members `[D, m]` and features `[D, F]`."""
 
 
-def sample(key: chex.PRNGKey, problem: PolicyInputs, tables: PolicyTables) -> Episode:
+def sample(key: PRNGKey, problem: PolicyInputs, tables: PolicyTables) -> Episode:
     """Returns an episode drawn from the policy; the key is consumed."""
 
-    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+    def select(head: Array, frontier: Array) -> Array:
         scores = jnp.where(frontier, tables.score[head], -jnp.inf)
         # With the bound an empty frontier has weights 0 and not nan.
         return jnp.exp(scores - scores.max(initial=jnp.finfo(jnp.float32).min))
 
-    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+    def place(choice: Choice, members: Array, features: Array) -> Array:
         logits = _logits(tables, choice, members, features)
         return jnp.exp(logits - logits.max())
 
@@ -84,10 +84,10 @@ def sample(key: chex.PRNGKey, problem: PolicyInputs, tables: PolicyTables) -> Ep
 def greedy(problem: PolicyInputs, tables: PolicyTables) -> Episode:
     """Returns the episode of most probable choices; ties go to the first chain or device."""
 
-    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+    def select(head: Array, frontier: Array) -> Array:
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
 
-    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+    def place(choice: Choice, members: Array, features: Array) -> Array:
         return _largest(_logits(tables, choice, members, features))
 
     draw = jnp.zeros((problem.padded.padded_tasks, 2))
@@ -99,7 +99,7 @@ def in_b_level_order(problem: PolicyInputs, tables: PolicyTables) -> PolicyTable
     return dataclasses.replace(tables, score=b_level_scores(problem))
 
 
-def greedy_placements(problem: PolicyInputs, tables: PolicyTables) -> chex.Array:
+def greedy_placements(problem: PolicyInputs, tables: PolicyTables) -> Array:
     """Returns the greedy placements `[2, N]` in SEL's order and in that of b-levels."""
     orders = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), tables, in_b_level_order(problem, tables)
@@ -108,17 +108,17 @@ def greedy_placements(problem: PolicyInputs, tables: PolicyTables) -> chex.Array
     return jax.lax.map(lambda one: greedy(problem, one).placement, orders)
 
 
-def teach(key: chex.PRNGKey, problem: PolicyInputs) -> Episode:
+def teach(key: PRNGKey, problem: PolicyInputs) -> Episode:
     """Returns an episode of critical-path list scheduling, the teacher of stage 1.
 
     SEL takes the largest b-level in the frontier, PLC the earliest start; ties are
     broken uniformly at random, for which the key is consumed.
     """
 
-    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+    def select(head: Array, frontier: Array) -> Array:
         return _largest(jnp.where(frontier, problem.b_rank[head], -1))
 
-    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+    def place(choice: Choice, members: Array, features: Array) -> Array:
         del members
         first_s = choice.est_s.min()
         earliest = choice.est_s <= first_s * (1 + 1e-6)
@@ -128,7 +128,7 @@ def teach(key: chex.PRNGKey, problem: PolicyInputs) -> Episode:
     return _run(problem, _no_members(problem), select, place, draw)
 
 
-def follow(problem: PolicyInputs, tables: PolicyTables, placement: chex.Array) -> Episode:
+def follow(problem: PolicyInputs, tables: PolicyTables, placement: Array) -> Episode:
     """Returns the episode that places tasks as in `placement` `[N]`, in SEL's likeliest order.
 
     To imitate a placement in the order in which the policy itself will place: then what PLC
@@ -137,10 +137,10 @@ def follow(problem: PolicyInputs, tables: PolicyTables, placement: chex.Array) -
     where = jnp.pad(placement, (0, 1))
     devices = jnp.arange(problem.padded.num_devices)
 
-    def select(head: chex.Array, frontier: chex.Array) -> chex.Array:
+    def select(head: Array, frontier: Array) -> Array:
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
 
-    def place(choice: Choice, members: chex.Array, features: chex.Array) -> chex.Array:
+    def place(choice: Choice, members: Array, features: Array) -> Array:
         del members
         return _after(features, (devices == where[choice.task]).astype(jnp.float32))
 
@@ -150,7 +150,7 @@ def follow(problem: PolicyInputs, tables: PolicyTables, placement: chex.Array) -
 
 def log_prob(
     problem: PolicyInputs, tables: PolicyTables, episode: Episode
-) -> tuple[chex.Array, chex.Array]:
+) -> tuple[Array, Array]:
     """Returns log-probability and entropy of every step's choices, `[T]` each, 0 in the tail.
 
     Both are sums of SEL's and PLC's. Differentiable in the tables.
@@ -181,17 +181,15 @@ def _num_features(tables: PolicyTables) -> int:
     return tables.place.kernel.shape[0]
 
 
-def _no_members(problem: PolicyInputs) -> chex.Array:
+def _no_members(problem: PolicyInputs) -> Array:
     return jnp.zeros((problem.task_features.shape[0], 1))
 
 
-def _logits(
-    tables: PolicyTables, choice: Choice, members: chex.Array, features: chex.Array
-) -> chex.Array:
+def _logits(tables: PolicyTables, choice: Choice, members: Array, features: Array) -> Array:
     return device_logits(tables.place, choice.task, members, features, choice.allowed)
 
 
-def _after(features: chex.Array, weight: chex.Array) -> chex.Array:
+def _after(features: Array, weight: Array) -> Array:
     """Returns the weights `[D]` of a choice that reads no features, for after these are made.
 
     Otherwise XLA may make them last, for which it copies, at every step, the arrays of all
@@ -200,12 +198,12 @@ def _after(features: chex.Array, weight: chex.Array) -> chex.Array:
     return weight + 0.0 * features.sum()
 
 
-def _largest(values: chex.Array) -> chex.Array:
+def _largest(values: Array) -> Array:
     """Returns 1 where a value `[K]` is the largest, 0 elsewhere."""
     return (values == values.max()).astype(jnp.float32)
 
 
-def draw_index(weight: chex.Array, draw: chex.Array) -> chex.Array:
+def draw_index(weight: Array, draw: Array) -> Array:
     """Returns an index with probability proportional to `weight` `[K]`, of a draw of [0, 1).
 
     Never one of weight 0, whatever rounding does, unless all are; draw 0 gives the first.
@@ -226,14 +224,14 @@ def draw_index(weight: chex.Array, draw: chex.Array) -> chex.Array:
     return jnp.minimum(index, width - 1)  # without any weight it lies in the padding
 
 
-def _reached(weight: chex.Array) -> chex.Array:
+def _reached(weight: Array) -> Array:
     """Returns the sums up to each weight `[K]`, itself included."""
     # A product with a triangle of ones is faster on CPUs than a cumulative sum.
     ones = jnp.ones((weight.shape[0],) * 2)
     return jnp.matmul(jnp.tril(ones), weight, precision=PRECISION)
 
 
-def _first_past(weight: chex.Array, reached: chex.Array, mass: chex.Array) -> chex.Array:
+def _first_past(weight: Array, reached: Array, mass: Array) -> Array:
     """Returns the first of the weights above 0 that ends past `mass`, the last if none does."""
     possible = weight > 0
     passed = possible & (reached > mass)
@@ -241,9 +239,7 @@ def _first_past(weight: chex.Array, reached: chex.Array, mass: chex.Array) -> ch
     return jnp.where(passed.any(), jnp.argmax(passed), last).astype(jnp.int32)
 
 
-def categorical(
-    logits: chex.Array, chosen: chex.Array, real: chex.Array
-) -> tuple[chex.Array, chex.Array]:
+def categorical(logits: Array, chosen: Array, real: Array) -> tuple[Array, Array]:
     """Log-probability of the choice and entropy, `[T]` from `[T, K]`; 0 where not real."""
     legal = jnp.isfinite(logits) & real[:, None]
     # Rows without a choice get one of logit 0, so that no gradient is undefined.
@@ -254,7 +250,7 @@ def categorical(
     return jnp.where(chosen, finite, 0.0).sum(-1), entropy
 
 
-def _members_before(problem: PolicyInputs, member: chex.Array, actions: Actions) -> chex.Array:
+def _members_before(problem: PolicyInputs, member: Array, actions: Actions) -> Array:
     """Mean member `[T, D, m]` over the tasks that each device had before each step."""
     num_devices = problem.padded.num_devices
     real = actions.task != problem.padded.padded_tasks
@@ -266,7 +262,7 @@ def _members_before(problem: PolicyInputs, member: chex.Array, actions: Actions)
     return total[:, :, :-1] / jnp.maximum(total[:, :, -1:], 1.0)
 
 
-def _sums_before(rows: chex.Array) -> chex.Array:
+def _sums_before(rows: Array) -> Array:
     """Returns, for each row `[T, K]`, the sum of the rows before it.
 
     By products with triangles, within blocks and between them: on CPUs far cheaper than a
@@ -284,10 +280,10 @@ def _sums_before(rows: chex.Array) -> chex.Array:
 
 def _run(
     problem: PolicyInputs,
-    member: chex.Array,
+    member: Array,
     select: SelectWeights,
     place: PlaceWeights,
-    draw: chex.Array,
+    draw: Array,
     num_features: int = len(DEVICE_FEATURES),
 ) -> Episode:
     """Runs an episode: draws a task of the frontier, then its device.
@@ -304,9 +300,7 @@ def _run(
     nobody = padded.padded_tasks
     recorded = len(padded.chain_head) if len(padded.chain_head) <= RECORDED else 0
 
-    def step(
-        state: ListSchedule, draw: chex.Array
-    ) -> tuple[ListSchedule, tuple[chex.Array, ...]]:
+    def step(state: ListSchedule, draw: Array) -> tuple[ListSchedule, tuple[Array, ...]]:
         frontier = (state.missing == 0) & (state.head != nobody)
         chosen = state.head[draw_index(select(state.head, frontier), draw[0])]
         task = jnp.where(frontier.any(), chosen, nobody)

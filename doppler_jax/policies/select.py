@@ -1,9 +1,9 @@
 """SEL: which frontier task is placed next."""
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from chex import Array
 
 from doppler_jax.policies.features import PolicyInputs
 
@@ -21,7 +21,7 @@ class Select(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, problem: PolicyInputs, embedding: chex.Array) -> chex.Array:
+    def __call__(self, problem: PolicyInputs, embedding: Array) -> Array:
         """Returns the scores `[N + 1]` from embeddings `[N + 1, h]`."""
         known = jnp.concatenate(
             [
@@ -37,12 +37,12 @@ class Select(nn.Module):
         return MAX_SCORE * jnp.tanh(score / MAX_SCORE)
 
 
-def b_level_scores(problem: PolicyInputs) -> chex.Array:
+def b_level_scores(problem: PolicyInputs) -> Array:
     """Returns scores `[N + 1]` that all but surely choose the largest b-level."""
     return STEEPNESS * problem.b_rank.astype(jnp.float32)
 
 
-def path_sum(values: chex.Array, following: chex.Array) -> chex.Array:
+def path_sum(values: Array, following: Array) -> Array:
     """Sums `values` `[N + 1, h]` along each task's path, itself included, over the longest.
 
     `following` `[N + 1]` points to the next task of the path; N, pointing to itself, ends

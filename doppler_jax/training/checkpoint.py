@@ -8,11 +8,11 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from chex import ArrayTree
 
 from doppler_jax.policies.features import NORMALISATION
 from doppler_jax.policies.model import PolicyConfig
@@ -28,7 +28,7 @@ STATE_VERSION = 3
 class Policy:
     """A trained policy: parameters as a plain tree, and what it takes to use them."""
 
-    params: chex.ArrayTree
+    params: ArrayTree
     config: Any  # `PolicyConfig`, or the settings of another learned method
     method: str = "doppler"  # of `place`, whose policy it is
 

@@ -1,6 +1,8 @@
 """How an update is cut over the local devices: equal parts of its episodes on each."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,13 +12,34 @@ AXIS = "episodes"
 """The mesh's axis, along which devices differ."""
 
 WHOLE = PartitionSpec()
-"""Of an array that every device holds."""
+"""Of an array that every device has whole."""
+
+CUT = PartitionSpec(AXIS)
+"""Of an array that is cut along its first axis."""
+
+CUT_SECOND = PartitionSpec(None, AXIS)
+"""Of one that is cut along its second axis, that of the episodes of minibatches."""
 
 
 @cache
 def make_mesh(shards: int) -> Mesh:
     """Returns a mesh of the first `shards` local devices."""
     return Mesh(np.array(jax.local_devices()[:shards]), (AXIS,))
+
+
+def cut_over(
+    shards: int, run: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Returns `run` on arguments cut over so many devices; itself if there is one."""
+    if shards == 1:
+        return run
+    return jax.shard_map(
+        run,
+        mesh=make_mesh(shards),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,
+    )
 
 
 def everywhere(shards: int) -> NamedSharding:

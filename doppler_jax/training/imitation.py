@@ -3,9 +3,9 @@
 import dataclasses
 from functools import partial
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, PRNGKey
 
 from doppler_jax.policies import rollout
 from doppler_jax.policies.features import PolicyInputs
@@ -24,7 +24,7 @@ class ImitationConfig:
 
 
 def imitation_phase(
-    key: chex.PRNGKey,
+    key: PRNGKey,
     problem: PolicyInputs,
     policy: PolicyConfig,
     config: ImitationConfig,
@@ -42,7 +42,7 @@ def imitation_phase(
 @partial(jax.jit, static_argnames=("policy", "config"))
 def imitation_update(
     state: TrainState, problem: PolicyInputs, policy: PolicyConfig, config: ImitationConfig
-) -> tuple[TrainState, dict[str, chex.Array]]:
+) -> tuple[TrainState, dict[str, Array]]:
     """Does one update of stage 1; returns the new state and scalar metrics."""
     keys = jax.random.split(jax.random.fold_in(state.key, state.update), config.batch)
     episodes = jax.vmap(rollout.teach, in_axes=(0, None))(keys, problem)

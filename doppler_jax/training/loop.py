@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Self
 
-import chex
 import numpy as np
+from chex import ArrayTree
 
 from doppler_jax.budget import Budget
 from doppler_jax.files import parse_json_object, read_text, write_json_atomic
@@ -34,7 +34,7 @@ Report = Callable[[TrainState, dict[str, float]], None]
 class Phase(Generic[StateT]):
     """Updates of one kind, what they begin with and what one of them spends."""
 
-    begin: Callable[[chex.ArrayTree], StateT]  # from parameters
+    begin: Callable[[ArrayTree], StateT]  # from parameters
     # Returns the next state and numbers to report, by name.
     update: Callable[[StateT], tuple[StateT, dict[str, Any]]]
     num_updates: float = math.inf

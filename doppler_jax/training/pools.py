@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cache, partial
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import Array, PRNGKey
 
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
@@ -155,10 +155,10 @@ class Pool:
     """K problems of a bucket with what is known of them."""
 
     problem: PolicyInputs  # [K, ...]
-    best_placement: chex.Array  # [K, N] int32
-    best_s: chex.Array  # [K]
-    chain_placement: chex.Array  # [K, C, N] int32, of a ladder of temperatures
-    chain_s: chex.Array  # [K, C]
+    best_placement: Array  # [K, N] int32
+    best_s: Array  # [K]
+    chain_placement: Array  # [K, C, N] int32, of a ladder of temperatures
+    chain_s: Array  # [K, C]
 
 
 def make_pool(drawn: list[Drawn], starts: list[np.ndarray], links: str) -> Pool:
@@ -186,32 +186,29 @@ def make_pool(drawn: list[Drawn], starts: list[np.ndarray], links: str) -> Pool:
 
 
 @partial(jax.jit, static_argnames="links")
-def _simulate(problem: PolicyInputs, placements: chex.Array, links: str) -> chex.Array:
-    def one(entry: tuple[PolicyInputs, chex.Array]) -> chex.Array:
+def _simulate(problem: PolicyInputs, placements: Array, links: str) -> Array:
+    def one(entry: tuple[PolicyInputs, Array]) -> Array:
         return simulate_padded(entry[0].padded, entry[1], links=links).makespan_s
 
     return jax.lax.map(one, (problem, placements))
 
 
 @partial(jax.jit, static_argnames="links")
-def search(key: chex.PRNGKey, pool: Pool, links: str) -> Pool:
+def search(key: PRNGKey, pool: Pool, links: str) -> Pool:
     """Returns the entries after `ROUNDS` of tempering each; the key is consumed.
 
     What is best so far is proposed to the coldest chains.
     """
     number = jnp.arange(RUNGS, dtype=jnp.int32)
 
-    def one(inputs: tuple[chex.PRNGKey, Pool]) -> Pool:
+    def one(inputs: tuple[PRNGKey, Pool]) -> Pool:
         key, entry = inputs
         size = entry.best_placement.shape[0]
-        known = Chains(
-            placement=jnp.broadcast_to(entry.best_placement[None], (RUNGS, size)),
-            makespan_s=jnp.broadcast_to(entry.best_s[None], (RUNGS,)),
-        )
         # To the coldest rungs alone: the others are to find something else.
         cold = number >= RUNGS - RUNGS // 4
         known = Chains(
-            placement=known.placement, makespan_s=jnp.where(cold, known.makespan_s, jnp.inf)
+            placement=jnp.broadcast_to(entry.best_placement[None], (RUNGS, size)),
+            makespan_s=jnp.where(cold, entry.best_s, jnp.inf),
         )
         chains = Chains(placement=entry.chain_placement, makespan_s=entry.chain_s)
         chains, met = temper(

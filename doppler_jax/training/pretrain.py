@@ -15,11 +15,10 @@ import sys
 from functools import partial
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.heft import heft
@@ -35,7 +34,7 @@ from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.problems import use_host_devices
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.checkpoint import Policy
-from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
+from doppler_jax.training.devices import CUT, WHOLE, cut_over, everywhere, most_shards
 from doppler_jax.training.loop import Phase, RunFolder, train
 from doppler_jax.training.pools import (
     BUCKETS,
@@ -146,7 +145,7 @@ def pretrain(settings: PretrainSettings, num_updates: float = math.inf) -> pathl
 class PretrainState(TrainState):
     """What pretraining carries from update to update."""
 
-    held_out_s: chex.Array  # [P] best known makespans of the held-out problems of all buckets
+    held_out_s: Array  # [P] best known makespans of the held-out problems of all buckets
 
 
 @dataclasses.dataclass
@@ -198,7 +197,7 @@ class Pretraining:
             self._step(state, task, np.arange(settings.group))
         return state
 
-    def begin(self, params: chex.ArrayTree) -> PretrainState:
+    def begin(self, params: ArrayTree) -> PretrainState:
         """Returns the state before the first update of some parameters."""
         best_s = np.concatenate([task.best_s for task in self._tasks])
         problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
@@ -236,7 +235,7 @@ class Pretraining:
 
     def _step(
         self, state: PretrainState, task: _Task, chosen: np.ndarray
-    ) -> tuple[PretrainState, chex.Array]:
+    ) -> tuple[PretrainState, Array]:
         settings, shards = self._settings, most_shards(self._settings.group)
         progress = self.budget.progress(0)
         weights = Weights(
@@ -325,7 +324,7 @@ def _list_schedules(drawn: Drawn) -> np.ndarray:
     return np.stack([f(drawn.graph, drawn.costs) for f in (heft, critical_path)])
 
 
-def _params_of(path: pathlib.Path, config: PolicyConfig) -> chex.ArrayTree:
+def _params_of(path: pathlib.Path, config: PolicyConfig) -> ArrayTree:
     """Returns a policy's parameters, or raises a `ValueError` if it has another shape."""
     policy = load_policy(path)
     if policy.config != config:
@@ -364,12 +363,12 @@ def _plain(settings: PretrainSettings) -> dict[str, Any]:
 class Weights:
     """What an update's parts count for; traced, so that they may change in a run."""
 
-    learning_rate: chex.Array  # []
-    entropy: chex.Array  # []
+    learning_rate: Array  # []
+    entropy: Array  # []
 
 
 def begin_pretraining(
-    key: chex.PRNGKey, params: chex.ArrayTree, problem: PolicyInputs, held_out_s: np.ndarray
+    key: PRNGKey, params: ArrayTree, problem: PolicyInputs, held_out_s: np.ndarray
 ) -> PretrainState:
     """Returns the state before the first update; the key is consumed."""
     params = jax.tree.map(jnp.asarray, params)
@@ -378,9 +377,7 @@ def begin_pretraining(
     return PretrainState(**fields, held_out_s=jnp.asarray(held_out_s))
 
 
-def init_list_scheduler(
-    key: chex.PRNGKey, policy: PolicyConfig, problem: PolicyInputs
-) -> chex.ArrayTree:
+def init_list_scheduler(key: PRNGKey, policy: PolicyConfig, problem: PolicyInputs) -> ArrayTree:
     """Returns fresh parameters whose greedy choices are a list scheduler's; consumes the key.
 
     SEL takes the largest b-level, PLC an early finish beside the tasks that belong together:
@@ -407,7 +404,7 @@ def init_list_scheduler(
     return params
 
 
-def _unit(kernel: chex.Array, column: int, row: int) -> chex.Array:
+def _unit(kernel: Array, column: int, row: int) -> Array:
     """Returns the kernel with a column that passes on one input alone."""
     return kernel.at[:, column].set(0.0).at[row, column].set(1.0)
 
@@ -422,7 +419,7 @@ def pretrain_update(
     batch: int,
     links: str,
     shards: int = 1,
-) -> tuple[PretrainState, chex.Array]:
+) -> tuple[PretrainState, Array]:
     """Does one step of the optimiser on G problems.
 
     Args:
@@ -440,15 +437,8 @@ def pretrain_update(
     count = problems.unit_s.shape[0]
     keys = jax.random.split(jax.random.fold_in(state.key, state.update), count)
     run = partial(_gradients, policy=policy, batch=batch, links=links)
-    cut = PartitionSpec(AXIS)
-    run = jax.shard_map(
-        run,
-        mesh=make_mesh(shards),
-        in_specs=(cut, WHOLE, cut, WHOLE),
-        out_specs=cut,
-        check_vma=False,
-    )
-    losses, gradients = run(keys, state.params, problems, weights)
+    run_cut = cut_over(shards, run, (CUT, WHOLE, CUT, WHOLE), CUT)
+    losses, gradients = run_cut(keys, state.params, problems, weights)
     gradient = jax.tree.map(lambda leaf: leaf.mean(0), gradients)
     params, opt_state = descend(state, gradient, make_optimizer(weights.learning_rate))
     state = dataclasses.replace(state, params=params, opt_state=opt_state)
@@ -457,21 +447,21 @@ def pretrain_update(
 
 
 def _gradients(
-    keys: chex.PRNGKey,
-    params: chex.ArrayTree,
+    keys: PRNGKey,
+    params: ArrayTree,
     problems: PolicyInputs,
     weights: Weights,
     *,
     policy: PolicyConfig,
     batch: int,
     links: str,
-) -> tuple[chex.Array, chex.ArrayTree]:
+) -> tuple[Array, ArrayTree]:
     """Returns losses and gradients of G problems, stacked, computed one after another."""
 
-    def one(inputs: tuple[chex.PRNGKey, PolicyInputs]) -> tuple[chex.Array, chex.ArrayTree]:
+    def one(inputs: tuple[PRNGKey, PolicyInputs]) -> tuple[Array, ArrayTree]:
         key, problem = inputs
 
-        def tables_of(params: chex.ArrayTree) -> PolicyTables:
+        def tables_of(params: ArrayTree) -> PolicyTables:
             return model.apply(params, policy, problem)
 
         tables, pull_back = jax.vjp(tables_of, params)
@@ -492,14 +482,14 @@ def _gradients(
 
 @partial(jax.jit, static_argnames=("policy", "samples", "links"))
 def evaluate(
-    key: chex.PRNGKey,
-    params: chex.ArrayTree,
+    key: PRNGKey,
+    params: ArrayTree,
     problems: PolicyInputs,
     *,
     policy: PolicyConfig,
     samples: int,
     links: str,
-) -> tuple[chex.Array, chex.Array, chex.Array]:
+) -> tuple[Array, Array, Array]:
     """Returns the makespans `[G]` of a policy's placements.
 
     Of the greedy one in SEL's order, of the better of it and the one in the order of b-levels,
@@ -514,9 +504,7 @@ def evaluate(
       links: of what is simulated.
     """
 
-    def one(
-        inputs: tuple[chex.PRNGKey, PolicyInputs],
-    ) -> tuple[chex.Array, chex.Array, chex.Array]:
+    def one(inputs: tuple[PRNGKey, PolicyInputs]) -> tuple[Array, Array, Array]:
         key, problem = inputs
         tables = model.apply(params, policy, problem)
         keys = jax.random.split(key, samples)

@@ -6,18 +6,16 @@ policy gradient beside imitation of the elites.
 
 import dataclasses
 from functools import partial
-from typing import Protocol
 
-import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from chex import Array, ArrayTree
 
 from doppler_jax.policies import model
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables, follow, log_prob
-from doppler_jax.training.devices import AXIS, WHOLE, make_mesh
+from doppler_jax.training.devices import AXIS, CUT, CUT_SECOND, WHOLE, cut_over
 from doppler_jax.training.state import Elites, StateT, TrainState, descend, make_optimizer
 from doppler_jax.types import pytree
 
@@ -30,11 +28,11 @@ class Lesson:
     """B episodes and what each weighs: their log-probability is raised, their entropy too."""
 
     episodes: Episode  # [B, ...]
-    weight: chex.Array  # [B] of the log-probability; negative to avoid an episode
-    entropy_weight: chex.Array  # [B]
+    weight: Array  # [B] of the log-probability; negative to avoid an episode
+    entropy_weight: Array  # [B]
 
 
-def lesson_loss(problem: PolicyInputs, tables: PolicyTables, lesson: Lesson) -> chex.Array:
+def lesson_loss(problem: PolicyInputs, tables: PolicyTables, lesson: Lesson) -> Array:
     """Returns minus the weighted sum of log-probabilities and entropies, per step.
 
     With weights 1 / B it is the loss of imitation; with advantages / B, REINFORCE's
@@ -51,13 +49,13 @@ def lesson_loss(problem: PolicyInputs, tables: PolicyTables, lesson: Lesson) -> 
 
 def loss_and_gradient(
     problem: PolicyInputs, tables: PolicyTables, lesson: Lesson
-) -> tuple[chex.Array, PolicyTables]:
+) -> tuple[Array, PolicyTables]:
     """Returns `lesson_loss` and its gradient, `CHUNK` episodes at a time."""
     batch = lesson.weight.shape[0]
     count = -(-batch // CHUNK)
     chunk = -(-batch // count)
 
-    def chunked(array: chex.Array) -> chex.Array:
+    def chunked(array: Array) -> Array:
         # Padding repeats the last episode, with weights of 0 below.
         array = jnp.concatenate([array, jnp.repeat(array[-1:], count * chunk - batch, axis=0)])
         return array.reshape(count, chunk, *array.shape[1:])
@@ -66,8 +64,8 @@ def loss_and_gradient(
     real = (jnp.arange(count * chunk) < batch).reshape(count, chunk)
 
     def add(
-        total: tuple[chex.Array, PolicyTables], inputs: tuple[Lesson, chex.Array]
-    ) -> tuple[tuple[chex.Array, PolicyTables], None]:
+        total: tuple[Array, PolicyTables], inputs: tuple[Lesson, Array]
+    ) -> tuple[tuple[Array, PolicyTables], None]:
         part, real = inputs
         part = dataclasses.replace(
             part,
@@ -81,7 +79,7 @@ def loss_and_gradient(
     return jax.lax.scan(add, nothing, (chunks, real))[0]
 
 
-def normalised_advantage(makespan_s: chex.Array) -> chex.Array:
+def normalised_advantage(makespan_s: Array) -> Array:
     """Returns how much shorter than the mean each makespan `[B]` is, in deviations.
 
     A batch without spread has advantage 0; infinite makespans count as the worst finite.
@@ -98,28 +96,18 @@ ELITE_SPREAD = 5e-4
 """Relative excess of the makespan that makes an elite e times less worth imitating."""
 
 
-class ReinforceSettings(Protocol):
-    """Settings that stages 2 and 3 share."""
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """Settings that stages 2 and 3 share, all that gradient steps are compiled for."""
 
-    @property
-    def learning_rate(self) -> float:
-        """Of Adam."""
-
-    @property
-    def entropy_weight(self) -> float:
-        """Of the entropy bonus at the start."""
-
-    @property
-    def entropy_halving(self) -> int:
-        """Updates after which the weight has halved."""
-
-    @property
-    def elite_weight(self) -> float:
-        """Of the elites' imitation."""
+    learning_rate: float = 1e-3
+    entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
+    entropy_halving: int = 20
+    elite_weight: float = 0.5  # of the elites' imitation beside the policy gradient
 
 
 def weigh_episodes(
-    episodes: Episode, advantage: chex.Array, update: chex.Array, settings: ReinforceSettings
+    episodes: Episode, advantage: Array, update: Array, settings: Descent
 ) -> Lesson:
     """Returns M lessons of B episodes each, with the weights of their advantages `[M, B]`."""
     batch = advantage.shape[1]
@@ -151,7 +139,7 @@ def imitate_elites(
     )
 
 
-def elite_shares(makespan_s: chex.Array) -> chex.Array:
+def elite_shares(makespan_s: Array) -> Array:
     """Returns how much of their imitation each elite gets, `[K]`; all 0 if there is none.
 
     A share falls by e for every `ELITE_SPREAD` that the makespan exceeds the best.
@@ -177,11 +165,11 @@ def descend_batch(
     state: TrainState,
     problem: PolicyInputs,
     episodes: Episode,
-    makespan_s: chex.Array,
+    makespan_s: Array,
     policy: PolicyConfig,
-    settings: ReinforceSettings,
+    settings: Descent,
     shards: int = 1,
-) -> tuple[TrainState, chex.Array]:
+) -> tuple[TrainState, Array]:
     """Returns the state after M steps of the optimiser, and the mean loss.
 
     A step learns from B episodes, weighed by their advantages over the M B, and from all
@@ -203,16 +191,14 @@ def descend_batch(
         tables = model.apply(state.params, policy, problem)
         lesson = imitate_elites(problem, tables, state.elites, settings.elite_weight)
         models = _pad_lesson(lesson, shards)
-    run = partial(_descend_lessons, policy=policy, learning_rate=settings.learning_rate)
-    if shards > 1:
-        run = jax.shard_map(
-            partial(run, axis=AXIS),
-            mesh=make_mesh(shards),
-            in_specs=(WHOLE, WHOLE, PartitionSpec(None, AXIS), PartitionSpec(AXIS)),
-            out_specs=WHOLE,
-            check_vma=False,
-        )
-    return run(state, problem, drawn, models)
+    run = partial(
+        _descend_lessons,
+        policy=policy,
+        learning_rate=settings.learning_rate,
+        axis=AXIS if shards > 1 else None,
+    )
+    run_cut = cut_over(shards, run, (WHOLE, WHOLE, CUT_SECOND, CUT), WHOLE)
+    return run_cut(state, problem, drawn, models)
 
 
 def _pad_lesson(lesson: Lesson, shards: int) -> Lesson:
@@ -237,10 +223,10 @@ def _descend_lessons(
     policy: PolicyConfig,
     learning_rate: float,
     axis: str | None = None,
-) -> tuple[TrainState, chex.Array]:
+) -> tuple[TrainState, Array]:
     """Takes a step for each part of `drawn`, each beside all of `models`."""
 
-    def step(state: TrainState, part: Lesson) -> tuple[TrainState, chex.Array]:
+    def step(state: TrainState, part: Lesson) -> tuple[TrainState, Array]:
         if models is not None:
             part = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), part, models)
         return descend_lesson(state, problem, part, policy, learning_rate, axis)
@@ -256,13 +242,13 @@ def descend_lesson(
     policy: PolicyConfig,
     learning_rate: float,
     axis: str | None = None,
-) -> tuple[TrainState, chex.Array]:
+) -> tuple[TrainState, Array]:
     """Returns the state after one step down the lesson's gradient, and the loss.
 
     Along the mesh's `axis` every device has its part of the lesson; all take the same step.
     """
 
-    def tables_of(params: chex.ArrayTree) -> chex.ArrayTree:
+    def tables_of(params: ArrayTree) -> ArrayTree:
         return model.apply(params, policy, problem)
 
     tables, pull_back = jax.vjp(tables_of, state.params)

@@ -6,19 +6,25 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Literal
 
-import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables
 from doppler_jax.simulator.simulate import simulate_padded
-from doppler_jax.training.devices import AXIS, WHOLE, everywhere, make_mesh, most_shards
+from doppler_jax.training.devices import (
+    CUT,
+    CUT_SECOND,
+    WHOLE,
+    cut_over,
+    everywhere,
+    most_shards,
+)
 from doppler_jax.training.loop import Phase
-from doppler_jax.training.reinforce import count_batch, descend_batch
+from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
 from doppler_jax.training.state import (
     TrainState,
     init_state,
@@ -30,16 +36,15 @@ from doppler_jax.training.tempering import RUNGS, Chains, temper
 
 
 @dataclasses.dataclass(frozen=True)
-class SimConfig:
+class SimConfig(Descent):
     """Settings of stage 2."""
 
     batch: int = 256  # episodes per update
     minibatches: int = 8  # steps of the optimiser per update; a divisor of `batch`
     learning_rate: float = 2e-3
-    entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
     entropy_halving: int = 200
     num_elites: int = 4  # 0 for none
-    elite_weight: float = 4.0  # of their imitation beside the policy gradient
+    elite_weight: float = 4.0
     num_chains: int = 128  # of local search beside the policy; at most `batch`, 0 for none
     search_rounds: int = 16  # moves of every chain per update
     links: Literal["parallel", "serial", "duplex"] = "parallel"  # of what is simulated
@@ -83,7 +88,7 @@ def check_sim_config(config: SimConfig) -> None:
 
 
 def sim_phase(
-    key: chex.PRNGKey,
+    key: PRNGKey,
     problem: PolicyInputs,
     policy: PolicyConfig,
     config: SimConfig,
@@ -100,7 +105,7 @@ def sim_phase(
 
 
 def init_sim_state(
-    key: chex.PRNGKey, params: chex.ArrayTree, problem: PolicyInputs, config: SimConfig
+    key: PRNGKey, params: ArrayTree, problem: PolicyInputs, config: SimConfig
 ) -> TrainState:
     """Returns the state before the first update of stage 2; the key is consumed.
 
@@ -114,7 +119,7 @@ def init_sim_state(
 
 def sim_update(
     state: TrainState, problem: PolicyInputs, policy: PolicyConfig, config: SimConfig
-) -> tuple[TrainState, dict[str, chex.Array]]:
+) -> tuple[TrainState, dict[str, Array]]:
     """Does one update of stage 2; returns the new state and scalar metrics.
 
     It is cut over `config.shards` local devices, and its numbers do not depend on how many
@@ -128,7 +133,7 @@ def sim_update(
 
 
 @cache
-def _compiled(shards: int) -> Callable[..., tuple[TrainState, dict[str, chex.Array]]]:
+def _compiled(shards: int) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     static = (2, 3, 4)
     if shards == 1:
         return jax.jit(update_on, static_argnums=static)
@@ -141,7 +146,7 @@ def update_on(
     policy: PolicyConfig,
     config: SimConfig,
     shards: int,
-) -> tuple[TrainState, dict[str, chex.Array]]:
+) -> tuple[TrainState, dict[str, Array]]:
     """Does `sim_update`'s work on so many devices; to be jitted."""
     sample_key, search_key = jax.random.split(jax.random.fold_in(state.key, state.update))
     episodes, episode_s = _draw(state.params, problem, sample_key, policy, config, shards)
@@ -171,13 +176,13 @@ def update_on(
 
 
 def _draw(
-    params: chex.ArrayTree,
+    params: ArrayTree,
     problem: PolicyInputs,
-    key: chex.PRNGKey,
+    key: PRNGKey,
     policy: PolicyConfig,
     config: SimConfig,
     shards: int,
-) -> tuple[Episode, chex.Array]:
+) -> tuple[Episode, Array]:
     """Samples and simulates episodes, those of every minibatch cut over the devices.
 
     Returns:
@@ -185,8 +190,8 @@ def _draw(
     """
 
     def run(
-        problem: PolicyInputs, tables: PolicyTables, keys: chex.PRNGKey
-    ) -> tuple[Episode, chex.Array]:
+        problem: PolicyInputs, tables: PolicyTables, keys: PRNGKey
+    ) -> tuple[Episode, Array]:
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(
             keys.reshape(-1), problem, tables
         )
@@ -199,38 +204,21 @@ def _draw(
 
     keys = jax.random.split(key, (config.minibatches, config.batch // config.minibatches))
     tables = model.apply(params, policy, problem)
-    if shards == 1:
-        return run(problem, tables, keys)
-    cut = PartitionSpec(None, AXIS)
-    return jax.shard_map(
-        run,
-        mesh=make_mesh(shards),
-        in_specs=(WHOLE, WHOLE, cut),
-        out_specs=cut,
-        check_vma=False,
-    )(problem, tables, keys)
+    run_cut = cut_over(shards, run, (WHOLE, WHOLE, CUT_SECOND), CUT_SECOND)
+    return run_cut(problem, tables, keys)
 
 
 def _search(
     state: TrainState,
     problem: PolicyInputs,
-    key: chex.PRNGKey,
+    key: PRNGKey,
     episodes: Chains,
     config: SimConfig,
     shards: int,
 ) -> tuple[Chains, Chains]:
     """Tempers the chains, to which the first episodes are proposed; see `temper`."""
     run = partial(temper, rounds=config.search_rounds, links=config.links)
-    if shards > 1:
-        cut = PartitionSpec(AXIS)
-        run = jax.shard_map(
-            run,
-            mesh=make_mesh(shards),
-            in_specs=(WHOLE, WHOLE, cut, cut, cut, WHOLE),
-            out_specs=cut,
-            check_vma=False,
-        )
-    return run(
+    return cut_over(shards, run, (WHOLE, WHOLE, CUT, CUT, CUT, WHOLE), CUT)(
         key,
         problem.padded,
         jnp.arange(config.num_chains, dtype=jnp.int32),

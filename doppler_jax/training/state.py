@@ -3,10 +3,10 @@
 import dataclasses
 from typing import TypeVar
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.types import pytree
@@ -16,25 +16,25 @@ from doppler_jax.types import pytree
 class Elites:
     """The archive of the K best placements found, kept to be imitated."""
 
-    placement: chex.Array  # [K, N] int32
-    makespan_s: chex.Array  # [K] ascending; inf where there is none yet
+    placement: Array  # [K, N] int32
+    makespan_s: Array  # [K] ascending; inf where there is none yet
 
 
 @pytree
 class TrainState:
     """State of a stage between two updates."""
 
-    params: chex.ArrayTree
-    opt_state: chex.ArrayTree
-    key: chex.PRNGKey  # of the run; update u draws from fold_in(key, u)
-    update: chex.Array  # [] int32, updates done
-    episodes: chex.Array  # [] int32, episodes spent
-    evaluations: chex.Array  # [] int32, placements simulated or measured, all told
+    params: ArrayTree
+    opt_state: ArrayTree
+    key: PRNGKey  # of the run; update u draws from fold_in(key, u)
+    update: Array  # [] int32, updates done
+    episodes: Array  # [] int32, episodes spent
+    evaluations: Array  # [] int32, placements simulated or measured, all told
     elites: Elites
-    chain_placement: chex.Array  # [C, N] of the local search, see `tempering.py`
-    chain_makespan_s: chex.Array  # [C] inf before the first update
-    best_placement: chex.Array  # [N] padded
-    best_makespan_s: chex.Array  # [] of the best placement; inf at the start
+    chain_placement: Array  # [C, N] of the local search, see `tempering.py`
+    chain_makespan_s: Array  # [C] inf before the first update
+    best_placement: Array  # [N] padded
+    best_makespan_s: Array  # [] of the best placement; inf at the start
 
 
 StateT = TypeVar("StateT", bound=TrainState)
@@ -47,8 +47,8 @@ def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
 
 
 def init_state(
-    key: chex.PRNGKey,
-    params: chex.ArrayTree,
+    key: PRNGKey,
+    params: ArrayTree,
     optimizer: optax.GradientTransformation,
     problem: PolicyInputs,
     num_elites: int,
@@ -75,8 +75,8 @@ def init_state(
 
 
 def descend(
-    state: TrainState, gradient: chex.ArrayTree, optimizer: optax.GradientTransformation
-) -> tuple[chex.ArrayTree, chex.ArrayTree]:
+    state: TrainState, gradient: ArrayTree, optimizer: optax.GradientTransformation
+) -> tuple[ArrayTree, ArrayTree]:
     """Returns parameters and optimiser state after one step down the gradient."""
     # Optax mixes its own integer and float scalars; callers may have forbidden that.
     with jax.numpy_dtype_promotion("standard"):
@@ -84,15 +84,15 @@ def descend(
         return optax.apply_updates(state.params, updates), opt_state
 
 
-def keep_best(state: TrainState, placements: chex.Array, makespan_s: chex.Array) -> TrainState:
+def keep_best(state: TrainState, placements: Array, makespan_s: Array) -> TrainState:
     """Returns the state with the best of its own and B placements `[B, N]`, `[B]`."""
     best, best_s = best_of(state.best_placement, state.best_makespan_s, placements, makespan_s)
     return dataclasses.replace(state, best_placement=best, best_makespan_s=best_s)
 
 
 def best_of(
-    known: chex.Array, known_s: chex.Array, placements: chex.Array, makespan_s: chex.Array
-) -> tuple[chex.Array, chex.Array]:
+    known: Array, known_s: Array, placements: Array, makespan_s: Array
+) -> tuple[Array, Array]:
     """Returns the best of a known placement `[N]` and B others `[B, N]`, and its makespan."""
     first = jnp.argmin(makespan_s)
     better = makespan_s[first] < known_s
@@ -102,7 +102,7 @@ def best_of(
     )
 
 
-def update_elites(elites: Elites, placements: chex.Array, makespan_s: chex.Array) -> Elites:
+def update_elites(elites: Elites, placements: Array, makespan_s: Array) -> Elites:
     """Returns the K best of the archive and the B new placements `[B, N]`.
 
     Of placements with one makespan (nearly always relabellings of each other) one is kept.
@@ -115,7 +115,7 @@ def update_elites(elites: Elites, placements: chex.Array, makespan_s: chex.Array
     )
 
 
-def _each_once(makespan_s: chex.Array) -> chex.Array:
+def _each_once(makespan_s: Array) -> Array:
     """Returns makespans `[B]` with inf in place of all but the first of equal ones."""
     order = jnp.argsort(makespan_s)
     repeated = jnp.diff(makespan_s[order], prepend=-jnp.inf) == 0

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import takewhile
 from typing import Literal
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.observed import Refit, shows_handling
@@ -29,22 +29,12 @@ from doppler_jax.search.anytime import run_search
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.objective import make_search_problem
 from doppler_jax.training.paired import Measurement, MeasurementLog
-from doppler_jax.training.reinforce import count_batch, descend_batch
+from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
 from doppler_jax.training.state import TrainState, keep_best, update_elites
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 BEFORE_TRAINING = -1
 """The update that the incumbent's first measurement is logged under."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent:
-    """Settings of stage 3 that its gradient steps are compiled for."""
-
-    learning_rate: float = 1e-3
-    entropy_weight: float = 1e-2  # at the start; halves every `entropy_halving` updates
-    entropy_halving: int = 20
-    elite_weight: float = 0.5  # of the elites' imitation beside the policy gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +91,7 @@ def set_incumbent(state: TrainState, system: System, placement: np.ndarray) -> T
     return keep_best(state, jnp.asarray(padded)[None], seconds[None])
 
 
-def system_update(
-    state: TrainState, system: System
-) -> tuple[TrainState, dict[str, chex.Array]]:
+def system_update(state: TrainState, system: System) -> tuple[TrainState, dict[str, Array]]:
     """Does one update of stage 3; a function of the state and the log."""
     update, config = int(state.update), system.config
     before = system.log.before(update)
@@ -227,11 +215,7 @@ def compare(system: System, update: int, first: np.ndarray, last: np.ndarray) ->
 
 @partial(jax.jit, static_argnames=("policy", "batch"))
 def _sample(
-    params: chex.ArrayTree,
-    problem: PolicyInputs,
-    key: chex.PRNGKey,
-    policy: PolicyConfig,
-    batch: int,
+    params: ArrayTree, problem: PolicyInputs, key: PRNGKey, policy: PolicyConfig, batch: int
 ) -> Episode:
     tables = model.apply(params, policy, problem)
     keys = jax.random.split(key, batch)
@@ -243,10 +227,10 @@ def _learn(
     state: TrainState,
     problem: PolicyInputs,
     episodes: Episode,
-    measured_s: chex.Array,
+    measured_s: Array,
     policy: PolicyConfig,
     settings: Descent,
-) -> tuple[TrainState, chex.Array]:
+) -> tuple[TrainState, Array]:
     one_step = jax.tree.map(lambda array: array[None], episodes)
     return descend_batch(state, problem, one_step, measured_s[None], policy, settings)
 
@@ -257,7 +241,7 @@ def propose(
     traces: Sequence[Schedule],
     starts: np.ndarray,
     known: Container[bytes],
-    key: chex.PRNGKey,
+    key: PRNGKey,
     *,
     count: int,
     evaluations: int,

@@ -4,9 +4,9 @@ Parallel tempering (Geyer 1991; Hukushima and Nemoto 1996) needs no cooling sche
 budget known beforehand. The policy's episodes enter as proposals, one for each chain.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
+from chex import Array, PRNGKey
 
 from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.search.moves import CriticalChain, critical_chain, mutate
@@ -24,17 +24,17 @@ RUNGS = 32
 class Chains:
     """C chains; of each ladder the first is the hottest."""
 
-    placement: chex.Array  # [C, N] int32
-    makespan_s: chex.Array  # [C]
+    placement: Array  # [C, N] int32
+    makespan_s: Array  # [C]
 
 
 def temper(
-    key: chex.PRNGKey,
+    key: PRNGKey,
     padded: PaddedProblem,
-    number: chex.Array,
+    number: Array,
     chains: Chains,
     proposals: Chains,
-    best_s: chex.Array,
+    best_s: Array,
     rounds: int,
     links: str = "parallel",
 ) -> tuple[Chains, Chains]:
@@ -65,7 +65,7 @@ def temper(
     critical = critical_chain(padded, chains.placement, times.start_s, times.finish_s)
 
     def round_of_moves(
-        turn: chex.Array, carry: tuple[Chains, CriticalChain, Chains]
+        turn: Array, carry: tuple[Chains, CriticalChain, Chains]
     ) -> tuple[Chains, CriticalChain, Chains]:
         chains, critical, best = carry
         turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, turn)
@@ -87,35 +87,31 @@ def temper(
     return chains, best
 
 
-def _ladder(count: int) -> chex.Array:
+def _ladder(count: int) -> Array:
     """Returns the temperatures `[C]` of ladders of `RUNGS`, hottest first, falling evenly."""
     rung = jnp.arange(count) % RUNGS
     share = rung.astype(jnp.float32) / max(min(count, RUNGS) - 1, 1)
     return HOTTEST * (COLDEST / HOTTEST) ** share
 
 
-def _split(keys: chex.PRNGKey, count: int) -> tuple[chex.PRNGKey, ...]:
+def _split(keys: PRNGKey, count: int) -> tuple[PRNGKey, ...]:
     """Returns `count` keys from each of many `[C]`."""
     split = jax.vmap(lambda key: jax.random.split(key, count))(keys)
     return tuple(split[:, i] for i in range(count))
 
 
-def _uniform(keys: chex.PRNGKey) -> chex.Array:
+def _uniform(keys: PRNGKey) -> Array:
     """Returns a draw of [0, 1) by each key, `[C]`."""
     return jax.vmap(jax.random.uniform)(keys)
 
 
-def _accepts(
-    keys: chex.PRNGKey, temperature_s: chex.Array, old_s: chex.Array, new_s: chex.Array
-) -> chex.Array:
+def _accepts(keys: PRNGKey, temperature_s: Array, old_s: Array, new_s: Array) -> Array:
     """Metropolis's rule, `[C]`; whatever is finite beats what is infinite."""
     worse_s = jnp.where(jnp.isfinite(old_s), new_s - old_s, -jnp.inf)
     return (worse_s <= 0) | (_uniform(keys) < jnp.exp(-worse_s / temperature_s))
 
 
-def _exchange(
-    keys: chex.PRNGKey, temperature_s: chex.Array, makespan_s: chex.Array, parity: chex.Array
-) -> chex.Array:
+def _exchange(keys: PRNGKey, temperature_s: Array, makespan_s: Array, parity: Array) -> Array:
     """Returns whose state each chain takes, `[C]`: its own, or that of a neighbouring rung.
 
     Pairs begin at rungs of one parity; each exchanges with Metropolis's probability.
@@ -135,7 +131,7 @@ def _exchange(
     return jnp.where(exchanged, other, place)
 
 
-def _where(mask: chex.Array, chosen: Chains, otherwise: Chains) -> Chains:
+def _where(mask: Array, chosen: Chains, otherwise: Chains) -> Chains:
     return Chains(
         placement=jnp.where(mask[:, None], chosen.placement, otherwise.placement),
         makespan_s=jnp.where(mask, chosen.makespan_s, otherwise.makespan_s),

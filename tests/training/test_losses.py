@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from doppler_jax.training.losses import Lesson, normalised_advantage
 
 from doppler_jax.training import losses, reinforce
-from doppler_jax.training.losses import Lesson, normalised_advantage
 from doppler_jax.training.state import Elites
 from tests.policies.cases import EPISODES, case, greedy, log_prob, sampled
 from tests.training.cases import SIM
