@@ -10,7 +10,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.problems import Chosen
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.training import proposals, system_rl
+from doppler_jax.training import system_rl
 from doppler_jax.training.paired import MeasurementLog, Paired
 from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import (
@@ -155,8 +155,8 @@ def test_searches_take_moving_for_free_until_a_run_moved_something(tmp_path, tau
 @pytest.fixture
 def searches(monkeypatch):
     """Records the searches for proposals."""
-    spied = mock.Mock(wraps=proposals.run_search)
-    monkeypatch.setattr(proposals, "run_search", spied)
+    spied = mock.Mock(wraps=system_rl.run_search)
+    monkeypatch.setattr(system_rl, "run_search", spied)
     return spied
 
 
@@ -176,7 +176,7 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
     graph, costs, _ = chains_case()
 
     def propose(starts, known=()):
-        return proposals.propose(
+        return system_rl.propose(
             graph, costs, [simulated(POOR)], starts, known, jax.random.key(0),
             count=4, evaluations=64, links="parallel",
         )  # fmt: skip
@@ -203,7 +203,7 @@ def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches)
     )
 
     def handling_s(placements):
-        found = proposals.propose(
+        found = system_rl.propose(
             graph, believed, list(map(simulated, placements)), placements, (),
             jax.random.key(0), count=1, evaluations=64, links="parallel",
         )  # fmt: skip

@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from doppler_jax.training.losses import Lesson, normalised_advantage
 
-from doppler_jax.training import losses, reinforce
+from doppler_jax.training import reinforce, state
+from doppler_jax.training.reinforce import Lesson, normalised_advantage
 from doppler_jax.training.state import Elites
 from tests.policies.cases import EPISODES, case, greedy, log_prob, sampled
 from tests.training.cases import SIM
 
-lesson_loss = jax.jit(losses.lesson_loss)
-loss_and_gradient = jax.jit(losses.loss_and_gradient)
+lesson_loss = jax.jit(reinforce.lesson_loss)
+loss_and_gradient = jax.jit(reinforce.loss_and_gradient)
+update_elites = jax.jit(state.update_elites)
 imitate_elites = jax.jit(reinforce.imitate_elites, static_argnames="weight")
 
 
@@ -45,7 +46,8 @@ def test_loss_by_its_formula():
 def test_chunks_do_not_change_loss_or_gradient(count):
     problem, tables, episodes, *_ = batch()
     some = jax.tree.map(lambda leaf: leaf[:count], lesson(episodes, ADVANTAGE, 0.3))
-    expected = jax.jit(jax.value_and_grad(losses.lesson_loss, argnums=1))(problem, tables, some)
+    whole = jax.jit(jax.value_and_grad(reinforce.lesson_loss, argnums=1))
+    expected = whole(problem, tables, some)
     found = loss_and_gradient(problem, tables, some)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -141,3 +143,37 @@ def test_a_batch_without_spread_has_no_advantage(makespan_s):
     for size in (3, 24, 64, 128, 130):
         found = jax.jit(normalised_advantage)(np.full(size, makespan_s, np.float32))
         assert (found == 0).all()
+
+
+TASKS = 6
+
+
+def rows(count, first):
+    """Placements that can be told apart: each of one device, numbered from `first`."""
+    return np.repeat(np.arange(first, first + count, dtype=np.int32)[:, None], TASKS, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ([np.inf] * 4, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3]),
+        ([1, 3, 5, 7], [2, 9, 9, 9, 9, 9, 9, 9, 9, 9], [1, 2, 3, 5]),
+        ([1, 3, 5, 7], [3, 3, 3, 3, 3, 3, 4, 9, 1, 6], [1, 3, 4, 5]),
+        ([1, 2, 3, 4], [9, 9, 9, 9, 9, 9, 9, 9, 9, 9], [1, 2, 3, 4]),
+        ([np.inf] * 4, [2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [2, np.inf, np.inf, np.inf]),
+        # More repeats of the best than the archive has places must not crowd out the rest.
+        ([np.inf] * 4, [2, 2, 2, 2, 2, 2, 5, 4, 3, 6], [2, 3, 4, 5]),
+        ([1, np.inf, np.inf, np.inf], [np.inf] * 9 + [2], [1, 2, np.inf, np.inf]),
+        ([], [3, 2, 1, 3, 2, 1, 3, 2, 1, 0], []),
+    ],
+)
+def test_the_best_are_kept_without_repeats(old, new, kept):
+    archive = Elites(placement=rows(len(old), first=100), makespan_s=np.array(old, np.float32))
+    makespan_s = np.array(new, np.float32)
+    found = update_elites(archive, rows(len(new), first=0), makespan_s)
+    assert found.makespan_s.tolist() == kept
+    for placement, value in zip(found.placement, kept, strict=True):
+        if value in old and value < np.inf:
+            assert (placement == 100 + old.index(value)).all()
+        elif value < np.inf:
+            assert (placement == new.index(value)).all()
