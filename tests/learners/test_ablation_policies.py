@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from doppler_jax.training.losses import Lesson, lesson_loss
 
 from doppler_jax.learners import doppler
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.policies import model
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.training.reinforce import Lesson, lesson_loss
 from tests.policies.cases import CONFIG, EPISODES, case, keys, sample, teach
 
 RULES = {
