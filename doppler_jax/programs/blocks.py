@@ -9,14 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from doppler_jax.types import (
-    InputBlock,
-    InputRef,
-    OutputBlocks,
-    Ref,
-    ShardedProgram,
-    TensorRef,
-)
+from doppler_jax.types import InputBlock, InputRef, OutputBlocks, Ref, ShardedProgram, TensorRef
 
 
 def flatten_args(
