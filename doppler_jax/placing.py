@@ -97,10 +97,11 @@ def place(
     key = jax.random.key(0) if key is None else key
     if policy is None and hasattr(propose, "default_policy"):
         policy = propose.default_policy()
-    bounds = {"budget_s": budget_s, "max_evaluations": max_evaluations}
+    bounds = (budget_s, max_evaluations)
     problem, path = problem_digest(graph, costs), None
     if cache is not None:
-        path = _request_path(cache, problem, objective, method, policy, key, bounds)
+        random = jax.random.key_data(key).tolist()
+        path = _request_path(cache, method, policy, problem, objective, random, bounds)
     noise_key, key = jax.random.split(key)
     bound_s = lower_bound_s(graph, costs)
     # Noise may take a makespan below the bound, so nothing is known to be the best then.
@@ -135,8 +136,7 @@ def _find(propose: Method, name: str, problem: str, request: Request) -> Placed:
     placement, judgement, queue = _best(candidates, request)
     if judgement.overflow:
         raise ValueError(f"method {name!r} found no placement that fits: {judgement.overflow}")
-    rank = np.empty(graph.num_tasks, np.int64)
-    rank[topological_order(graph)] = np.arange(graph.num_tasks)
+    rank = np.argsort(topological_order(graph))
     seconds = request.budget.seconds_spent()
     return Placed(
         placement=placement.astype(np.int64),
@@ -158,13 +158,7 @@ def _find(propose: Method, name: str, problem: str, request: Request) -> Placed:
 
 
 def _request_path(
-    folder: PathLike,
-    problem: str,
-    objective: Objective,
-    method: str | Method,
-    policy: Policy | None,
-    key: chex.PRNGKey,
-    bounds: dict[str, float | None],
+    folder: PathLike, method: str | Method, policy: Policy | None, *others: Any
 ) -> pathlib.Path:
     """Returns the file of a request: its name is a digest of all that decides the result."""
     if not (isinstance(method, str) or dataclasses.is_dataclass(method)):
@@ -172,11 +166,8 @@ def _request_path(
             "a cache needs a method whose settings tell it apart: a name or a dataclass, not "
             f"{method!r}"
         )
-    random = jax.random.key_data(key).tolist()
-    parts: list[Any] = [FORMAT, problem, objective, method, random, sorted(bounds.items())]
-    if policy is not None:
-        parts += [policy.config, tree_digest(policy.params)]
-    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    given = () if policy is None else (policy.config, tree_digest(policy.params))
+    digest = hashlib.sha256(repr((FORMAT, method, *given, *others)).encode()).hexdigest()[:32]
     return pathlib.Path(folder) / f"{digest}.json"
 
 

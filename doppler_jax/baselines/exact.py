@@ -41,7 +41,7 @@ from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import Costs, TaskGraph
 
 STARTS = (critical_path, heft, cpop, peft, etf)
-"""List schedulers, the best of whose schedules the solver begins at."""
+"""List schedulers: the solver begins at the best of their schedules, and searches at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +144,7 @@ def _search(
     classes = device_classes(graph, costs)
     starts = [simulate_oracle(graph, costs, rule(graph, costs)) for rule in STARTS]
     first = min(starts, key=makespan_s)
-    rank = np.empty_like(topological)
-    rank[topological] = np.arange(len(rank))
-    order = np.argsort(start_order(first, rank))
+    order = np.argsort(start_order(first, np.argsort(topological)))
     placement = first_use_order(first.placement, classes, topological)
     tick_s = tick_of(durations, makespan_s(first))
     ticks = in_ticks(durations, tick_s)

@@ -281,9 +281,7 @@ def solve(
         [next(d for d, var in row.items() if solver.value(var)) for row in model.runs]
     )
     start = np.array([solver.value(var) for var in model.start])
-    rank = np.empty_like(topological)
-    rank[topological] = np.arange(len(rank))
-    order = np.lexsort((rank, start + own(ticks, placement), start))
+    order = np.lexsort((np.argsort(topological), start + own(ticks, placement), start))
     return Found(placement, order, solver.best_objective_bound, status == cp_model.OPTIMAL)
 
 

@@ -6,13 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from doppler_jax.baselines.cpop import cpop
-from doppler_jax.baselines.critical_path import critical_path
-from doppler_jax.baselines.etf import etf, m_etf
-from doppler_jax.baselines.exact import exact
+from doppler_jax.baselines.etf import m_etf
+from doppler_jax.baselines.exact import STARTS, exact
 from doppler_jax.baselines.fitting import fit_some
-from doppler_jax.baselines.heft import heft
-from doppler_jax.baselines.peft import peft
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.methods.request import Candidates, Method, Request
@@ -25,11 +21,11 @@ ListRule = Callable[[TaskGraph, Costs], np.ndarray]
 EXACT_S = 60.0
 """Seconds that `exact` takes if nothing bounds it."""
 
-LISTED_STARTS = (critical_path, heft)
-"""List schedulers whose placements searches start from, beside random ones."""
+FEW_STARTS = STARTS[:2]
+"""List schedulers whose placements searches start from, beside random ones.
 
-RIVAL_STARTS = (*LISTED_STARTS, cpop, peft, etf)
-"""Those that compete with a policy's samples: where it is far from home they are better."""
+All of `STARTS` compete with a policy's samples: where it is far from home they are better.
+"""
 
 
 def listed(rule: ListRule) -> Method:
@@ -65,12 +61,11 @@ def by_solver(request: Request) -> Candidates:
         costs = dataclasses.replace(costs, capacity_bytes=np.full(costs.num_devices, np.inf))
     # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
     # what a list scheduler finds.
-    listed = listed_starts(request, RIVAL_STARTS)
+    listed = listed_starts(request, STARTS)
     if (optimum := request.optimum(listed)) is not None:
         return optimum
     result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
     order = topological_order(graph)
-    rank = np.empty(graph.num_tasks, np.int64)
-    rank[order[np.argsort(result.start_s[order], kind="stable")]] = np.arange(len(rank))
+    rank = np.argsort(order[np.argsort(result.start_s[order], kind="stable")])
     placements = np.concatenate([result.placement[None], listed])
     return Candidates(placements, 1, priority=rank, lower_bound_s=result.bound_s)

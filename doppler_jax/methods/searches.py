@@ -7,10 +7,11 @@ import chex
 import jax
 import numpy as np
 
+from doppler_jax.baselines.exact import STARTS
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.learners.doppler import policy_candidates
-from doppler_jax.methods.lists import LISTED_STARTS, RIVAL_STARTS, listed_starts
+from doppler_jax.methods.lists import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policy_files import load_base_policy
@@ -38,7 +39,7 @@ def searched(search: Search) -> Method:
     """Returns a search as a method: from list schedules on, and never worse than they."""
 
     def method(request: Request) -> Candidates:
-        starts = listed_starts(request, LISTED_STARTS)
+        starts = listed_starts(request, FEW_STARTS)
         if (optimum := request.optimum(starts)) is not None:
             return optimum
         return _search_from(request.within(SEARCH_S), search, starts, starts)
@@ -69,7 +70,7 @@ class PolicySearch:
     def __call__(self, request: Request) -> Candidates:
         """Returns what the search finds, the list schedules and the likeliest sample."""
         draw_key, search_key = jax.random.split(request.key)
-        rivals = listed_starts(request, RIVAL_STARTS)
+        rivals = listed_starts(request, STARTS)
         if (optimum := request.optimum(rivals)) is not None:
             return optimum
         starts = rivals
