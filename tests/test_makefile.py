@@ -34,6 +34,13 @@ def test_stage_defaults(stage):
     ]
 
 
+def test_pretraining_takes_no_problem():
+    assert dry_run("pretrain", "ARGS=--seed 3")[1:] == [
+        *("-m", "doppler_jax", "pretrain"),
+        *("--seed", "3"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["my graph.txt", "it's.txt", "a;b $$HOME.txt"])
 def test_graph_reaches_the_command_as_one_word(name):
     words = dry_run("stage1", f"GRAPH={name}", "CLUSTER=v100x8", "ARGS=--out 'a b'")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+import doppler_jax.__main__ as entry
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.graphs.padded import Sizes
@@ -32,6 +33,7 @@ from doppler_jax.training.pretrain import (
     pretrain_update,
 )
 from doppler_jax.training.state import best_of
+from tests.commands import assert_one_error_line, run
 
 BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
 POLICY = PolicyConfig(width=8, rounds=1, features="general")
@@ -259,9 +261,12 @@ def test_a_run_goes_on_from_a_policy(settings, tmp_path):
         Pretraining(other)
 
 
-def test_unknown_buckets_are_refused(settings):
-    with pytest.raises(ValueError, match=r"unknown buckets \['9x9'\]; known: \['24x3'\]"):
-        Pretraining(dataclasses.replace(settings, buckets=("9x9",)))
+def test_the_command_refuses_unknown_buckets_and_leaves_no_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("pretrain", "--host-devices", "4", "--buckets", "9x9")
+    assert run(monkeypatch, entry.main, entry.Command, *words) == 2
+    assert_one_error_line(capsys.readouterr().err, "unknown buckets ['9x9']; known: ['1024x8'")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
