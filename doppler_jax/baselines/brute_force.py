@@ -45,7 +45,7 @@ def brute_force(graph: TaskGraph, costs: Costs) -> BruteForceResult:
       The placement of least makespan; of equal ones the lexicographically first.
 
     Raises:
-      ValueError: the graph or its costs are none, or there are more than
+      ValueError: the graph or its costs are invalid, or there are more than
         `MAX_PLACEMENTS` placements.
     """
     check_graph(graph)

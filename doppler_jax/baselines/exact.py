@@ -44,6 +44,10 @@ STARTS = (critical_path, heft, cpop, peft, etf)
 """List schedulers: the solver begins at the best of their schedules, and searches at all."""
 
 
+class NoneFitsError(ValueError):
+    """The models of memory, which free nothing, allow no placement; others may fit."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ExactResult:
     """A schedule, and seconds that none can be shorter than."""
@@ -98,8 +102,9 @@ def exact(
 
     Raises:
       ValueError: the graph or its costs are invalid, the links are not `parallel`, devices
-        spend time on transfers (`handling_s`), a number is out of range, or no schedule that
-        fits into memory was found.
+        spend time on transfers (`handling_s`), a number is out of range, or no placement fits
+        into memory.
+      NoneFitsError: none was found that surely fits.
       ImportError: OR-Tools is not installed.
     """
     if links != "parallel":
@@ -187,6 +192,6 @@ def _search_limited(
     if not (found.placement.size and fits(strict, found.placement)):
         found = solve(*model, budget_s=budget_s / 2, memory=strict)
     if not found.placement.size:
-        raise ValueError("method 'exact' found no placement that surely fits into memory")
+        raise NoneFitsError("method 'exact' found no placement that surely fits into memory")
     proven = bound.proven and found is bound
     return dataclasses.replace(found, bound_ticks=bound.bound_ticks, proven=proven), tick_s

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from doppler_jax.baselines.etf import m_etf
-from doppler_jax.baselines.exact import STARTS, exact
+from doppler_jax.baselines.exact import STARTS, NoneFitsError, exact
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
@@ -57,14 +57,17 @@ def by_solver(request: Request) -> Candidates:
     if request.objective != Objective():
         raise ValueError("method 'exact' knows links 'parallel' without noise only")
     graph, costs = request.graph, request.costs
-    if request.problem.memory is None:  # limits that nothing reaches are none
+    if request.problem.memory is None:  # limits that nothing reaches do not matter
         costs = dataclasses.replace(costs, capacity_bytes=np.full(costs.num_devices, np.inf))
     # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
     # what a list scheduler finds.
     listed = listed_starts(request, STARTS)
     if (optimum := request.optimum(listed)) is not None:
         return optimum
-    result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
+    try:
+        result = exact(graph, costs, budget_s=request.seconds_left(EXACT_S))
+    except NoneFitsError:
+        return Candidates(listed, 1)
     order = topological_order(graph)
     rank = np.argsort(order[np.argsort(result.start_s[order], kind="stable")])
     placements = np.concatenate([result.placement[None], listed])

@@ -9,7 +9,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.brute_force import brute_force
-from doppler_jax.baselines.exact import exact
+from doppler_jax.baselines.exact import NoneFitsError, exact
 from doppler_jax.baselines.exact_model import MAX_TICKS, durations_s, tick_of
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
 from doppler_jax.graphs.padded import input_ready_s
@@ -122,6 +122,18 @@ def test_nothing_is_returned_while_something_shorter_is_known():
     placed = dj.place(graph, costs, method="exact", budget_s=BUDGET_S)
     assert placed.makespan_s <= dj.place(graph, costs, method="heft").makespan_s
     np.testing.assert_allclose([placed.makespan_s, placed.lower_bound_s], 0.204, rtol=1e-5)
+
+
+def test_where_no_placement_surely_fits_those_that_do_are_returned():
+    # A chain whose tensors never lie anywhere together, and tasks that no list schedule packs.
+    chain = [(v, v + 1, 6.0) for v in range(4)]
+    graph, costs = dj.from_edge_delays([1, 1, 1, 1, 1, 3, 3, 2, 2, 2], chain, num_devices=2)
+    costs = costs.replace(capacity_bytes=np.full(2, 12.0))
+    with pytest.raises(NoneFitsError, match="surely fits"):
+        exact(graph, costs, budget_s=BUDGET_S)
+    placed = dj.place(graph, costs, method="exact", budget_s=BUDGET_S)
+    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= 12).all()
+    assert placed.makespan_s > placed.lower_bound_s
 
 
 def test_unequal_shares_that_greedy_rules_miss():
