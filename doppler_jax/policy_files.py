@@ -1,6 +1,6 @@
 """Policies on disk: checkpoints of every learned method, and the one that ships.
 
-A checkpoint holds `params`, a plain tree that Orbax alone can restore, and `meta`, JSON.
+A checkpoint has `params`, a plain tree that Orbax alone can restore, and `meta`, JSON.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def save_policy(
       meta: what else to say of it, such as seeds and scores.
 
     Raises:
-      ValueError: the folder holds a checkpoint already.
+      ValueError: the folder has a checkpoint already.
     """
     folder = pathlib.Path(path)
     header = {

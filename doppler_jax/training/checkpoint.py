@@ -21,7 +21,7 @@ from doppler_jax.training.state import StateT, TrainState
 FORMAT = "doppler_jax.checkpoint"
 
 STATE_VERSION = 3
-"""Of what `train` holds; a run can be resumed from its own version alone."""
+"""Of what is in `train`; a run can be resumed from its own version alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Checkpoints:
             raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
 
     def close(self) -> None:
-        """Releases what the manager holds."""
+        """Releases the manager."""
         self._manager.close()
 
 

@@ -43,7 +43,7 @@ def cut_over(
 
 
 def everywhere(shards: int) -> NamedSharding:
-    """Returns the sharding of what each of the first `shards` devices holds a copy of."""
+    """Returns the sharding of what each of the first `shards` devices has a copy of."""
     return NamedSharding(make_mesh(shards), WHOLE)
 
 

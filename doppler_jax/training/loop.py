@@ -1,6 +1,6 @@
 """The loop of all training: updates until a bound is met, in memory or in a folder.
 
-A run's folder holds
+A run's folder has
 
 config.json     what was asked for; another run is not put on top of it
 metrics.jsonl   one line per update, null for what is not finite; cut back to the
@@ -61,7 +61,7 @@ class RunFolder:
           save_every_s: seconds between checkpoints.
 
         Raises:
-          ValueError: it holds a run with other settings.
+          ValueError: it has a run with other settings.
         """
         self.folder = folder
         self._policy, self._save_every_s = policy, save_every_s

@@ -94,7 +94,7 @@ def draw_problems(
     """Returns problems of a bucket, the sources in turn.
 
     Raises:
-      ValueError: a source is none, or has nothing that fits the bucket.
+      ValueError: a source is unknown, or has nothing that fits the bucket.
     """
     return [_draw(rng, bucket, sources[i % len(sources)]) for i in range(count)]
 

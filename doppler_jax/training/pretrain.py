@@ -55,7 +55,7 @@ from doppler_jax.training.settings import check_settings
 from doppler_jax.training.state import TrainState, descend, init_state, make_optimizer
 from doppler_jax.types import pytree
 
-MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run", "initial")
+MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run")
 """Settings that a run may be resumed with others of."""
 
 SAMPLES = 64
@@ -118,7 +118,7 @@ def pretrain(settings: PretrainSettings, num_updates: float = math.inf) -> pathl
       The folder of the policy as it ships.
 
     Raises:
-      ValueError: a setting is invalid, or the folder holds a run with other ones.
+      ValueError: a setting is invalid, or the folder has a run with other ones.
     """
     check_settings(settings)
     use_host_devices(settings.host_devices)

@@ -109,7 +109,7 @@ def run_stage1(
     """Imitates critical path, from fresh parameters.
 
     Raises:
-      ValueError: the folder holds a run with other settings.
+      ValueError: the folder has a run with other settings.
     """
     problem = make_policy_inputs(chosen.graph, chosen.costs)
     params_key, run_key = jax.random.split(jax.random.key(seed))
@@ -134,7 +134,7 @@ def run_stage2(
     """Improves a policy by episodes in the simulator.
 
     Raises:
-      ValueError: the folder holds a run with other settings, or the counts of `config` do not
+      ValueError: the folder has a run with other settings, or the counts of `config` do not
         fit together.
     """
     problem = make_policy_inputs(chosen.graph, chosen.costs)
@@ -174,7 +174,7 @@ def run_stage3(
       save_every_s: seconds between checkpoints.
 
     Raises:
-      ValueError: the folder holds a run with other settings, or a measured time is invalid.
+      ValueError: the folder has a run with other settings, or a measured time is invalid.
     """
     start = init_state(
         jax.random.key(seed),

@@ -26,7 +26,7 @@ def steps(graph, costs, tasks, devices):
     d = costs.num_devices
     edges = list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
     num_bytes = costs.tensor_bytes[graph.edge_tensor]
-    unit_s, ties = time_unit_s(graph, costs), nearest_relatives(graph, costs)
+    unit_s, relatives = time_unit_s(graph, costs), nearest_relatives(graph, costs)
     load_s, free_s, members = np.zeros(d), np.zeros(d), [[] for _ in range(d)]
     where, start_s, finish_s = {}, {}, {}
     for v, here in zip(tasks, devices, strict=True):
@@ -40,8 +40,8 @@ def steps(graph, costs, tasks, devices):
         est_s = np.where(able, np.maximum(free_s, arrival_s), np.inf)
         base_s = est_s.min()
         late_s = est_s + costs.compute_s[v] - (est_s + costs.compute_s[v]).min()
-        tied = [
-            sum(w for u, w in zip(*(t[v] for t in ties), strict=True) if where.get(u) == x)
+        related = [
+            sum(w for u, w in zip(*(t[v] for t in relatives), strict=True) if where.get(u) == x)
             for x in range(d)
         ]
         rows = np.zeros((d, 14))
@@ -69,8 +69,8 @@ def steps(graph, costs, tasks, devices):
                     costs.latency_s[where[u], x] + size * costs.seconds_per_byte[where[u], x]
                     for u, size in producers
                 ),
-                tied[x],
-                tied[x] / max(sum(tied), 1e-6),
+                related[x],
+                related[x] / max(sum(related), 1e-6),
             ]
         rows[:, :12] = np.sign(rows[:, :12]) * np.log1p(np.abs(rows[:, :12]) / unit_s)
         rows[:, 7] = rows[:, 6] > 0
