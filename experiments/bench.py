@@ -1,11 +1,9 @@
 """How fast simulation is: `python -m experiments.bench`; `make bench` adds training and engine.
 
-- `simulator`: `dj.simulate` beside yardsticks of the same semantics (our plain-Python oracle
-  and a Numba model), and the float32 core that training runs;
-- `precision`: how far float32 makespans lie from float64 ones. Rounding itself is small, but it
-  can swap two events that are close, after which the executions differ: the tail matters.
-
-Competitors take turns; first the cold call of each, then warm ones.
+`dj.simulate` beside yardsticks of the same semantics (our plain-Python oracle and a Numba
+model), and the float32 core that training runs, with how far its makespans lie from float64
+ones: rounding itself is small, but it can swap two events that are close, after which the
+executions differ. Competitors take turns; first the cold call of each, then warm ones.
 """
 
 import dataclasses
@@ -26,48 +24,39 @@ from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm
 from experiments.yardsticks import numba_model
 
-PARTS = ("simulator", "precision")
-
 NUM_SLOW = 20
 """Placements that stand for a batch where a placement takes milliseconds."""
-
-QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings(Settings):
     """How much to measure."""
 
-    parts: tuple[str, ...] = PARTS
     problems: tuple[str, ...] = (
         "llama_layer:p100x4", "layers-256@4", "layers-1024@4", "layers-4096@4",
     )  # fmt: skip
     """Names as in experiments/catalogue.py."""
     batches: tuple[int, ...] = (128, 4096)
-    """Placements of a call of the simulator."""
-    precise: tuple[str, ...] = ("layers-1024@4", "layers-4096@4")
-    """Problems of the part `precision`."""
+    """Placements of a call."""
     rounds: int = 7
 
 
 def cells(context: Context[BenchSettings]) -> list[Cell]:
-    """Returns the cells of the parts asked for."""
+    """Returns a cell per problem and batch."""
     asked = context.settings
-    grid.check_names("--parts", asked.parts, PARTS)
-    found = []
-    for problem in asked.problems:
-        for batch in asked.batches:
-            key = {"part": "simulator", "problem": problem, "batch": batch}
-            found.append(Cell(key, partial(time_simulators, context, problem, batch)))
-    for problem in asked.precise:
-        key = {"part": "precision", "problem": problem, "batch": max(asked.batches)}
-        found.append(Cell(key, partial(rounding, context, problem, max(asked.batches))))
-    sizes = {"rounds": asked.rounds, "devices": asked.host_devices}
-    return [Cell(c.key | sizes, c.make) for c in found if c.key["part"] in asked.parts]
+    terms = {"rounds": asked.rounds, "devices": asked.host_devices}
+    return [
+        Cell(
+            {"problem": problem, "batch": batch, **terms},
+            partial(time_simulators, context, problem, batch),
+        )
+        for problem in asked.problems
+        for batch in asked.batches
+    ]
 
 
 def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> Record:
-    """Returns seconds per placement of every way to simulate random ones, makespans only."""
+    """Returns seconds per placement of every way to simulate random ones."""
     problem = context.problem(name)
     graph, costs = problem.graph, problem.costs
     placements = random_placements(costs, np.random.default_rng(0), batch)
@@ -100,7 +89,16 @@ def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> R
         "cold_s": {what: found[0] for what, found in seconds.items()},
         "placement_s": {what: warm(s) / calls[what][0] for what, s in seconds.items()},
         "tasks": graph.num_tasks,
+        "error": _rounding(graph, costs, placements).tolist(),
     }
+
+
+def _rounding(graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray) -> np.ndarray:
+    """Returns share beyond 1e-5, median and largest relative error of the float32 core."""
+    rough_s = np.asarray(_float32_core(graph, costs, placements)(), np.float64)
+    exact_s = dj.simulate(graph, costs, placements).makespan_s
+    error = np.abs(rough_s / exact_s - 1)
+    return np.array([(error > 1e-5).mean(), np.median(error), error.max()])
 
 
 def _float32_core(
@@ -113,58 +111,29 @@ def _float32_core(
     return partial(core, padded, rows)
 
 
-def rounding(context: Context[BenchSettings], name: str, batch: int) -> Record:
-    """Returns how far float32 makespans of random placements are off, relatively."""
-    problem = context.problem(name)
-    graph, costs = problem.graph, problem.costs
-    placements = random_placements(costs, np.random.default_rng(0), batch)
-    rough_s = np.asarray(_float32_core(graph, costs, placements)(), np.float64)
-    exact_s = dj.simulate(graph, costs, placements).makespan_s
-    error = np.abs(rough_s / exact_s - 1)
-    beyond = float((error > 1e-5).mean())
-    return {"beyond": beyond, "quantiles": np.quantile(error, QUANTILES).tolist()}
-
-
 def report(context: Context[BenchSettings], records: list[Record]) -> Page:
-    """Returns a table per part."""
-    texts = []
-    for part, (title, rows_of) in REPORTS.items():
-        rows = [row for r in records if r["part"] == part for row in rows_of(r)]
-        texts += [f"{title}\n\n{grid.table(rows)}"] if rows else []
-    return Page("\n".join(texts))
-
-
-def _simulator_rows(r: Record) -> list[Record]:
-    where = {"problem": r["problem"], "tasks": r["tasks"], "placements in a call": r["batch"]}
-    return [
-        where
+    """Returns a row per competitor, and how exact the float32 core is."""
+    rows = [
+        {"problem": r["problem"], "tasks": r["tasks"], "placements in a call": r["batch"]}
         | {"what": what, "cold call_s": r["cold_s"][what], "per placement, warm_s": each_s}
         | {"per second": round(1 / each_s)}
+        for r in records
         for what, each_s in r["placement_s"].items()
     ]
+    errors = [
+        {"problem": r["problem"], "placements": r["batch"], "beyond 1e-5": f"{beyond:.1%}"}
+        | {"median": f"{median:.1e}", "largest": f"{largest:.1e}"}
+        for r in records
+        for beyond, median, largest in [r["error"]]
+    ]
+    return Page(
+        f"Simulating random placements.\n\n{grid.table(rows)}\n"
+        "float32 against float64: relative difference of makespans.\n\n"
+        f"{grid.table(errors)}"
+    )
 
 
-def _precision_rows(r: Record) -> list[Record]:
-    row = {
-        "problem": r["problem"],
-        "placements": r["batch"],
-        "beyond 1e-5": f"{r['beyond']:.1%}",
-    }
-    quantiles = zip(QUANTILES, r["quantiles"], strict=True)
-    return [row | {f"quantile {q:g}": f"{error:.1e}" for q, error in quantiles}]
-
-
-REPORTS = {
-    "simulator": ("Simulating random placements, makespans only", _simulator_rows),
-    "precision": ("float32 against float64: relative difference", _precision_rows),
-}
-"""Title and rows of each part."""
-
-
-QUICK = {
-    "problems": ("layers-256@4",), "batches": (128,), "precise": ("layers-256@4",),
-    "rounds": 3,
-}  # fmt: skip
+QUICK = {"problems": ("layers-256@4",), "batches": (128,), "rounds": 3}
 
 STUDY = Study("bench", BenchSettings(), cells, report, QUICK)
 
