@@ -46,53 +46,23 @@ SMALL_BYTES = 256
 Call = Callable[[], jax.Array]
 
 
-def uniform_cluster(
-    num_devices: int,
-    *,
-    flops_per_s: float,
-    memory_bytes_per_s: float,
-    memory_bytes: float,
-    launch_s: float,
-    latency_s: float,
-    link_bytes_per_s: float,
-) -> Cluster:
-    """Returns equal devices with equal links; the units are those of `Cluster`.
+def reference_cluster(num_devices: int) -> Cluster:
+    """Returns the cluster behind the reference's simulator: 1e10 of everything, no overhead.
 
     Raises:
-      ValueError: fewer than one device, or a number that `Cluster` refuses.
+      ValueError: fewer than one device.
     """
     if num_devices < 1:
         raise ValueError(f"num_devices is {num_devices}; expected at least 1")
-    return Cluster(
-        flops_per_s=np.full(num_devices, flops_per_s),
-        memory_bytes_per_s=memory_bytes_per_s,
-        memory_bytes=memory_bytes,
-        launch_s=launch_s,
-        latency_s=latency_s,
-        link_bytes_per_s=link_bytes_per_s,
-    )
-
-
-def reference_cluster(num_devices: int) -> Cluster:
-    """Returns the cluster behind the reference's simulator: 1e10 of everything, no overhead."""
-    return uniform_cluster(
-        num_devices,
-        flops_per_s=1e10,
-        memory_bytes_per_s=np.inf,
-        memory_bytes=np.inf,
-        launch_s=0.0,
-        latency_s=0.0,
-        link_bytes_per_s=1e10,
-    )
+    return Cluster(flops_per_s=[1e10] * num_devices, link_bytes_per_s=1e10)
 
 
 def _p100x4() -> Cluster:
     # NVIDIA Tesla P100 for PCIe data sheet (16 GB): 9.3 TFLOP/s float32, 732 GB/s HBM2.
     # PCIe 3.0 x16 moves 15.75 GB/s raw, about 12 GB/s in peer copies. Launch and latency
     # are the usual order of magnitude, 10 us, not a measurement.
-    return uniform_cluster(
-        4,
-        flops_per_s=9.3e12,
+    return Cluster(
+        flops_per_s=[9.3e12] * 4,
         memory_bytes_per_s=732e9,
         memory_bytes=16e9,
         launch_s=10e-6,
@@ -105,9 +75,8 @@ def _v100x8() -> Cluster:
     # NVIDIA V100 SXM2 data sheet (32 GB): 15.7 TFLOP/s float32, 900 GB/s HBM2. NVLink 2
     # carries 25 GB/s per link and direction; pairs of an island are taken to have two.
     # Between the islands: through PCIe and the processors' link, about 10 GB/s.
-    cluster = uniform_cluster(
-        8,
-        flops_per_s=15.7e12,
+    cluster = Cluster(
+        flops_per_s=[15.7e12] * 8,
         memory_bytes_per_s=900e9,
         memory_bytes=32e9,
         launch_s=10e-6,
@@ -127,9 +96,8 @@ def _h200x8() -> Cluster:
     # NVIDIA H200 SXM data sheet: 67 TFLOP/s float32 (without tensor cores; TF32 would be
     # several times that), 4.8 TB/s HBM3e, 141 GB; NVLink 4 through NVSwitch 900 GB/s in
     # both directions together, so 450 GB/s each way between any pair.
-    return uniform_cluster(
-        8,
-        flops_per_s=67e12,
+    return Cluster(
+        flops_per_s=[67e12] * 8,
         memory_bytes_per_s=4.8e12,
         memory_bytes=141e9,
         launch_s=10e-6,

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 
 from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.clusters import uniform_cluster
 from doppler_jax.graphs.levels import mean_compute_s, mean_transfer_s
 from doppler_jax.types import Cluster, Costs, TaskGraph
 
@@ -28,26 +27,13 @@ def random_cluster(rng: np.random.Generator, kind: ClusterKind) -> Cluster:
     count = kind.num_devices
     if not 1 <= kind.num_islands <= count:
         raise ValueError(f"num_islands is {kind.num_islands}; expected 1 to {count}")
-    cluster = uniform_cluster(
-        count,
-        flops_per_s=1.0,
-        memory_bytes_per_s=np.inf,
-        memory_bytes=np.inf,
-        launch_s=0.0,
-        latency_s=0.0,
-        link_bytes_per_s=1.0,
-    )
     speed = rng.uniform(1 / 3, 1.0, count) if kind.is_unequal else np.ones(count)
     island = np.arange(count) * kind.num_islands // count
     across = island[:, None] != island[None, :]
     slower = float(rng.uniform(3.0, 10.0))
-    return dataclasses.replace(
-        cluster,
-        flops_per_s=speed,
-        link_bytes_per_s=np.where(
-            across, cluster.link_bytes_per_s / slower, cluster.link_bytes_per_s
-        ),
-    )
+    rates = np.where(across, 1.0 / slower, 1.0)
+    np.fill_diagonal(rates, np.inf)
+    return Cluster(flops_per_s=speed, link_bytes_per_s=rates)
 
 
 def costs_of_ccr(

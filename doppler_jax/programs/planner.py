@@ -18,7 +18,7 @@ import numpy as np
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.clusters import make_cluster, uniform_cluster
+from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.programs.cut_costs import (
     Limits,
     Link,
@@ -117,9 +117,8 @@ def plan_partition(
 def default_cluster(num_devices: int) -> Cluster:
     """Returns as many devices as asked for, with the rates and links of `p100x4`."""
     like = make_cluster("p100x4")
-    return uniform_cluster(
-        num_devices,
-        flops_per_s=like.flops_per_s[0],
+    return Cluster(
+        flops_per_s=[like.flops_per_s[0]] * num_devices,
         memory_bytes_per_s=like.memory_bytes_per_s[0],
         memory_bytes=like.memory_bytes[0],
         launch_s=like.launch_s[0],

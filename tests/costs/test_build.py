@@ -11,10 +11,11 @@ from doppler_jax.costs.build import (
     make_costs,
     reference_costs,
 )
-from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
+from doppler_jax.costs.clusters import list_clusters, make_cluster
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.types import Cluster
 
 
 @pytest.fixture
@@ -34,9 +35,8 @@ def graph():
 
 @pytest.fixture
 def cluster():
-    return uniform_cluster(
-        2,
-        flops_per_s=100.0,
+    return Cluster(
+        flops_per_s=[100.0, 100.0],
         memory_bytes_per_s=10.0,
         memory_bytes=1e9,
         launch_s=0.5,

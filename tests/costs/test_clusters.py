@@ -13,8 +13,8 @@ from doppler_jax.costs.clusters import (
     load_cluster,
     make_cluster,
     measure_host,
+    reference_cluster,
     save_cluster,
-    uniform_cluster,
 )
 from doppler_jax.types import Cluster
 
@@ -93,11 +93,7 @@ def test_unknown_name_lists_the_known():
 
 
 def small_cluster(**changes):
-    cluster = uniform_cluster(
-        2, flops_per_s=1.0, memory_bytes_per_s=np.inf, memory_bytes=np.inf, launch_s=0.0,
-        latency_s=1.0, link_bytes_per_s=1.0,
-    )  # fmt: skip
-    return cluster.replace(**changes)
+    return Cluster(**{"flops_per_s": [1, 1], "latency_s": 1, "link_bytes_per_s": 1} | changes)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +139,7 @@ def test_clusters_print_what_they_hold_in_a_few_lines():
 @pytest.mark.parametrize("num_devices", [0, -1])
 def test_no_devices_are_no_cluster(num_devices):
     with pytest.raises(ValueError, match=f"num_devices is {num_devices}"):
-        uniform_cluster(
-            num_devices, flops_per_s=1, memory_bytes_per_s=1, memory_bytes=1, launch_s=0,
-            latency_s=0, link_bytes_per_s=1,
-        )  # fmt: skip
+        reference_cluster(num_devices)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.costs.clusters import list_clusters, make_cluster, uniform_cluster
+from doppler_jax.costs.clusters import list_clusters, make_cluster
 from doppler_jax.programs import list_workloads, make_workload, partition, trace
 from doppler_jax.programs.cut_costs import (
     Limits,
@@ -22,10 +22,10 @@ from doppler_jax.programs.cut_costs import (
 )
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.planner import default_cluster, simulated_s
+from doppler_jax.types import Cluster
 
 # Two devices, round numbers: a launch or a latency is 1 s, rates are 1 per second.
-ONES = dict.fromkeys(("flops_per_s", "launch_s", "latency_s", "link_bytes_per_s"), 1.0)
-RATES = make_rates(uniform_cluster(2, memory_bytes_per_s=np.inf, memory_bytes=np.inf, **ONES))
+RATES = make_rates(Cluster(flops_per_s=[1, 1], launch_s=1, latency_s=1, link_bytes_per_s=1))
 
 
 def shaped(*shape):
