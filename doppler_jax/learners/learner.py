@@ -133,10 +133,12 @@ def train_learner(
     """
     if not budget.is_bounded:
         raise ValueError("training has no bound; give evaluations, episodes or seconds")
+    fitted = learner
     if budget.evaluations is not None:
-        learner = learner.within(problem.padded.padded_tasks, budget.evaluations)
-    params_key, phases = learner.phases(key, problem, links)
+        fitted = learner.within(problem.padded.padded_tasks, budget.evaluations)
+    params_key, phases = fitted.phases(key, problem, links)
     if params is None:
+        # By the learner as it was: of whatever bound, it is compiled once.
         params = _init_params(params_key, problem, learner)
     params = jax.tree.map(jnp.asarray, params)
     for phase in phases:
