@@ -142,18 +142,22 @@ def simulate_native(
         order = rank_order(keys[0]).astype(np.uint32)
     makespan_s = np.zeros(batch)
     start_s, finish_s = np.empty((2, batch if schedule else 0, n if schedule else 0))
-    factors = (
-        np.empty(0) if compute_factor is None else _floats(compute_factor),
-        none if transfer_factor is None else _floats(transfer_factor),
-    )
 
     def run(rows: slice) -> bool:
         mine = keys if shared else keys[rows]
+        share = native_kernels.Rows(
+            placements=placements[rows],
+            ranks=mine,
+            order=order,
+            compute_factor=np.empty(0) if compute_factor is None else _floats(compute_factor),
+            transfer_factor=none if transfer_factor is None else _floats(transfer_factor),
+            makespan_s=makespan_s[rows],
+            start_s=start_s[rows],
+            finish_s=finish_s[rows],
+        )
         code = native_kernels.run_rows(
-            problem, placements[rows], mine, order, *factors,
-            discipline.ranked, discipline.waits, LINKS.index(links),
-            makespan_s[rows], start_s[rows], finish_s[rows],
-        )  # fmt: skip
+            problem, share, discipline.ranked, discipline.waits, LINKS.index(links)
+        )
         return code == native_kernels.OK and (shared or bool(np.isfinite(mine).all()))
 
     if batch and n and not _in_threads(run, batch, n):
