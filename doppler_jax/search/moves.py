@@ -19,7 +19,7 @@ _RELATED, _GROUP, _SWAP, _CRITICAL = 0.6, 0.25, 0.15, 0.5
 
 
 @pytree
-class CriticalChain:
+class WaitingChain:
     """Per placement, the tasks that determined its makespan, the last one first."""
 
     task: chex.Array  # [B, N] int32; padded_tasks after the end
@@ -30,7 +30,7 @@ def mutate(
     key: chex.PRNGKey,
     padded: PaddedProblem,
     placements: chex.Array,
-    chain: CriticalChain | None = None,
+    chain: WaitingChain | None = None,
 ) -> chex.Array:
     """Returns placements `[B, N]`, each one random move away from the one given.
 
@@ -44,7 +44,7 @@ def mutate(
       key: of the draws, one for all or one for each placement `[B]`; consumed.
       padded: the problem.
       placements: `[B, N]` int32 devices.
-      chain: from `critical_chain`, for these placements or for recent ancestors.
+      chain: from `waiting_chain`, for these placements or for recent ancestors.
     """
     count = 10 + GROUP + padded.num_devices
     if key.ndim:
@@ -95,9 +95,9 @@ def single_moves(
     return _assign(padded, placements, task[:, None], device[:, None])
 
 
-def critical_chain(
+def waiting_chain(
     padded: PaddedProblem, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
-) -> CriticalChain:
+) -> WaitingChain:
     """Returns the chain of tasks that each waited for the next, from the last to finish.
 
     A task waited for the later of its device and its last input; what its input waited for
@@ -119,7 +119,7 @@ def critical_chain(
         return waited_for[lane, task], task
 
     _, tasks = jax.lax.scan(back, last, length=nobody)
-    return CriticalChain(task=tasks.T, length=(tasks != nobody).sum(0, dtype=jnp.int32))
+    return WaitingChain(task=tasks.T, length=(tasks != nobody).sum(0, dtype=jnp.int32))
 
 
 def _waited_for(

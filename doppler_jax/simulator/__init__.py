@@ -1,1 +1,14 @@
-"""Simulator."""
+"""What an execution of a placement is, and how long it takes.
+
+Read in this order:
+
+- `disciplines`: which of its tasks a device starts next. A new queue discipline starts there.
+- `oracle` (with `links`, `durations`): the rules in plain Python, which judge all the rest.
+- `simulate`: the doors, `simulate` for users and `simulate_padded` for use inside `jit`.
+- `native`, `native_kernels`: the same rules compiled by Numba, for CPUs.
+- `lockstep` (on `lanes`): the same rules in JAX, for accelerators and for use inside `jit`.
+- `validate`, `validate_transfers`: is a schedule, simulated or measured, legal?
+- `noise`: random durations and orders; `memory`: what lies where; `critical_chain`: why a
+  schedule takes so long; `finalists`: the best of several placements.
+- `synchronous`: bulk-synchronous execution, the contrast.
+"""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from chex import Array, PRNGKey
 
 from doppler_jax.graphs.padded import PaddedProblem
-from doppler_jax.search.moves import CriticalChain, critical_chain, mutate
+from doppler_jax.search.moves import WaitingChain, mutate, waiting_chain
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
 
@@ -62,11 +62,11 @@ def temper(
     chains = _where(accepted, proposals, chains)
     times = simulate_padded(padded, chains.placement, links=links, schedule=True)
     # Moves of this call keep to the critical chains of its start.
-    critical = critical_chain(padded, chains.placement, times.start_s, times.finish_s)
+    critical = waiting_chain(padded, chains.placement, times.start_s, times.finish_s)
 
     def round_of_moves(
-        turn: Array, carry: tuple[Chains, CriticalChain, Chains]
-    ) -> tuple[Chains, CriticalChain, Chains]:
+        turn: Array, carry: tuple[Chains, WaitingChain, Chains]
+    ) -> tuple[Chains, WaitingChain, Chains]:
         chains, critical, best = carry
         turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, turn)
         once_keys, again_keys, twice_keys, accept_keys, exchange_keys = _split(turn_keys, 5)

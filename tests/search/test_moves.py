@@ -8,10 +8,10 @@ import pytest
 from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.search.moves import (
     GROUP,
-    CriticalChain,
-    critical_chain,
+    WaitingChain,
     mutate,
     single_moves,
+    waiting_chain,
 )
 from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_problem
@@ -20,7 +20,7 @@ from tests.search.cases import DEVICES, SIZE, one_size, pinned_problem
 LANES = 4096
 MUTATE = jax.jit(mutate)
 SINGLES = jax.jit(single_moves)
-CHAIN = jax.jit(critical_chain)
+CHAIN = jax.jit(waiting_chain)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +80,7 @@ def test_every_kind_of_move_is_made():
 def test_half_of_the_moves_are_on_the_chain():
     graph, costs = random_problem(np.random.default_rng(5), 16, DEVICES)
     before = jnp.zeros((LANES, SIZE), jnp.int32)
-    chain = CriticalChain(
+    chain = WaitingChain(
         task=jnp.full((LANES, SIZE), 7, jnp.int32), length=jnp.ones(LANES, jnp.int32)
     )
     after = MUTATE(jax.random.key(1), pad_problem(graph, costs), before, chain)
