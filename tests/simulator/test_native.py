@@ -258,10 +258,8 @@ def test_a_changed_source_is_compiled_anew_and_an_old_one_is_not(tmp_path):
         "import numba, k, time; f = k.probe; print(f(3), sum(f.stats.cache_hits.values()))"
     )
     text = source[source.index("def _jit(") : source.index("_inlined = ")]
-    text = (
-        "import sys\nfrom collections.abc import Callable\nfrom typing import Any\nimport numba\n"
-        + text
-    )
+    imports = "import sys\nfrom collections.abc import Callable\nfrom typing import Any\n"
+    text = imports + "import numba\n" + text
     found = []
     for factor in (2, 2, 5):
         (folder / "k.py").write_text(f"{text}\n@_jit\ndef probe(x):\n    return x * {factor}\n")
