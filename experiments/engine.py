@@ -150,7 +150,7 @@ def time_calls(
     return {
         "cold_s": {what: found[0] for what, found in seconds.items()},
         "warm_s": {what: warm(found) for what, found in seconds.items()},
-        "makespan_s": {what: warm(found) for what, found in makespans.items()},
+        "makespans_s": {what: warm(found) for what, found in makespans.items()},
     }
 
 
@@ -270,7 +270,7 @@ def report(context: Context[EngineSettings], records: list[Record]) -> Page:
 def _call_rows(r: Record) -> list[Record]:
     return [
         {"workload": r["workload"], "what": what, "cold call_s": r["cold_s"][what]}
-        | {"warm call_s": warm_s, "warm makespan_s": r["makespan_s"].get(what)}
+        | {"warm call_s": warm_s, "warm makespan_s": r["makespans_s"].get(what)}
         for what, warm_s in r["warm_s"].items()
     ]
 
