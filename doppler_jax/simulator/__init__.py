@@ -3,7 +3,7 @@
 Read in this order:
 
 - `disciplines`: which of its tasks a device starts next. A new queue discipline starts there.
-- `oracle` (with `links`, `durations`): the rules in plain Python, which judge all the rest.
+- `oracle` (with `durations`): the rules in plain Python, which judge all the rest.
 - `simulate`: the doors, `simulate` for users and `simulate_padded` for use inside `jit`.
 - `native`, `native_kernels`: the same rules compiled by Numba, for CPUs.
 - `lockstep` (on `lanes`): the same rules in JAX, for accelerators and for use inside `jit`.

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.simulator.durations import check_placement, task_seconds
-from doppler_jax.simulator.links import (
+from doppler_jax.simulator.oracle import (
     Links,
     Transfer,
     input_transfers,
