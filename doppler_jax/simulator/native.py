@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import LINKS
@@ -68,12 +69,13 @@ def _bounds(rows: np.ndarray, n: int) -> np.ndarray:
     return np.append(0, np.cumsum(np.bincount(rows, minlength=n))).astype(np.uint32)
 
 
-def as_devices(graph: TaskGraph, costs: Costs, placements: np.ndarray) -> np.ndarray:
-    """Returns a copy of placements `[B, N]` in uint32, or raises a `ValueError`."""
+def as_devices(graph: TaskGraph, costs: Costs, given: ArrayLike) -> np.ndarray:
+    """Returns placements `[B, N]` or `[N]` as uint32 `[B, N]`, or raises a `ValueError`."""
+    placements = np.atleast_2d(np.asarray(given))
     if placements.shape[1:] != (graph.num_tasks,) or (
         placements.size and not np.issubdtype(placements.dtype, np.integer)
     ):
-        return check_placements(graph, costs, placements).astype(np.uint32)
+        return check_placements(graph, costs, given).astype(np.uint32)
     devices = np.empty(placements.shape, np.uint32)
 
     def convert(rows: slice) -> bool:

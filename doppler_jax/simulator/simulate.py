@@ -99,7 +99,7 @@ def simulate(
         are no permutation, or those of `in_order` have a reader before its producer.
     """
     check_costs(graph, costs)
-    devices = as_devices(graph, costs, np.atleast_2d(np.asarray(placements)))
+    devices = as_devices(graph, costs, placements)
     factors = _factors(graph, costs, objective, factors, key)
     ranks = _check_ranks(graph, len(devices), queue, priority)
     draws = _draws(factors, ranks, per_draw=find_discipline(queue).per_draw)
