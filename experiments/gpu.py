@@ -232,7 +232,7 @@ def engine(job: Job) -> None:
     """Runs two programs on two unequal devices: in every mode, and placed by us."""
     devices = _two_devices()
     local = dj.LocalDevices(devices)
-    rounds = 2 if job.tiny else 7
+    rounds = 2 if job.tiny else 5
     for name, fn, args in _programs(job.tiny):
         args = jax.device_put(args, devices[0])
         plain = jax.jit(fn)
@@ -523,7 +523,7 @@ PARTS = {
         "The engine on two unequal devices",
         ("program", "placement", "mode", "outputs", "traces", "makespan (ms)", "call (ms)"),
         engine,
-        bound_s=110,
+        bound_s=180,
         note="Products in full float32. A call also lays arguments and assembles outputs.",
     ),
     "moving": Part("Dispatch and transfers", ("what", "µs", "notes"), moving, bound_s=50),
