@@ -1,5 +1,12 @@
 """Learned placement of JAX programs on devices: trace, partition, cost, place, simulate, run.
 
+Beside the packages, from below: `types.py` is the data that all share, `files.py` reads and
+writes text and JSON; `objective.py` says what a placement is judged by, `budget.py` what a
+search or a training may spend. `problems.py` makes a graph and costs of what a command line
+names, `policy_files.py` keeps policies. `placing.py` is `place`, `placed.py` what it returns,
+and `__main__.py` the command line, with what all command lines share in `cli.py`.
+`memory_maps.py` keeps a process that places many graphs alive.
+
 The engine, which runs placed programs, is imported when one of its names is first asked for.
 """
 

@@ -218,7 +218,7 @@ def _check_request(
 def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgement, str]:
     """Returns the best candidate, the oracle's word on it, and the queue that it is for.
 
-    Of more than `MOST_JUDGED` the vectorised simulator chooses the finalists, of those that
+    Of more than `MOST_JUDGED` the lock-step simulator chooses the finalists, of those that
     fit into memory first; ties go to the earlier one.
     """
     placements, problem = candidates.placements, request.problem

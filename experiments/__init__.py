@@ -21,4 +21,7 @@ STUDIES = {
     "stage3_study": "what learning from measured times adds",
     "bench": "how fast simulation is, beside yardsticks",
 }
-"""Every study by name, and what it asks; `demo` and `code_size` are commands of their own."""
+"""Every study by name, and what it asks.
+
+`demo`, `gpu` and `code_size` are commands of their own.
+"""

@@ -391,7 +391,7 @@ def _copy_call(num_bytes: int, source: jax.Device, target: jax.Device) -> Callab
 
 
 def simulator(job: Job) -> None:
-    """Times the lock-step kernel in float32; on the host's cores `dj.simulate`, in float64."""
+    """Times the lock-step simulator in float32; on the host's cores `dj.simulate`, float64."""
     name, graph, costs = _problem(job)
     rng = np.random.default_rng(0)
     for links in ("parallel", "serial"):

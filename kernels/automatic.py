@@ -292,7 +292,7 @@ class OnlineFunction:
         while self._waiting:
             placement = self._waiting.popleft()
             self._tried.append(placement)
-            # A placement for which a device cannot compile its kernels is none.
+            # A placement whose kernels do not compile is passed over.
             with contextlib.suppress(TaskError):
                 return _Trial(self._load(placement), placement)
         return None

@@ -63,7 +63,7 @@ class LoadedProgram(Protocol):
         """Seconds spent on it, kernels compiled before not counted."""
 
     def lay(self, values: Sequence[Any]) -> Any:
-        """Returns the flat arguments (`flatten_args`) laid on the devices that hold them.
+        """Returns the flat arguments (`flatten_args`) laid on the devices that read them.
 
         Resident ones stay there, and are found again if the next call brings the same array.
         """
@@ -80,7 +80,7 @@ class Devices(Sequence[Any]):
     """Devices in order, what was compiled for them, and the arguments that stay on them.
 
     Raises:
-      ValueError: there is none, or one occurs twice.
+      ValueError: `devices` is empty, or one occurs twice.
 
     Attributes:
       backend: what runs programs there: "local" (threads of this process) or "ray".

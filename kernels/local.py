@@ -35,7 +35,7 @@ class LocalDevices(Devices):
       devices: by default all that JAX has.
 
     Raises:
-      ValueError: there is none, one occurs twice, or one is no JAX device.
+      ValueError: `devices` is empty, one occurs twice, or one is not a JAX device.
     """
 
     backend = "local"

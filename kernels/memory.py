@@ -122,7 +122,9 @@ def donated_operands(plan: Plan, v: int, kernel: Kernel) -> tuple[int, ...]:
 
 
 class Footprint:
-    """How much memory the calls of a plan take (DESIGN, rule 9), from their times.
+    """How much memory the calls of a plan take, from their times.
+
+    The rule is that of `doppler_jax/simulator/memory.py`, but for results that no one reads.
 
     A task's tensors lie on its device from its start, a copy from its transfer's start,
     each until the last task or transfer that reads it there ends; what is read by no one

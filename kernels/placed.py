@@ -71,7 +71,7 @@ def as_devices(devices: Sequence[Any]) -> Devices:
     """Returns what runs programs on the devices given, which say themselves what they are.
 
     Raises:
-      ValueError: there is none, one occurs twice, they are of different sorts or closed.
+      ValueError: `devices` is empty, one occurs twice, they are of different sorts or closed.
     """
     if not isinstance(devices, Devices):
         are_processes = any(isinstance(device, ProcessDevice) for device in devices)
@@ -116,7 +116,7 @@ class PlacedFunction:
       compile_s: seconds spent compiling, shared executables not counted.
       trace: `Schedule` of the latest call, in seconds from the dispatch of its first task
         or input transfer, with transfers; None before. Arguments are laid on the devices
-        that hold them before that, outputs are assembled after it.
+        that read them before that, outputs are assembled after it.
       handling: when devices themselves moved tensors between two tasks in the latest call,
         on the trace's clock: on CPU processes of one machine, else never; None before.
       peak_bytes: `[D]` most memory that the latest call held at once; None before.

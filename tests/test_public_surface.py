@@ -1,4 +1,4 @@
-"""What DESIGN promises is there, under those names and with those arguments."""
+"""What users are promised is there, under those names and with those arguments."""
 
 import inspect
 import os

@@ -1,10 +1,11 @@
 """Placement methods that do not learn or search: list schedulers, and exact answers.
 
 Read `listing.py` first, the schedule that grows task by task, then `heft.py`; `peft.py` and
-`cpop.py` are its relatives. `critical_path.py` is the teacher of imitation. `etf.py` and
+`cpop.py` go the same way. `critical_path.py` is the teacher of imitation. `etf.py` and
 `m_sct.py` go by earliest start, the latter within memory; `fitting.py` knows what lies where.
-`enumerative.py` lays out sharded operations; `simple.py` needs no insight. `exact.py` proves
-optima, with the constraint model of `exact_model.py`; `brute_force.py` tries every placement.
+`enumerative.py` places the tasks of an operation together; `simple.py` needs no insight.
+`exact.py` proves optima, with the constraint model of `exact_model.py`; `brute_force.py` tries
+every placement.
 
 A new baseline is a file here and a row in `methods/registry.py`.
 """

@@ -1,9 +1,9 @@
-"""The enumerative optimiser: each sharded operation is laid out as cheaply as its ways allow.
+"""The enumerative optimiser: places the tasks of each operation where least has to be moved.
 
 DOPPLER's paper (Yao et al., arXiv 2505.23131) compares with an optimiser of this name and
 describes it in an appendix that could not be obtained; this is our reading of what is said of
 it. It walks the sharded program in graph order, takes each operation's shards together with
-the aggregation that follows, enumerates the ways to lay the shards over the devices, and keeps
+the aggregation that follows, enumerates the ways to place the shards on the devices, and keeps
 the one of least communication under balanced load.
 """
 
@@ -16,7 +16,7 @@ from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 MOST_WAYS = 10_000
-"""Ways to lay out an operation up to which every one is tried."""
+"""Ways to place the tasks of an operation up to which every one is tried."""
 
 LOOKS_AHEAD = 2
 """Hops along which the readers of two tasks must be alike for the two to be siblings."""
@@ -224,7 +224,7 @@ class _Placement:
         return np.where(self.is_there[items], 0.0, move_s).sum(0)
 
     def lay(self, operation: Operation, ways: np.ndarray) -> None:
-        """Lays the operation out in the cheapest of the ways `[L, s]`."""
+        """Places the tasks of the operation in the cheapest of the ways `[L, s]`."""
         tried = _Trial(self, operation, ways)
         cheapest = tried.moved_s <= tried.moved_s.min() * (1 + 1e-9)
         spread = np.where(cheapest, (tried.load_s**2).sum(1), np.inf)
@@ -238,7 +238,7 @@ class _Placement:
 
 
 class _Trial:
-    """L ways to lay out an operation, its aggregations placed, and what they take."""
+    """L ways to place the tasks of an operation, aggregations included, and what they take."""
 
     def __init__(self, base: _Placement, operation: Operation, ways: np.ndarray) -> None:
         self.base = base

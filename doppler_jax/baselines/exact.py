@@ -81,9 +81,9 @@ def exact(
 
     Where memory may not suffice, the bound is that of placements whose resident inputs fit,
     and the schedule is one for which all tensors and copies fit at once, so that it respects
-    DESIGN's rule 9 whatever their lifetimes. Mostly one search finds both, with half of the
-    budget; if not, a second one finds the schedule, which is then proven only if it meets
-    the bound.
+    the memory rule of `simulator/memory.py` whatever their lifetimes. Mostly one search finds
+    both, with half of the budget; if not, a second one finds the schedule, which is then
+    proven only if it meets the bound.
 
     With one worker a finished search is deterministic; one that the budget cuts short
     depends on the machine.

@@ -4,6 +4,7 @@ Read `learner.py` first: what a `Learner` is, `train_learner`, and `EpisodeLearn
 needs only how it explores, a loss, and how it draws placements. Then `doppler.py`, and of the
 rivals `gdp.py` (all tasks at once), `giph.py` (moves of a whole placement), `placeto.py` (task
 by task), `stepwise.py` (DOPPLER's networks under one softmax, and encoded at every step).
+`registry.py` has their names, and what the settings of their policies are.
 
 To add one, write it in a file here and give it a row in `registry.LEARNERS`; the tests of
 `tests/learners/test_learned_methods.py` then train it, and save and load its policies.

@@ -26,7 +26,7 @@ SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
 
 DRAWING_SHARE = 0.25
-"""Of the seconds that are left when the first is drawn; after it only a block is finished."""
+"""Share of the remaining seconds that sampling may take; the batch being drawn is finished."""
 
 REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""

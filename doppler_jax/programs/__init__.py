@@ -9,7 +9,7 @@ In the order of the work, which is the order to read in:
 * `grids`: counts of blocks; the uniform strategy, and counts given by name.
 * `planner`: the choice of counts. `cut_costs` is its cost model, `elimination` its solver.
 * `partition`: groups and counts to tasks; `task_kernels` is what the tasks compute.
-* `blocks`: arguments into blocks, blocks into outputs. Every engine needs both.
+* `blocks`: arguments into blocks, blocks into outputs. The engine needs both.
 * `evaluate`: the tasks one after another. It says what a sharded program means.
 * `explain`: for people, what a program was cut into.
 * `workloads/`: named functions to try all this on.

@@ -1,6 +1,6 @@
 """What the tasks compute: groups of equations on blocks, aggregation and formation.
 
-Tasks that compute the same share one `Kernel`, so that an engine compiles it once.
+Tasks that compute the same share one `Kernel`, so that the engine compiles it once.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Simulated annealing (Kirkpatrick et al. 1983) that spends whole batches on each chain.
 
 Classical annealing tries one move at a time, and what counts is how many it has tried in
-sequence; a vectorised simulator is fast only on many placements at once. So each step
+sequence; a lock-step simulator is fast only on many placements at once. So each step
 tries a batch of moves from one placement, and then all those that Metropolis' rule accepts
 one by one are made together, up to a number that doubles when the outcome is acceptable
 and falls to a quarter when it is not. With the number at 1 this is annealing in which

@@ -15,7 +15,7 @@ GROUP = 8
 """Tasks that move together at most."""
 
 _RELATED, _GROUP, _SWAP, _CRITICAL = 0.6, 0.25, 0.15, 0.5
-"""How often: to a relative's device, several tasks, a swap, from the critical chain."""
+"""How often: to a neighbour's device, several tasks, a swap, from the critical chain."""
 
 
 @pytree
@@ -35,7 +35,7 @@ def mutate(
     """Returns placements `[B, N]`, each one random move away from the one given.
 
     A move takes a task, half of the time one of the critical chain if that is given, to
-    another device at random or to the device of a relative (a producer, a reader, another
+    another device at random or to the device of a neighbour (a producer, a reader, another
     producer of a reader, another reader of a producer), at times with a path of its
     producers or readers or several of them; or it swaps the devices of two tasks. A move
     that no device permits changes nothing.

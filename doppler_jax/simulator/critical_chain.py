@@ -41,7 +41,7 @@ def critical_chain(graph: TaskGraph, schedule: Schedule) -> tuple[ChainLink, ...
     From the task that finishes last (the smallest id of those) the chain goes back to what
     its start waited for, until one starts at 0: a task's latest input, or, if the
     device was busy after that had arrived, the task that kept it busy; a transfer's producer,
-    or the transfer that kept its link or engine busy. Of inputs that arrive together that
+    or the transfer that kept its link or port busy. Of inputs that arrive together that
     of smallest id counts. In a simulated schedule each starts as the one before finishes.
     What neither explains (overhead of a measured run, a barrier) is a gap.
 

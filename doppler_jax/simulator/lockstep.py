@@ -2,9 +2,9 @@
 
 A step starts, in every lane (one execution), the task of smallest (start time, queue key, id)
 among those whose producers have all been started. Under links whose arrivals are known when
-the producer starts (`parallel`, `serial`), that order of starts is the event simulator's
-(DESIGN, rule 8). A task is ready to be considered only after its ancestors started, so a
-chain (`graphs/chains.py`) holds one such task at most, and a slot per chain is enough.
+the producer starts (`parallel`, `serial`), that order of starts is the event simulator's.
+A task is ready to be considered only after its ancestors started, so a chain
+(`graphs/chains.py`) has one such task at most, and a slot per chain is enough.
 Under `in_order` the next task is given, and nothing is looked for.
 
 Starting a task releases its readers along its out-edges: a step starts a task in every lane
@@ -396,7 +396,7 @@ def arrive(
       padded: the problem.
       transfer_factor: `[T * D]` of the transfers' durations, or None.
       links: None under `parallel` links.
-      edge: `[L]` int32; the last edge is none.
+      edge: `[L]` int32; the last is padding.
       source: `[L]` int32 device that made the tensor.
       destination: `[L]` int32 device of the reader.
       request_s: `[L]` when the tensor was made, seconds.

@@ -46,7 +46,7 @@ def peak_memory_bytes(graph: TaskGraph, costs: Costs, schedule: Schedule) -> np.
 
 
 def residency(graph: TaskGraph, costs: Costs, schedule: Schedule) -> Residency:
-    """Returns what lies on which device when (DESIGN, rule 9).
+    """Returns what lies on which device when: the memory rule.
 
     - A resident graph input lies on each device that reads it, always.
     - One with a home lies there from time 0 until its last reader there and its last

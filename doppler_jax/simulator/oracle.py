@@ -1,7 +1,7 @@
-"""Plain-Python event simulator in float64: the judge of the native and the vectorised one.
+"""Plain-Python event simulator in float64: the judge of the native and the lock-step one.
 
-Follows DESIGN's rules for asynchronous execution literally, with one heap of events and one
-ready heap per device, and shares no code with what it judges.
+Follows the rules of `docs/simulator.md` literally, with one heap of events and one ready heap
+per device, and shares no code with what it judges.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def simulate_oracle(
       links: `parallel` (every transfer starts at once), `serial` (an ordered pair of
         devices carries one at a time, in the order in which the source finished the
         producers, then by tensor id) or `duplex` (a device sends one at a time and
-        receives one at a time; of the waiting transfers that find both engines idle, that
+        receives one at a time; of the waiting transfers that find both ports idle, that
         of smallest (request time, tensor id, destination) starts).
       queue: `fifo` (earliest ready first), `priority` (of the ready tasks the one of smallest
         rank first), `in_order` (a device takes its tasks by rank, and waits for the next
@@ -113,7 +113,7 @@ class Links:
 
     `parallel`: every transfer starts when it is requested. `serial`: an ordered pair of
     devices carries one at a time, in the order of requests. `duplex`: a device sends
-    one at a time and receives one at a time; of the waiting transfers whose two engines are
+    one at a time and receives one at a time; of the waiting transfers whose two ports are
     idle the one of smallest (request time, graph inputs before tensors, id, destination)
     starts.
     """

@@ -1,6 +1,6 @@
 """Simulates placements: `simulate` for users, `simulate_padded` for use inside other jits.
 
-`simulate` is native on CPUs (`native.py`) and on accelerators the lock-step kernel
+`simulate` is native on CPUs (`native.py`) and on accelerators the lock-step one
 (`lockstep.py`), which is all that `simulate_padded` uses. Both work in float64 here and are
 judged by `oracle.py`.
 """
@@ -213,7 +213,7 @@ def simulate_in_lockstep(
     transfer_factor: np.ndarray | None = None,
     schedule: bool = False,
 ) -> tuple[np.ndarray, ...]:
-    """Does what `simulate_native` does, by the lock-step kernel in float64.
+    """Does what `simulate_native` does, by the lock-step simulator in float64.
 
     Batches and tensors are rounded up to buckets, so that calls share compilations.
     """

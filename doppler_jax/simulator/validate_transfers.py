@@ -267,7 +267,7 @@ def _check_serial(transfers: Transfers, order: np.ndarray, slack: float) -> None
 def _check_duplex(transfers: Transfers, phase: np.ndarray, slack: float) -> None:
     """A device sends one at a time and receives one at a time, in the order of requests.
 
-    A transfer may wait only while one of its engines is busy, and another may pass it only
+    A transfer may wait only while one of its ports is busy, and another may pass it only
     if one was busy when the other started, judged on the schedule's own times exactly.
     `phase` `[N]` is a zero-length task's position in the order of starts, -1 for others: at
     one instant, transfers start before such a task runs and requests others.

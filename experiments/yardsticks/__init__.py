@@ -1,1 +1,1 @@
-"""What the vectorised simulator is measured against; development dependencies only."""
+"""What the simulator is measured against; development dependencies only."""

@@ -43,7 +43,7 @@ class ProcessDevices(Devices):
     are devices, too.
 
     Raises:
-      ValueError: there is none, one occurs twice, or they are of several sessions.
+      ValueError: `devices` is empty, one occurs twice, or they are of several sessions.
     """
 
     modes = tuple(sorted(RULES))
@@ -158,7 +158,7 @@ class _Program:
         ask_all(devices, "load", [(self._number, shipment, d) for d in range(len(devices))])
 
     def lay(self, values: Sequence[Any]) -> _Laid:
-        """Returns the flat arguments on the devices that hold them.
+        """Returns the flat arguments on the devices that read them.
 
         Raises:
           ValueError: the devices are closed.

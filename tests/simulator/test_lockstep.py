@@ -1,4 +1,4 @@
-"""The lock-step kernel equals the oracle; chunks and platforms give the same."""
+"""The lock-step simulator equals the oracle; chunks and platforms give the same."""
 
 import dataclasses
 from functools import partial
