@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax.engine.placed import as_devices
+from doppler_jax.engine.processes import LAUNCHERS
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import (
@@ -42,10 +44,7 @@ TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 NUM_TRANSFERS = 50
 """Steps of the chain that moves them."""
 
-MODES = {
-    "local": ("stream", "work_conserving", "bulk_synchronous"),
-    "ray": ("work_conserving", "bulk_synchronous"),
-}
+BACKENDS = ("local", *LAUNCHERS)
 
 Runs = dict[str, Callable[[], float]]
 
@@ -55,7 +54,7 @@ class EngineSettings(Settings):
     """What to measure."""
 
     parts: tuple[str, ...] = PARTS
-    backends: tuple[str, ...] = ("local", "ray")
+    backends: tuple[str, ...] = BACKENDS
     """Kinds of devices; of `calls` the last one."""
     num_devices: int = 2
     workloads: tuple[str, ...] = ("chainmm", "ffnn", "llama_block", "moe_block")
@@ -74,7 +73,7 @@ def cells(context: Context[EngineSettings]) -> list[Cell]:
     """Returns the cells of the parts asked for."""
     asked = context.settings
     grid.check_names("--parts", asked.parts, PARTS)
-    grid.check_names("--backends", asked.backends, list(MODES))
+    grid.check_names("--backends", asked.backends, BACKENDS)
     if asked.num_devices < 2:
         raise ValueError(f"--num-devices is {asked.num_devices}; expected at least 2")
     machines = [
@@ -168,7 +167,7 @@ def time_tasks(machine: Machine, rounds: int, tasks: int) -> Record:
             lambda: [bare() for _ in range(tasks)]
         ),
     }
-    for mode in MODES[machine.backend]:
+    for mode in as_devices(machine.devices).modes:
         step = machine.compile(sharded, where, mode=mode)
         runs[mode] = partial(makespan_s, step, args)
     seconds = in_turns(runs, rounds)

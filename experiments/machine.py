@@ -55,12 +55,12 @@ class Machine(contextlib.ExitStack):
     @cached_property
     def backend(self) -> str:
         """The kind of the devices."""
-        return choose_backend(self._kind, self.num_devices)  # type: ignore[arg-type]
+        return choose_backend(self._kind, self.num_devices)
 
     @cached_property
     def devices(self) -> Sequence[Any]:
         """The devices, `[D]`."""
-        return as_devices(self.enter_context(open_devices(self.backend, self.num_devices)))  # type: ignore[arg-type]
+        return as_devices(self.enter_context(open_devices(self.backend, self.num_devices)))
 
     @property
     def key(self) -> dict[str, Any]:

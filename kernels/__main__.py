@@ -8,8 +8,7 @@ A calibration that was stopped goes on from its file; one of another program add
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from doppler_jax.costs.calibration import Calibration
 from doppler_jax.reports.tables import format_seconds, print_table
 
 from .calibrate import measure_calibration
+from .stage3 import open_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def main(settings: CalibrateSettings) -> None:
         TimeElapsedColumn(),
     )
     with contextlib.ExitStack() as stack:
-        devices = _devices(settings, stack)
+        devices = stack.enter_context(open_devices(settings.backend, settings.num_devices))
         shown = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
         bar = shown.add_task("calibrating")
         calibration = measure_calibration(
@@ -75,18 +75,6 @@ def main(settings: CalibrateSettings) -> None:
             ),
         )
     _print(calibration)
-
-
-def _devices(settings: CalibrateSettings, stack: contextlib.ExitStack) -> Sequence[Any]:
-    if settings.backend == "ray":
-        return stack.enter_context(dj.ray_devices(settings.num_devices))
-    found = jax.devices() if jax.device_count() > 1 else jax.devices("cpu")
-    if len(found) < settings.num_devices:
-        raise ValueError(
-            f"--num-devices is {settings.num_devices}, but there are {len(found)} "
-            f"{found[0].device_kind} devices"
-        )
-    return found[: settings.num_devices]
 
 
 def _print(calibration: Calibration) -> None:

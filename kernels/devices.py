@@ -83,7 +83,7 @@ class Devices(Sequence[Any]):
       ValueError: `devices` is empty, or one occurs twice.
 
     Attributes:
-      backend: what runs programs there: "local" (threads of this process) or "ray".
+      backend: what runs programs there: "local" (threads of this process) or a launcher's name.
       modes: names of the ways of dispatch that it knows.
       device_names: `[D]`, for people to read.
       device_kinds: `[D]`; devices of one kind are equally fast, but for what else runs on them.

@@ -8,7 +8,7 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ from .devices import Options
 from .local import LocalDevices
 from .measure import make_paired_measure
 from .placed import as_devices
-from .processes.ray import ray_devices
+from .processes import LAUNCHERS
 
 NUM_SAMPLES = 64
 """Of stage 2's policy, the best of which is the first incumbent."""
@@ -125,9 +125,7 @@ def report(result: StageResult) -> None:
     )
 
 
-def choose_backend(
-    choice: Literal["auto", "local", "ray"], num_devices: int
-) -> Literal["local", "ray"]:
+def choose_backend(choice: str, num_devices: int) -> str:
     """Returns the backend of a setting, "auto" being what isolates devices best here.
 
     CPU devices of the backend `local` share the cores of this process; those of `ray` have
@@ -142,17 +140,20 @@ def choose_backend(
 
 
 @contextlib.contextmanager
-def open_devices(backend: Literal["local", "ray"], count: int) -> Iterator[Sequence[Any]]:
+def open_devices(backend: str, count: int) -> Iterator[Sequence[Any]]:
     """Gives so many devices of a backend, which are closed with the context.
 
     Raises:
       ValueError: there are fewer, or the backend cannot be used here.
     """
-    if backend == "ray":
-        with ray_devices(count) as devices:
+    if backend in LAUNCHERS:
+        with LAUNCHERS[backend](count) as devices:
             yield devices
         return
     local = local_devices()[:count]
     if len(local) < count:
-        raise ValueError(f"{count} devices asked for, {len(local)} there")
+        raise ValueError(
+            f"{count} devices were asked for, but there are {len(local)} "
+            f"{local[0].device_kind} devices"
+        )
     yield LocalDevices(local)

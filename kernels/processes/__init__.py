@@ -2,7 +2,15 @@
 
 From below: `transport.py` moves tensors between processes; `device.py` is what runs in each of
 them; `session.py` is how this process asks them; `driver.py` runs programs on them, as
-`ProcessDevices`; `ray.py` starts them as Ray actors, and is all that knows of Ray. Another
-launcher would be another such file: a `Session`, and a function that starts a `Worker` in each
-process.
+`ProcessDevices`; `ray.py` starts them as Ray actors, and is all here that knows of Ray. Another
+launcher would be another such file, with a row in `LAUNCHERS`: a `Session`, and a function that
+starts a `Worker` in each process.
 """
+
+from collections.abc import Callable
+
+from .driver import ProcessDevices
+from .ray import ray_devices
+
+LAUNCHERS: dict[str, Callable[[int], ProcessDevices]] = {"ray": ray_devices}
+"""What starts so many device processes, by the name of the backend."""

@@ -65,7 +65,7 @@ class DeviceResult:
 
 
 class Worker:
-    """One device's process; its methods are called through Ray, from several threads."""
+    """One device's process; its methods are called by its launcher, from several threads."""
 
     def __init__(self, index: int, host: str, secret: bytes, settings: dict[str, Any]) -> None:
         for name, value in settings.items():

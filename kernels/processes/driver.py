@@ -37,7 +37,7 @@ _NUM_TRIPS = 8  # to another machine, to read its clock
 
 
 class ProcessDevices(Devices):
-    """Device processes in order, which a launcher (`dj.ray_devices`) started.
+    """Device processes in order, which a launcher started.
 
     Close them when done, or use them as a context manager. Some of them, as a slice or a list,
     are devices, too.
@@ -52,12 +52,10 @@ class ProcessDevices(Devices):
         super().__init__(devices)
         for i, device in enumerate(self._devices):
             if not isinstance(device, ProcessDevice):
-                raise ValueError(
-                    f"devices[{i}] is {device!r}; expected a device of dj.ray_devices(...)"
-                )
+                raise ValueError(f"devices[{i}] is {device!r}; expected a device process")
         self._session: Session = self._devices[0].session
         if any(device.session is not self._session for device in self._devices):
-            raise ValueError("devices are of several calls of ray_devices; expected one")
+            raise ValueError("devices are of several sessions; expected one")
         self.backend = self._session.backend
         self.device_names = tuple(device.name for device in self._devices)
         self.device_kinds = tuple(device.kind for device in self._devices)
@@ -122,7 +120,7 @@ class ProcessDevices(Devices):
 def check_open(session: Session) -> None:
     """Raises `ValueError` if the processes of a session have been ended."""
     if not session.is_open:
-        raise ValueError("the devices were closed; start others by dj.ray_devices(...)")
+        raise ValueError("the devices were closed; start others")
 
 
 @dataclasses.dataclass(frozen=True)

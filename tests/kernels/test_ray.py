@@ -238,9 +238,7 @@ def test_closed_devices_refuse_and_start_nothing(ray_pair):
         lambda: dj.make_measure(sharded, (X,), devices),
         lambda: step(X),
     ):
-        with pytest.raises(
-            ValueError, match=r"the devices were closed; start others by dj\.ray"
-        ):
+        with pytest.raises(ValueError, match=r"the devices were closed; start others"):
             use()
     check(sharded, compile_on(sharded, np.zeros(8, int), ray_pair))
 
@@ -249,9 +247,7 @@ def test_refuses_what_it_cannot_do(ray_pair, monkeypatch):
     sharded = build([("make", [])], ["t0"])
     with pytest.raises(ValueError, match="unknown mode 'stream'"):
         compile_on(sharded, [0], ray_pair, mode="stream")
-    with pytest.raises(
-        ValueError, match=r"devices\[1\] is .*; expected a device of dj\.ray_dev"
-    ):
+    with pytest.raises(ValueError, match=r"devices\[1\] is .*; expected a device process"):
         compile_on(sharded, [0], [ray_pair[0], *jax.devices()[:1]])
     with pytest.raises(ValueError, match="occurs before"):
         compile_on(sharded, [0], [ray_pair[0], ray_pair[0]])
