@@ -126,10 +126,9 @@ class Footprint:
 
     The rule is that of `doppler_jax/simulator/memory.py`, but for results that no one reads.
 
-    The rule is that of `simulator/memory.py`: a task's tensors lie on its device from its
-    start, a copy from its transfer's start, each until the last task or transfer that reads
-    it there ends; what is read by no one goes as its task ends. Resident blocks and outputs
-    stay.
+    A task's tensors lie on its device from its start, a copy from its transfer's start,
+    each until the last task or transfer that reads it there ends; what is read by no one
+    goes as its task ends. Resident blocks and outputs stay.
     """
 
     def __init__(self, graph: TaskGraph, plan: Plan, num_devices: int) -> None:

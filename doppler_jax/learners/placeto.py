@@ -28,30 +28,30 @@ from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
 
 WORD = 32
-"""Tasks in a word of `Relatives`."""
+"""Tasks in a word of `Closure`."""
 
 ENTRIES = 1 << 24
 """Entries of the placements that are simulated in one call, at most."""
 
 
 @pytree
-class Relatives:
+class Closure:
     """Who is upstream and downstream of whom, a bit per pair: 10,000 tasks take 25 MB."""
 
     ancestors: Array  # [N + 1, W] uint32, of each task, itself included
     descendants: Array  # [N + 1, W] uint32, likewise
 
 
-def find_relatives(problem: PolicyInputs, order: Array) -> Relatives:
-    """Returns the relatives of all tasks, given them in a topological order `[N]`."""
+def find_closure(problem: PolicyInputs, order: Array) -> Closure:
+    """Returns the closure of all tasks, given in a topological order `[N]`."""
     padded = problem.padded
-    return Relatives(
-        ancestors=_closure(padded.pred_task, order),
-        descendants=_closure(padded.succ_task, order[::-1]),
+    return Closure(
+        ancestors=_join(padded.pred_task, order),
+        descendants=_join(padded.succ_task, order[::-1]),
     )
 
 
-def _closure(neighbours: Array, order: Array) -> Array:
+def _join(neighbours: Array, order: Array) -> Array:
     """Joins, task after task, the words of `neighbours` `[N + 1, K]`, which come before it."""
     rows = neighbours.shape[0]
     neighbours = jnp.asarray(neighbours)
@@ -64,7 +64,7 @@ def _closure(neighbours: Array, order: Array) -> Array:
     return jax.lax.scan(join, jnp.zeros((rows, -(-rows // WORD)), jnp.uint32), order)[0]
 
 
-def group_shares(problem: PolicyInputs, relatives: Relatives, task: Array) -> Array:
+def group_shares(problem: PolicyInputs, closure: Closure, task: Array) -> Array:
     """Returns the weights `[3, N + 1]` that average over a task's groups.
 
     They are its ancestors, its descendants and all other tasks, which may run beside it.
@@ -76,7 +76,7 @@ def group_shares(problem: PolicyInputs, relatives: Relatives, task: Array) -> Ar
         bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None]) & 1
         return bits.reshape(-1)[:rows].astype(bool) & (tasks != task)
 
-    above, below = members(relatives.ancestors[task]), members(relatives.descendants[task])
+    above, below = members(closure.ancestors[task]), members(closure.descendants[task])
     beside = ~above & ~below & (tasks != task) & (tasks < problem.padded.num_tasks)
     groups = jnp.stack([above, below, beside]).astype(jnp.float32)
     return groups / jnp.maximum(groups.sum(-1, keepdims=True), 1.0)
@@ -132,7 +132,7 @@ class Tables:
     """What all steps and episodes share."""
 
     order: Array  # [N] int32, tasks in the order of the steps; padding comes last
-    relatives: Relatives
+    closure: Closure
     embedding: Array  # [N + 1, 2h] of the static features; [N + 1, 0] if encoded per step
 
 
@@ -159,9 +159,7 @@ class PlacetoPolicy(nn.Module):
         order = jnp.argsort(jnp.asarray(problem.topological_rank)[:-1]).astype(jnp.int32)
         features = problem.task_features
         embedding = self.encoder(problem, features) if self.once else features[:, :0]
-        return Tables(
-            order=order, relatives=find_relatives(problem, order), embedding=embedding
-        )
+        return Tables(order=order, closure=find_closure(problem, order), embedding=embedding)
 
     def logits(
         self, problem: PolicyInputs, tables: Tables, placement: Array, step: Array
@@ -178,7 +176,7 @@ class PlacetoPolicy(nn.Module):
         # Task N is on no device.
         spare = ((0, 0), (0, 1))
         where = jnp.pad(placement, spare, constant_values=problem.padded.num_devices).T
-        share = group_shares(problem, tables.relatives, task)
+        share = group_shares(problem, tables.closure, task)
         if self.once:
             seen = self._view_once(problem, tables.embedding, where, task, step, share)
         else:

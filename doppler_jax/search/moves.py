@@ -1,4 +1,4 @@
-"""Small changes of placements, vectorised, for local search of every kind.
+"""Small changes of placements, many at once, for local search of every kind.
 
 All are pure functions of padded placements `[B, N]` (N = `padded.padded_tasks`), for
 use inside other jits. They move tasks only to devices that can run them.
@@ -14,7 +14,7 @@ from doppler_jax.types import pytree
 GROUP = 8
 """Tasks that move together at most."""
 
-_RELATED, _GROUP, _SWAP, _CRITICAL = 0.6, 0.25, 0.15, 0.5
+_NEAR, _GROUP, _SWAP, _CRITICAL = 0.6, 0.25, 0.15, 0.5
 """How often: to a neighbour's device, several tasks, a swap, from the critical chain."""
 
 
@@ -58,11 +58,11 @@ def mutate(
         lane = jnp.arange(len(task), dtype=jnp.int32)
         position = _uniform_index(draw[1], chain.length)
         task = jnp.where(draw[2] < _CRITICAL, chain.task[lane, position], task)
-    related = _relative(padded, task, draw[3], draw[4:6])
+    neighbour = _neighbour(padded, task, draw[3], draw[4:6])
     device = _other_device(score.T, padded, placements, task)
-    theirs, mine = _device(placements, related), _device(placements, task)
-    is_related = (draw[6] < _RELATED) & (related != padded.padded_tasks) & (theirs != mine)
-    device = jnp.where(is_related, theirs, device)
+    theirs, mine = _device(placements, neighbour), _device(placements, task)
+    is_near = (draw[6] < _NEAR) & (neighbour != padded.padded_tasks) & (theirs != mine)
+    device = jnp.where(is_near, theirs, device)
     group = _group(walk, padded, task, draw[7])
     tasks = jnp.where((draw[8] < _GROUP)[:, None], group, group.at[:, 1:].set(task[:, None]))
     devices = jnp.broadcast_to(device[:, None], tasks.shape)
@@ -181,7 +181,7 @@ def _other_device(
     return score.argmax(1).astype(jnp.int32)
 
 
-def _neighbour(
+def _adjacent(
     padded: PaddedProblem, reads: chex.Array, task: chex.Array, draw: chex.Array
 ) -> chex.Array:
     """Returns a random reader `[B]` of each task where `reads`, else a random producer.
@@ -196,20 +196,20 @@ def _neighbour(
     return jnp.where(reads, pick(padded.succ_task), pick(padded.pred_task))
 
 
-def _relative(
+def _neighbour(
     padded: PaddedProblem, task: chex.Array, kind: chex.Array, draws: chex.Array
 ) -> chex.Array:
     """Returns a random producer, reader, co-producer or co-reader `[B]` of each task."""
     reads = kind < 0.5
-    near = _neighbour(padded, reads, task, draws[0])
-    far = _neighbour(padded, ~reads, near, draws[1])
+    near = _adjacent(padded, reads, task, draws[0])
+    far = _adjacent(padded, ~reads, near, draws[1])
     return jnp.where(kind % 0.5 < 0.25, near, far)
 
 
 def _group(
     draw: chex.Array, padded: PaddedProblem, task: chex.Array, kind: chex.Array
 ) -> chex.Array:
-    """Returns `[B, GROUP]` tasks: each task, then a path from it or several of its neighbours.
+    """Returns `[B, GROUP]` tasks: each task, then a path from it or several next to it.
 
     Of four equal kinds: path or star, of readers or producers. The length is uniform from
     2; the rest repeats the task.
@@ -219,7 +219,7 @@ def _group(
 
     def extend(last: chex.Array, draw: chex.Array) -> tuple[chex.Array, chex.Array]:
         origin = jnp.where(is_path, last, task)
-        following = _neighbour(padded, kind < 0.5, origin, draw)
+        following = _adjacent(padded, kind < 0.5, origin, draw)
         return following, following
 
     _, others = jax.lax.scan(extend, task, draw[1:])

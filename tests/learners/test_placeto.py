@@ -13,7 +13,7 @@ from doppler_jax.learners import placeto
 from doppler_jax.learners.placeto import (
     Placeto,
     advantages,
-    find_relatives,
+    find_closure,
     group_shares,
     placement_at,
     step_makespans,
@@ -36,9 +36,9 @@ spans = jax.jit(step_makespans, static_argnames="links")
 
 @jax.jit
 def all_shares(problem, order):
-    relatives = find_relatives(problem, order)
+    closure = find_closure(problem, order)
     shares = jax.vmap(group_shares, in_axes=(None, None, 0))
-    return shares(problem, relatives, jnp.arange(len(order), dtype=jnp.int32))
+    return shares(problem, closure, jnp.arange(len(order), dtype=jnp.int32))
 
 
 def pad(graph, costs):
