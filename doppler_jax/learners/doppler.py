@@ -152,7 +152,7 @@ def policy_candidates(
 
     The first is greedy in SEL's order, the second in the order of b-levels, which serves some
     graphs better, where the policy has met few of their kind above all. Samples are drawn in
-    blocks, of `DRAWN_STEPS` steps; there are no more of them than `count`, and after the first
+    chunks, of `DRAWN_STEPS` steps; there are no more of them than `count`, and after the first
     none once `is_late` says so.
     """
     keys = jax.random.split(key, count)
@@ -162,10 +162,10 @@ def policy_candidates(
     for first in range(len(likeliest), count, width):
         if len(drawn) > 1 and is_late is not None and is_late():
             break
-        block = keys[first : first + width]
-        # One shape, one compile: the last block is filled up with keys that are used already.
-        filled = jnp.concatenate([block, keys[: width - len(block)]])
-        drawn.append(np.asarray(_sample(tables, problem, filled))[: len(block)])
+        chunk = keys[first : first + width]
+        # One shape, one compile: the last chunk is filled up with keys that are used already.
+        filled = jnp.concatenate([chunk, keys[: width - len(chunk)]])
+        drawn.append(np.asarray(_sample(tables, problem, filled))[: len(chunk)])
     return np.concatenate(drawn)[:, : int(problem.padded.num_tasks)]
 
 

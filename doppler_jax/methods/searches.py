@@ -32,7 +32,7 @@ REFINE_S = 5.0
 """Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
 
 REFINE = Memetic()
-"""The search of `doppler+search`, which as `memetic` begins at list schedules."""
+"""The search of `doppler+search`."""
 
 
 def searched(search: Search) -> Method:
@@ -98,7 +98,7 @@ def random(request: Request) -> Candidates:
     found = _search_from(request, RandomSearch(), nothing, nothing)
     if len(found.placements):
         return found
-    # The seconds ended before the first block did.
+    # The seconds ended before the first chunk did.
     drawn = random_placements(request.costs, np.random.default_rng(0), 1)
     return dataclasses.replace(found, placements=drawn, evaluations=1)
 

@@ -1,4 +1,4 @@
-"""Runs a search within a budget, in jitted blocks, so that it can be stopped at any time.
+"""Runs a search within a budget, in jitted chunks, so that it can be stopped at any time.
 
 Searches simulate in float32. Where rounding has swapped two events that are close, a
 placement may look shorter than it is. A search whose best is longer than it looks by more
@@ -23,11 +23,11 @@ from doppler_jax.objective import Objective
 from doppler_jax.search.objective import Scores, SearchProblem, score, score_padded
 from doppler_jax.types import pytree
 
-BLOCK_S = 0.2
-"""Seconds of a block: how late a bound on time, or Ctrl-C, may take effect."""
+CHUNK_S = 0.2
+"""Seconds of a chunk: how late a bound on time, or Ctrl-C, may take effect."""
 
-BLOCK_STEPS = 1024
-"""Steps of a block, at most."""
+CHUNK_STEPS = 1024
+"""Steps of a chunk, at most."""
 
 NUM_FOUND = 12
 """Placements that a search hands on, to be judged in float64."""
@@ -129,7 +129,7 @@ def run_search(
     *,
     choose: bool = False,
     exact: Exact | None = None,
-    on_block: Callable[[int], None] | None = None,
+    on_chunk: Callable[[int], None] | None = None,
 ) -> Found:
     """Runs a search until its budget is spent, or Ctrl-C.
 
@@ -146,9 +146,9 @@ def run_search(
       choose: whether to score all starts first and begin at the best of them.
       key: of the draws; it is consumed.
       budget: when to stop.
-      curve: takes a row at every block that improved.
+      curve: takes a row at every chunk that improved.
       exact: the same problem in float64, to go on with where float32 proves wrong.
-      on_block: called after every block with the evaluations so far.
+      on_chunk: called after every chunk with the evaluations so far.
 
     Returns:
       The best placements found. The starts need not be among them.
@@ -167,8 +167,8 @@ def run_search(
     try:
         run.start(padded.astype(np.int32), choose)
         while run.advance():
-            if on_block is not None:
-                on_block(run.evaluations)
+            if on_chunk is not None:
+                on_chunk(run.evaluations)
         found = run.found()
     except KeyboardInterrupt:
         interrupted = True
@@ -204,14 +204,17 @@ class _Run:
         self.evaluations = 0
         self.compile_s = 0.0
         self.done = 0  # steps
-        self.steps = 1  # of the next block
-        self.pause_s = -math.inf  # a block ends once the best looks as short as this
+        self.steps = 1  # of the next chunk
+        self.pause_s = -math.inf  # a chunk ends once the best looks as short as this
         if budget.target_s is not None:
             self.pause_s = budget.target_s * (1 + ROUNDING)
         self.is_over = False  # the target is met
         self.state: State | None = None
         self.misjudged = np.empty((0, problem.padded.padded_tasks), np.int32)  # by float32
-        self.held, self.held_s = self.misjudged, math.inf  # the shortest that was judged
+        self.confirmed, self.confirmed_s = (
+            self.misjudged,
+            math.inf,
+        )  # the shortest that was judged
 
     def start(self, starts: np.ndarray, choose: bool) -> None:
         """Compiles, and begins at the starts."""
@@ -227,7 +230,7 @@ class _Run:
         with self.precision():
             state = self.search.init(jnp.asarray(np.resize(starts, shape)))
         began = time.monotonic()
-        self.state, _ = jax.block_until_ready(self._block(state, 0))
+        self.state, _ = jax.block_until_ready(self._chunk(state, 0))
         self.compile_s += time.monotonic() - began
 
     def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -251,7 +254,7 @@ class _Run:
         return value_s, energy
 
     def advance(self) -> bool:
-        """Runs one block; returns whether there was budget for one."""
+        """Runs one chunk; returns whether there was budget for one."""
         per_step = self.search.batch * self.objective.simulations
         steps = self.steps
         if self.limit < math.inf:
@@ -261,13 +264,13 @@ class _Run:
         if steps == 0 or self.is_over or self.budget.progress(self.evaluations) >= 1:
             return False
         began = time.monotonic()
-        self.state, steps = self._block(self.state, steps)
+        self.state, steps = self._chunk(self.state, steps)
         with self.precision():
             value_s = float(self.state.best.value_s.min())
         self.evaluations += steps * per_step
         self.done += steps
         took_s = max(time.monotonic() - began, 1e-6)
-        self.steps = max(1, min(2 * self.steps, round(steps * BLOCK_S / took_s), BLOCK_STEPS))
+        self.steps = max(1, min(2 * self.steps, round(steps * CHUNK_S / took_s), CHUNK_STEPS))
         self._note(value_s)
         if value_s <= self.pause_s:
             self._finish_at_target(value_s)
@@ -295,8 +298,8 @@ class _Run:
         began = time.monotonic()
         makespan_s = self._judge(best[0])
         self.checks_s += time.monotonic() - began
-        if makespan_s < self.held_s:
-            self.held, self.held_s = best[:1], makespan_s
+        if makespan_s < self.confirmed_s:
+            self.confirmed, self.confirmed_s = best[:1], makespan_s
         gained_s, self.judged_s = self.judged_s - makespan_s, makespan_s
         if makespan_s - believed_s[0] <= max(gained_s, MISJUDGED * makespan_s):
             return
@@ -321,8 +324,8 @@ class _Run:
         """
         best, _ = self._best()
         best = (best if len(best) else self.misjudged)[:NUM_FOUND]
-        if len(self.held) and len(best) and self._judge(best[0]) > self.held_s:
-            best = np.concatenate([best, self.held])
+        if len(self.confirmed) and len(best) and self._judge(best[0]) > self.confirmed_s:
+            best = np.concatenate([best, self.confirmed])
         return best
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
@@ -337,7 +340,7 @@ class _Run:
         chosen = order[np.sort(first)]
         return best.placement[chosen], best.value_s[chosen]
 
-    def _block(self, state: State, steps: int) -> tuple[State, int]:
+    def _chunk(self, state: State, steps: int) -> tuple[State, int]:
         """Returns the state after so many steps, or fewer, and how many they were."""
         with self.precision():
             state, done = _advance(
@@ -350,14 +353,14 @@ class _Run:
         """Returns (a, b) such that the share spent of this search's part is a + b k at step k.
 
         Without a bound on seconds it is one line for the whole search, so that the outcome
-        does not depend on how the steps fall into blocks.
+        does not depend on how the steps fall into chunks.
         """
         if self.budget.seconds is None:
             per_step = self.search.batch * self.objective.simulations
             return np.array([0.0, per_step / self.limit], np.float32)
         now = self.budget.progress(self.evaluations)
         rest = max(1 - self.share_before, 1e-6)
-        rise = min(BLOCK_S / self.budget.seconds, 1 - now) / max(steps, 1)
+        rise = min(CHUNK_S / self.budget.seconds, 1 - now) / max(steps, 1)
         first = now - self.share_before - rise * self.done
         return np.array([first / rest, rise / rest], np.float32)
 
@@ -379,7 +382,7 @@ def _advance(
 ) -> tuple[State, chex.Array]:
     """Does `steps` steps from step `first` on, and none once the best is down to `pause_s`.
 
-    Returns how many were done, too. Here, and not between blocks, whose lengths depend on the
+    Returns how many were done, too. Here, and not between chunks, whose lengths depend on the
     machine, so that what is simulated is a function of the arguments.
     """
 
@@ -395,7 +398,7 @@ def _advance(
     # simulator's kernel within one that is not.
     return jax.lax.fori_loop(
         0,
-        BLOCK_STEPS,
+        CHUNK_STEPS,
         lambda k, carry: jax.lax.cond(
             (k < steps) & (carry[0].best.value_s.min() > pause_s),
             step,

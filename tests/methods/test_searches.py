@@ -177,7 +177,7 @@ def test_ctrl_c_returns_the_best_so_far(monkeypatch):
     def stop(evaluations):
         raise KeyboardInterrupt
 
-    search = partial(searches.run_search, on_block=stop)
+    search = partial(searches.run_search, on_chunk=stop)
     monkeypatch.setattr(searches, "run_search", search)
     graph, costs = make("unequal")
     placed = place(graph, costs, method="annealing", max_evaluations=BOUND)

@@ -146,7 +146,7 @@ def test_leaving_out_what_is_too_long_to_be_kept_changes_nothing(
 def test_the_key_decides_and_the_blocks_do_not(name, monkeypatch):
     graph, costs = pinned_problem(4, 14)
     one = run(name, graph, costs, evaluations=640, seed=1)
-    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)  # every block is one step
+    monkeypatch.setattr(anytime, "CHUNK_S", 1e-9)  # every chunk is one step
     same = run(name, graph, costs, evaluations=640, seed=1)
     np.testing.assert_array_equal(one.placements, same.placements)
     other = run(name, graph, costs, evaluations=640, seed=2)
@@ -158,7 +158,7 @@ def test_the_key_decides_and_the_blocks_do_not(name, monkeypatch):
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_interrupting_returns_the_best_so_far(name, monkeypatch):
-    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)
+    monkeypatch.setattr(anytime, "CHUNK_S", 1e-9)
     graph, costs = pinned_problem(5, 14)
     seen = []
 
@@ -168,7 +168,7 @@ def test_interrupting_returns_the_best_so_far(name, monkeypatch):
             raise KeyboardInterrupt
 
     recorder = CurveRecorder()
-    found = run(name, graph, costs, on_block=stop, recorder=recorder)
+    found = run(name, graph, costs, on_chunk=stop, recorder=recorder)
     assert found.interrupted
     assert seen == [16, 32, 48]
     assert found.evaluations == 48
@@ -247,7 +247,7 @@ def test_where_float32_is_wrong_it_goes_on_in_float64(name, simulated, monkeypat
     np.testing.assert_allclose(rows[-1][2], best[0], rtol=1e-12)
     assert max(row[2] for row in rows if row[0] >= 1000) > best[0]  # from the oracle's word
     one, _ = go(640)
-    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)
+    monkeypatch.setattr(anytime, "CHUNK_S", 1e-9)
     same, _ = go(640)
     np.testing.assert_array_equal(one.placements, same.placements)
 
@@ -290,7 +290,7 @@ def test_where_seconds_count_checks_are_left_out_that_take_long(monkeypatch):
         return clock.now
 
     monkeypatch.setattr(time, "monotonic", tick)
-    monkeypatch.setattr(anytime, "BLOCK_S", 1e-9)
+    monkeypatch.setattr(anytime, "CHUNK_S", 1e-9)
     graph, costs = pinned_problem(5, 14)
     checked = []
 
@@ -317,7 +317,7 @@ def test_interrupting_the_change_to_float64_returns_what_float32_found():
         if evaluations == 160:
             raise KeyboardInterrupt
 
-    options = {"evaluations": 640, "on_block": stop}
+    options = {"evaluations": 640, "on_chunk": stop}
     problems = []
     wrong = exact(graph, costs, factor=1.5, problems=problems)
     found = run("local_search", graph, costs, exact=wrong, **options)
