@@ -16,6 +16,7 @@ from doppler_jax.methods.searches import REFINE, PolicySearch, random, searched
 from doppler_jax.search.annealing import Annealing
 from doppler_jax.search.evolution import Evolution
 from doppler_jax.search.local_search import LocalSearch
+from doppler_jax.search.memetic import Memetic
 
 DEFAULT_METHOD = "doppler+search"
 """Of `place`, the command line and the engine."""
@@ -33,7 +34,7 @@ METHODS: dict[str, Method] = {
     "local_search": searched(LocalSearch()),
     "m_etf": listed(m_etf),
     "m_sct": listed(m_sct),
-    "memetic": searched(REFINE),
+    "memetic": searched(Memetic()),
     "peft": listed(peft),
     "random": random,
     "round_robin": listed(round_robin),
