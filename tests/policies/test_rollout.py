@@ -10,6 +10,7 @@ from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import b_level
 from doppler_jax.policies import model, rollout
+from doppler_jax.policies.device_features import DEVICE_FEATURES, FEATURE_SETS
 from tests.equations import equations
 from tests.policies import reference
 from tests.policies.cases import (
@@ -73,6 +74,11 @@ def test_sampled_episodes_are_legal(num_tasks):
         assert episode.placement[tasks].tolist() == devices
         assert np.isfinite(costs.compute_s[tasks, devices]).all()
         assert not episode.frontier_mask[num_tasks:].any()
+
+
+def test_each_set_of_device_features_begins_with_the_smaller_ones():
+    sets = [FEATURE_SETS.index(row.since) for row in DEVICE_FEATURES]
+    assert sets == sorted(sets)
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
