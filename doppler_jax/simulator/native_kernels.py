@@ -340,7 +340,7 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
     free_s, next_s = np.empty(devices), np.empty(devices)
 
     # Functions in here are inlined by Numba as they are, without a table being passed.
-    def first_task(d: int, key: Array) -> np.uint32:
+    def first_task(d: int) -> np.uint32:
         return heap[base[d]] if ranked and length[d] else queue[head[d]]
 
     def release(d: int, task: int, at_s: float, key: Array) -> None:
@@ -408,10 +408,10 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
                 latest_s = np.inf
                 break
             if ties > 0:
-                best = first_task(here, key)
+                best = first_task(here)
                 for d in range(here + ONE, devices):
                     if next_s[d] == start:
-                        other = first_task(d, key)
+                        other = first_task(d)
                         if _is_before(key, other, best):
                             here, best = np.uint32(d), other
             if ranked and length[here]:

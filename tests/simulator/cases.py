@@ -37,19 +37,6 @@ def small_problem(compute, tensors, num_devices, inputs=()):
     return graph, costs
 
 
-def with_idle_devices(costs, num_devices):
-    """The costs with devices that nothing is on, so that problems share compilations."""
-    more = num_devices - costs.num_devices
-    return costs.replace(
-        compute_s=np.pad(costs.compute_s, ((0, 0), (0, more))),
-        latency_s=np.pad(costs.latency_s, (0, more)),
-        seconds_per_byte=np.pad(costs.seconds_per_byte, (0, more)),
-        capacity_bytes=np.pad(costs.capacity_bytes, (0, more)),
-        handling_s=np.pad(costs.handling_s, (0, more)),
-        handling_s_per_byte=np.pad(costs.handling_s_per_byte, (0, more)),
-    )
-
-
 def carried(schedule):
     """{(item, destination): (start, finish)} of the transfers."""
     return {
