@@ -72,7 +72,8 @@ def test_batches_are_cut_as_suits_their_size(case, batch, width):
 
 def test_the_whole_run_is_one_kernel_on_the_cpu(case):
     padded, placements, _ = case
-    compiled = simulate_padded.lower(padded, placements[:, :-1]).compile().as_text()
+    with jax.default_device(jax.devices("cpu")[0]):
+        compiled = simulate_padded.lower(padded, placements[:, :-1]).compile().as_text()
     assert 'xla_cpu_small_call="true"' in compiled
     assert "scatter" not in compiled
 
