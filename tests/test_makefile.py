@@ -11,8 +11,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def run_make(*words, cwd=ROOT):
-    # Not as a child of the `make test` that may be running this.
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    # Not as a child of the `make test` that may be running this, nor with its environment.
+    given = ("MAKE", "MFLAGS", "VENV", "CONSTRAINTS", "PYTHON")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(given)}
     command = ["make", "-f", ROOT / "Makefile", *words]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
 
