@@ -71,6 +71,19 @@ def wide_problem(rng, width, depth, num_devices):
     return graph, costs
 
 
+def coarsen(rng, graph, costs):
+    """Returns the problem with durations of 0 or 1: much happens at one instant."""
+    graph = graph.replace(input_bytes=rng.integers(0, 2, graph.num_inputs) * 1.0)
+    costs = costs.replace(
+        compute_s=rng.integers(0, 2, costs.compute_s.shape) * 1.0,
+        tensor_bytes=rng.integers(0, 2, costs.tensor_bytes.shape) * 1.0,
+        input_bytes=graph.input_bytes,
+        latency_s=0 * costs.latency_s,
+        seconds_per_byte=1.0 - np.eye(costs.num_devices),
+    )
+    return graph, costs
+
+
 @st.composite
 def problems(draw, max_tasks=30, max_devices=4):
     """A random problem with a placement, and ranks and factors of noise for it.
@@ -82,14 +95,7 @@ def problems(draw, max_tasks=30, max_devices=4):
     kind = draw(st.sampled_from(["generic", "dyadic", "coarse"]))
     graph, costs = random_problem(rng, num_tasks, num_devices, dyadic=kind == "dyadic")
     if kind == "coarse":
-        graph = graph.replace(input_bytes=rng.integers(0, 2, graph.num_inputs) * 1.0)
-        costs = costs.replace(
-            compute_s=rng.integers(0, 2, costs.compute_s.shape) * 1.0,
-            tensor_bytes=rng.integers(0, 2, costs.tensor_bytes.shape) * 1.0,
-            input_bytes=graph.input_bytes,
-            latency_s=0 * costs.latency_s,
-            seconds_per_byte=1.0 - np.eye(num_devices),
-        )
+        graph, costs = coarsen(rng, graph, costs)
     if draw(st.booleans()):
         seconds = numbers(rng, (2, num_devices), kind != "generic")
         costs = costs.replace(handling_s=seconds[0], handling_s_per_byte=seconds[1])

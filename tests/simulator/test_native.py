@@ -16,7 +16,7 @@ from doppler_jax.simulator import native, native_kernels, oracle
 from doppler_jax.simulator.disciplines import QUEUES
 from doppler_jax.simulator.native import as_devices, prepare, simulate_native
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from tests.generators import numbers, random_problem, topological_ranks, wide_problem
+from tests.generators import coarsen, numbers, random_problem, topological_ranks, wide_problem
 from tests.simulator.cases import small_problem
 
 PARTS = [range(start, start + 200) for start in range(100, 2100, 200)]
@@ -55,14 +55,7 @@ def random_case(seed):
     kind = rng.choice(["generic", "dyadic", "coarse"])
     graph, costs = random_problem(rng, n, d, dyadic=kind != "generic")
     if kind == "coarse":  # much happens at one instant, and the order among devices counts
-        graph = graph.replace(input_bytes=rng.integers(0, 2, graph.num_inputs) * 1.0)
-        costs = costs.replace(
-            compute_s=rng.integers(0, 2, costs.compute_s.shape) * 1.0,
-            tensor_bytes=rng.integers(0, 2, costs.tensor_bytes.shape) * 1.0,
-            input_bytes=graph.input_bytes,
-            latency_s=0 * costs.latency_s,
-            seconds_per_byte=1.0 - np.eye(d),
-        )
+        graph, costs = coarsen(rng, graph, costs)
     if rng.random() < 0.3:
         unable = rng.random(costs.compute_s.shape) < 0.05
         costs = costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
