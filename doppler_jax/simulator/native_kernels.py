@@ -1,8 +1,7 @@
 """The event simulation as Numba compiles it: the rules of `oracle.py`, bit for bit, fast.
 
-All compiled code of the simulator is in this file, because Numba's cache on disk notices a
-change of the file that a function is in, and of no other. Nothing is compiled per graph: one
-entry, `run_rows`, takes arrays and integer switches. There are three loops over executions:
+Nothing is compiled per graph: one entry, `run_rows`, takes arrays and integer switches. There
+are three loops over executions:
 
 - `_in_order`: one pass over the tasks in rank order, for links whose arrivals are known when
   a task starts (`parallel`, `serial`).
@@ -19,12 +18,11 @@ Functions that are called for every task are inlined: calls would count referenc
 # NumPy scalars and Python ints are one kind to Numba.
 # mypy: disable-error-code="assignment, arg-type, return-value, call-overload"
 
-import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from doppler_jax.native import inlined, jit
 
 Array = np.ndarray
 
@@ -88,19 +86,7 @@ class Links(NamedTuple):
     sent_s: Array  # [D] when it is there
 
 
-def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, once a machine where a cache can be written."""
-    try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError as error:  # no folder to keep it in
-        print(f"doppler_jax compiles its simulator in every process: {error}", file=sys.stderr)
-        return numba.njit(nogil=True)(function)
-
-
-_inlined = numba.njit(inline="always")
-
-
-@_jit
+@jit
 def _write_order(ranks: Array, order: Array) -> None:
     """Writes the tasks by (rank, id): scattered if ranks are a permutation, else sorted."""
     n = len(order)
@@ -114,7 +100,7 @@ def _write_order(ranks: Array, order: Array) -> None:
         order[k] = v
 
 
-@_jit
+@jit
 def _write_seconds(
     problem: NativeProblem, rows: Rows, b: int, seen: Array, seconds: Array
 ) -> None:
@@ -146,12 +132,12 @@ def _write_seconds(
         seconds[v] += count[v] * each_s + size[v] * per_byte
 
 
-@_inlined
+@inlined
 def _move_s(problem: NativeProblem, here: int, there: int, size: float) -> float:
     return problem.latency_s[here, there] + size * problem.seconds_per_byte[here, there]
 
 
-@_inlined
+@inlined
 def _arrival_s(
     links: Links, serial: bool, here: int, there: int, item: int, made_s: float, move_s: float
 ) -> float:
@@ -168,13 +154,13 @@ def _arrival_s(
     return arrival_s
 
 
-@_jit
+@jit
 def _make_links(devices: int) -> Links:
     square = np.empty((devices, devices))
     return Links(square, np.empty(devices, np.int64), np.empty(devices))
 
 
-@_inlined
+@inlined
 def _carry_inputs(
     problem: NativeProblem, placement: Array, links: Links, serial: bool, ready_s: Array
 ) -> None:
@@ -194,7 +180,7 @@ def _carry_inputs(
         links.sent[k] = -1
 
 
-@_jit
+@jit
 def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
     n, devices = problem.compute_s.shape
     noisy, keeps, shared = (
@@ -254,12 +240,12 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
     return OK
 
 
-@_inlined
+@inlined
 def _is_before(key: Array, u: np.uint32, v: np.uint32) -> bool:
     return key[u] < key[v] or (key[u] == key[v] and u < v)
 
 
-@_inlined
+@inlined
 def _push_heap(heap: Array, base: int, length: Array, d: int, key: Array, task: int) -> None:
     """Adds a task to device d's binary heap by (key, id)."""
     i = np.uint32(length[d])
@@ -274,7 +260,7 @@ def _push_heap(heap: Array, base: int, length: Array, d: int, key: Array, task: 
     heap[base + i] = task
 
 
-@_inlined
+@inlined
 def _pop_heap(heap: Array, base: int, length: Array, d: int, key: Array) -> np.uint32:
     """Removes and returns the least task of device d's heap."""
     end, i = np.uint32(length[d] - ONE), np.uint32(0)
@@ -295,7 +281,7 @@ def _pop_heap(heap: Array, base: int, length: Array, d: int, key: Array) -> np.u
     return least
 
 
-@_inlined
+@inlined
 def _write_bases(placement: Array, stride: int, base: Array) -> None:
     """Writes where each device's part of flat tables begins: its tasks, and one entry more."""
     for d in range(len(base)):
@@ -310,7 +296,7 @@ def _write_bases(placement: Array, stride: int, base: Array) -> None:
             total = np.uint32(total + length + ONE)
 
 
-@_inlined
+@inlined
 def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) -> int:
     n, devices = problem.compute_s.shape
     noisy, keeps = len(rows.transfer_factor) > 0, len(rows.start_s) > 0
@@ -458,12 +444,12 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
     return OK
 
 
-@_jit
+@jit
 def _fifo(problem: NativeProblem, rows: Rows, serial: bool) -> int:
     return _by_start(problem, rows, False, serial)  # without what ranks need: a quarter faster
 
 
-@_jit
+@jit
 def _ranked(problem: NativeProblem, rows: Rows, serial: bool) -> int:
     return _by_start(problem, rows, True, serial)
 
@@ -494,7 +480,7 @@ class Transfers(NamedTuple):
     count: Array  # [D] int64, transfers that wait at each source
 
 
-@_inlined
+@inlined
 def _arrives(ready: Ready, d: int, task: int, now: float, waits: bool, key: Array) -> None:
     """Notes that one of the inputs of a task came."""
     ready.missing[task] -= np.int32(1)
@@ -504,7 +490,7 @@ def _arrives(ready: Ready, d: int, task: int, now: float, waits: bool, key: Arra
             _push_heap(ready.table, ready.base[d], ready.length, d, key, task)
 
 
-@_inlined
+@inlined
 def _goes_first(t: Transfers, k: int, other: int) -> bool:
     """Whether transfer k goes before another by (request, graph input first, id)."""
     if t.request_s[k] != t.request_s[other]:
@@ -514,7 +500,7 @@ def _goes_first(t: Transfers, k: int, other: int) -> bool:
     return t.item[k] < t.item[other]
 
 
-@_jit
+@jit
 def _request(
     t: Transfers,
     k: int,
@@ -545,7 +531,7 @@ def _request(
     t.count[here] += 1
 
 
-@_jit
+@jit
 def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> int:
     n, devices = problem.compute_s.shape
     edges, reads = len(problem.out_reader), len(problem.home_reader)
@@ -700,7 +686,7 @@ def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> 
     return OK
 
 
-@_jit
+@jit
 def run_rows(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool, links: int) -> int:
     """Simulates executions one after another.
 
@@ -721,3 +707,12 @@ def run_rows(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool, link
     if ranked:
         return _ranked(problem, rows, links == SERIAL)
     return _fifo(problem, rows, links == SERIAL)
+
+
+def warm() -> None:
+    """Compiles `run_rows`, on a task, as `native.simulate_native` calls it."""
+    from doppler_jax.costs.build import from_edge_delays
+    from doppler_jax.simulator.native import as_devices, prepare, simulate_native
+
+    graph, costs = from_edge_delays([1.0], [], num_devices=1)
+    simulate_native(graph, prepare(graph, costs), as_devices(graph, costs, [0]))

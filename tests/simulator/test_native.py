@@ -1,10 +1,6 @@
 """The native simulator equals the plain-Python oracle in every bit."""
 
 import contextlib
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -241,47 +237,3 @@ def test_nothing_is_compiled_for_a_graph_or_a_kind_of_array():
         ranks.setflags(write=False)
         native_times(graph, costs, np.zeros((3, n), int), queue="priority", ranks=ranks)
     assert len(native_kernels.run_rows.signatures) == 1
-
-
-def test_a_changed_source_is_compiled_anew_and_an_old_one_is_not(tmp_path):
-    source = pathlib.Path(native_kernels.__file__).read_text()
-    folder = tmp_path / "kernels"
-    folder.mkdir()
-    program = (
-        "import numba, k, time; f = k.probe; print(f(3), sum(f.stats.cache_hits.values()))"
-    )
-    text = source[source.index("def _jit(") : source.index("_inlined = ")]
-    imports = "import sys\nfrom collections.abc import Callable\nfrom typing import Any\n"
-    text = imports + "import numba\n" + text
-    found = []
-    for factor in (2, 2, 5):
-        (folder / "k.py").write_text(f"{text}\n@_jit\ndef probe(x):\n    return x * {factor}\n")
-        if factor == 5:
-            os.utime(folder / "k.py", (2e9, 2e9))
-        elif not found:
-            os.utime(folder / "k.py", (1e9, 1e9))
-            times = folder.joinpath("k.py").stat().st_mtime
-        else:
-            os.utime(folder / "k.py", (times, times))
-        run = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(run.stdout.split())
-    assert found == [["6", "0"], ["6", "1"], ["15", "0"]]
-
-
-def test_where_nothing_can_be_kept_one_line_says_so(monkeypatch, capsys):
-    njit = native_kernels.numba.njit
-
-    def refuses(**options):
-        if options.pop("cache", False):
-            raise RuntimeError("no locator available for file 'k.py'")
-        return njit(**options)
-
-    monkeypatch.setattr(native_kernels.numba, "njit", refuses)
-    assert native_kernels._jit(lambda x: x + 1)(1) == 2
-    assert capsys.readouterr().err.count("\n") == 1

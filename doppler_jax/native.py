@@ -1,0 +1,137 @@
+"""Code that Numba compiles: how, which modules hold it, and where what it became is kept.
+
+Compiled code is kept in the user's cache folder, `NUMBA_CACHE_DIR` or `XDG_CACHE_HOME` if set,
+under a name that says what it was made of. Numba alone notices a change of the file that a
+function is in, but not of one from which it calls; here a change of any source, of Numba, of
+Python or of the processor leads to another folder. `python -m doppler_jax.native` compiles all.
+
+A new module of compiled code is added to `MODULES` and has a function `warm`, which calls what
+it compiles once, with arguments of the types that it is called with.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MODULES = ("doppler_jax.simulator.native_kernels",)
+"""All modules of compiled code."""
+
+KEPT = 8
+"""Folders that are kept: several versions and checkouts may be in use beside each other."""
+
+
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function of a native module at its first call; releases the GIL.
+
+    It computes as Python does: without fast-math, sums keep their order.
+    """
+    import numba
+
+    compiled: Any = numba.njit(nogil=True)(function)
+    if (folder := _writable_folder()) is not None:
+        compiled._cache = _make_cache(function, folder)
+    return compiled
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Copies a function into those that call it: calls would count references to arrays."""
+    import numba
+
+    return numba.njit(inline="always")(function)
+
+
+def is_compiled() -> bool:
+    """Returns whether all compiled code is there for these sources; does not load Numba."""
+    return (cache_folder() / "complete").exists()
+
+
+def compile_all() -> None:
+    """Compiles what is not compiled yet, and notes that it is done."""
+    for name in MODULES:
+        importlib.import_module(name).warm()
+    if _writable_folder() is not None:
+        (cache_folder() / "complete").touch()
+
+
+@functools.cache
+def cache_folder() -> pathlib.Path:
+    """Returns the folder of what is compiled, which may not exist yet."""
+    made_of = hashlib.sha256()
+    here = pathlib.Path(__file__)
+    for name in MODULES:
+        made_of.update((here.parents[1] / f"{name.replace('.', '/')}.py").read_bytes())
+    made_of.update(here.read_bytes())
+    python = f"{sys.implementation.cache_tag}{sys.abiflags}"
+    for version in (python, importlib.metadata.version("numba"), _processor()):
+        made_of.update(version.encode())
+    home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return pathlib.Path(home).expanduser() / "doppler_jax" / f"native-{made_of.hexdigest()}"
+
+
+def _processor() -> str:
+    """Returns what tells this machine's processor from another that shares its folders."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    known = dict(line.split("\t", 1) for line in reversed(lines) if "\t" in line)
+    return str([platform.machine(), known.get("model name"), known.get("flags")])
+
+
+@functools.cache
+def _writable_folder() -> pathlib.Path | None:
+    """Returns the folder, made and marked as used now; None if nothing can be kept."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "used").touch()
+        used = sorted(
+            folder.parent.glob("native-*/used"), key=lambda path: path.stat().st_mtime
+        )
+    except OSError as error:
+        print(f"doppler_jax compiles its simulator in every process: {error}", file=sys.stderr)
+        return None
+    for path in used[:-KEPT]:
+        shutil.rmtree(path.parent, ignore_errors=True)
+    return folder
+
+
+def _make_cache(function: Callable[..., Any], folder: pathlib.Path) -> Any:
+    """Returns Numba's cache of a function, in the folder."""
+    from numba.core import caching
+
+    class Locator(caching._CacheLocator):
+        def get_cache_path(self) -> str:
+            return str(folder)
+
+        def get_source_stamp(self) -> str:
+            return folder.name
+
+        def get_disambiguator(self) -> str:
+            return f"{function.__module__}-{function.__code__.co_firstlineno}"
+
+        @classmethod
+        def from_function(cls, py_func: Callable[..., Any], py_file: str) -> "Locator":
+            return cls()
+
+    class Implementation(caching.CompileResultCacheImpl):
+        def __init__(self, py_func: Callable[..., Any]) -> None:
+            self._locator_classes: Any = [Locator]
+            super().__init__(py_func)
+
+    class Cache(caching.FunctionCache):
+        _impl_class = Implementation
+
+    return Cache(function)
+
+
+if __name__ == "__main__":
+    importlib.import_module("doppler_jax.native").compile_all()  # the one that others import
