@@ -1,21 +1,20 @@
 """Studies: problems x methods x budgets x seeds, their records, tables and results pages.
 
 `python -m experiments` lists them, `python -m experiments.NAME` runs one. To read first:
-`grid.py` (the runner), `catalogue.py` (a problem by its name), `machine.py` (devices and turns
-where a study measures). A new study is a module with a `STUDY`, and a line here.
+`grid.py` (the runner), `catalogue.py` (a problem by its name), `methods.py` (cells of methods,
+ours and your own), `tables.py`; `machine.py` (devices and turns) where a study measures,
+`learning.py` where it trains. A new study is a module with a `STUDY`, and a line here.
 """
 
 STUDIES = {
     "search": "what learning adds to direct search, at equal evaluations and at equal seconds",
-    "transfer": "a policy trained on one graph, used on another",
+    "transfer": "a policy of one graph or topology, used on another",
     "zero_shot": "the base policy where it was never trained",
-    "topology": "a policy of 4 equal devices on 8 in two islands: what crosses",
     "ablation": "DOPPLER with one part taken out or changed",
-    "table": "the paper's Table 2, simulated and measured",
+    "table": "the paper's Table 2 and what barriers cost, simulated and measured",
     "gaps": "every method against known optima, and under memory limits",
     "scaling": "time of every learned method against the number of tasks",
     "partitions": "the planner's partitions against uniform ones",
-    "sync_vs_async": "what barriers cost, simulated and measured",
     "fidelity": "simulated against measured makespans",
     "engine": "what the engine costs, and whole calls beside jax.jit",
     "stage3_study": "what learning from measured times adds",

@@ -5,6 +5,7 @@ of a cold call or equal simulated executions.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from functools import partial
 
@@ -13,16 +14,19 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.learners.doppler import Doppler, policy_candidates
-from doppler_jax.learners.learner import Learner, train_learner
+from doppler_jax.learners.learner import Learner
 from doppler_jax.learners.stepwise import PerStep
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.finalists import best_placement
-from doppler_jax.training.loop import train
+from doppler_jax.training.loop import train as run_phase
 from doppler_jax.training.sim_rl import SimConfig
 from experiments import grid
 from experiments.catalogue import PAPER
-from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
+from experiments.grid import Cell, Context, Page, Record, Study
+from experiments.learning import learn
+from experiments.methods import MethodSettings, Spend, method_cells, place_cell
+from experiments.tables import by, means_table
 
 PAPER_MS = {
     "chainmm": {"doppler": 123.4, "SEL learned alone": 127.0, "PLC learned alone": 121.6},
@@ -32,10 +36,14 @@ PAPER_MS = {
 }
 """The paper's, measured after all three stages."""
 
-USUAL = SimConfig()
-
 NUM_SAMPLES = 64
 """Placements drawn from a policy in the end, beside the best that training met."""
+
+
+def _simulating(**changes: int) -> Doppler:
+    """Returns DOPPLER with a changed stage 2."""
+    return Doppler(simulate=SimConfig(**changes))  # type: ignore[arg-type]
+
 
 VARIANTS: Mapping[str, Learner] = {
     "doppler": Doppler(),
@@ -46,12 +54,10 @@ VARIANTS: Mapping[str, Learner] = {
     "without stage 2": Doppler(),  # see `imitate`
     "features without positions": Doppler(policy=PolicyConfig(features="coparent")),
     "the paper's features": Doppler(policy=PolicyConfig(features="paper")),
-    "no elites": Doppler(simulate=dataclasses.replace(USUAL, num_elites=0)),
-    "no local search": Doppler(simulate=dataclasses.replace(USUAL, num_chains=0)),
-    "batch 64": Doppler(
-        simulate=dataclasses.replace(
-            USUAL, batch=64, minibatches=2, num_chains=min(USUAL.num_chains, 64)
-        )
+    "no elites": _simulating(num_elites=0),
+    "no local search": _simulating(num_chains=0),
+    "batch 64": _simulating(
+        batch=64, minibatches=2, num_chains=min(SimConfig().num_chains, 64)
     ),
 }
 """Settings of the method by what is changed."""
@@ -70,40 +76,28 @@ def cells(context: Context[AblationSettings]) -> list[Cell]:
     """Returns the cells of the variants, and of the rivals within evaluations."""
     asked = context.settings
     grid.check_names("--variants", asked.variants, list(VARIANTS))
-    found = [
-        Cell(
-            {"problem": problem, "variant": name, **spend.key, "seed": seed}
-            | {"learner": repr(VARIANTS[name])},
-            partial(_cell, context, problem, name, spend, seed),
-        )
-        for problem in asked.problems
-        for spend in asked.spends()
-        for seed in range(asked.seeds)
-        for name in asked.variants
-    ]
-    return found + grid.method_cells(
-        context, asked.problems, asked.method, asked.spends(), asked.seeds
+
+    def cell(problem: str, spend: Spend, seed: int, name: str) -> Cell:
+        own = imitate if name == "without stage 2" else partial(train, VARIANTS[name])
+
+        def make() -> Record:
+            return place_cell(context.problem(problem), name, spend, seed, own=own)
+
+        key = {"problem": problem, "variant": name, **spend.key, "seed": seed}
+        return Cell(key | {"learner": repr(VARIANTS[name])}, make)
+
+    which = itertools.product(
+        asked.problems, asked.spends(), range(asked.seeds), asked.variants
     )
+    rivals = method_cells(context, asked.problems, asked.method, asked.spends(), asked.seeds)
+    return [cell(*each) for each in which] + rivals
 
 
-def _cell(
-    context: Context[AblationSettings], problem: str, variant: str, spend: grid.Spend, seed: int
-) -> Record:
-    own = imitate if variant == "without stage 2" else partial(learn, VARIANTS[variant])
-    return grid.place_cell(context.problem(problem), variant, spend, seed, own=own)
-
-
-def learn(
+def train(
     learner: Learner, graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
 ) -> np.ndarray:
     """Returns the best placement `[N]` that training met or its policy proposes."""
-    train_key, draw_key = jax.random.split(key)
-    inputs = make_policy_inputs(graph, costs)
-    trained = train_learner(learner, inputs, train_key, budget)
-    if trained.interrupted:
-        raise KeyboardInterrupt
-    drawn = learner.propose(trained.policy.params, inputs, draw_key, NUM_SAMPLES, "parallel")
-    return best_placement(graph, costs, np.concatenate([trained.placements, drawn]))[0]
+    return learn(learner, graph, costs, budget, key, samples=NUM_SAMPLES).placement
 
 
 def imitate(
@@ -118,7 +112,7 @@ def imitate(
     if budget.seconds is not None:
         doppler = dataclasses.replace(doppler, warm_up=2**30)
     params_key, (first, _) = doppler.phases(train_key, inputs, "parallel")
-    state, interrupted = train(first, first.begin(doppler.init(params_key, inputs)), budget)
+    state, interrupted = run_phase(first, first.begin(doppler.init(params_key, inputs)), budget)
     if interrupted:
         raise KeyboardInterrupt
     policy = dj.Policy(jax.device_get(state.params), doppler.policy)
@@ -129,11 +123,11 @@ def imitate(
 def report(context: Context[AblationSettings], records: list[Record]) -> Page:
     """Returns a row per problem and budget, the paper's under it."""
     found = [record | {"what": record.get("variant") or record["method"]} for record in records]
-    for problem in dict.fromkeys(record["problem"] for record in records):
+    for problem in by(records, "problem"):
         paper = PAPER_MS.get(problem.split(":")[0], {})
         where = {"problem": f"{problem}, paper"}
         found += [where | {"what": w, "makespan_s": 1e-3 * ms} for w, ms in paper.items()]
-    table = grid.means_table(found, ("problem", "budget"), "what", scale=1e3)
+    table = means_table(found, ("problem", "budget"), "what", scale=1e3)
     return Page(
         "Simulated makespans (ms), mean and deviation over seeds; * is the least of a row. The "
         "paper's figures are measured, after all three stages. Without stage 2 nothing is "

@@ -30,6 +30,7 @@ from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.graphs.families import HELD_OUT, make_family
+from doppler_jax.problems import Chosen
 from doppler_jax.programs.workloads import Workload
 
 BEST_KNOWN_S = {
@@ -95,6 +96,12 @@ class Problem:
     sharded: dj.ShardedProgram | None = None
     best_known_s: float | None = None  # proven optimal where equal to the bound
     bound_s: float | None = None  # published: no schedule is shorter
+
+    def chosen(self) -> Chosen:
+        """Returns the problem as the stages take it; stage 3 asks for the costs alone."""
+        cluster = self.cluster or dj.make_cluster("p100x4")
+        parts = self.graph, self.costs, self.workload, self.sharded
+        return Chosen(self.name, cluster, *parts)
 
 
 def load_problem(name: str, shared: pathlib.Path = pathlib.Path("../shared")) -> Problem:

@@ -16,21 +16,16 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.problems import (
-    Chosen,
-    choose_workload,
-    local_devices,
-    saved_host,
-    use_host_devices,
-)
+from doppler_jax.problems import local_devices, use_host_devices
 from doppler_jax.reports.tables import format_seconds, print_table
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.settings import check_settings
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.stages import StageResult, run_stage1, run_stage2, run_stage3
 from doppler_jax.training.system_rl import SystemConfig
+from experiments.catalogue import Problem, load_problem
 from experiments.grid import provenance
-from experiments.machine import Machine, arguments, measure_placements
+from experiments.machine import Machine, arguments, measure_placements, relative_error
 
 NUM_DEVICES = 2
 """That the CPU is made into, where there is no accelerator."""
@@ -60,16 +55,18 @@ def main(settings: DemoSettings) -> None:
     """Trains, compares, checks and writes `settings.folder`."""
     check_settings(settings)
     use_host_devices(NUM_DEVICES)
-    cluster = dj.make_cluster(settings.cluster)
     # Every tensor is cut alike, as in the paper; the planner's cut is a row of its own.
-    preset = choose_workload(settings.workload, "paper", cluster, settings.cluster, "uniform")
+    preset, planned = (
+        load_problem(f"{settings.workload}:{settings.cluster}:{cut}")
+        for cut in ("uniform", "planner")
+    )
     settings.folder.mkdir(parents=True, exist_ok=True)
     taught, simulated = train_simulated(settings, preset)
-    rows = compare_simulated(settings, preset, simulated.placement)
+    rows = compare_simulated(settings, preset, planned, simulated.placement)
     with Machine(NUM_DEVICES, settings.backend) as machine:
         if machine.backend == "local":
             machine.num_devices = len(local_devices())
-        here = choose_here(settings, machine)
+        here = machine.calibrated(dj.make_workload(settings.workload, "small"), settings.folder)
         measured = train_measured(settings, machine, here, simulated.policy)
         measured_rows = compare_measured(settings, machine, here, measured.placement)
         error = run_learned(settings, machine, here, measured)
@@ -86,62 +83,63 @@ def main(settings: DemoSettings) -> None:
     print(f"checkpoint: {measured.folder}/checkpoints (dj.load_policy reads it)")
 
 
-def train_simulated(settings: DemoSettings, preset: Chosen) -> tuple[StageResult, StageResult]:
+def train_simulated(settings: DemoSettings, preset: Problem) -> tuple[StageResult, StageResult]:
     """Runs stages 1 and 2 for the preset cluster."""
+    chosen, seed, name = preset.chosen(), settings.seed, preset.name.replace(":", "-")
+    first, second = settings.imitation_updates, settings.simulation_updates
     taught = run_stage1(
-        preset,
-        settings.folder / "stage1" / preset.name,
-        seed=settings.seed,
-        num_updates=settings.imitation_updates,
+        chosen,
+        settings.folder / "stage1" / name,
+        seed=seed,
+        num_updates=first,
         config=ImitationConfig(),
         policy=PolicyConfig(),
     )
+    folder, config = settings.folder / "stage2" / name, SimConfig()
     return taught, run_stage2(
-        preset,
-        settings.folder / "stage2" / preset.name,
-        taught.policy,
-        seed=settings.seed,
-        num_updates=settings.simulation_updates,
-        config=SimConfig(),
+        chosen, folder, taught.policy, seed=seed, num_updates=second, config=config
     )
 
 
-def finished(placed: dj.Placed) -> dj.Placed:
-    """Returns a placement as it is, so that Ctrl-C ends the demo and not just a search.
+def finished(placed: dj.Placed) -> np.ndarray:
+    """Returns a placement `[N]`; Ctrl-C ends the demo and not just a search.
 
     Raises:
       KeyboardInterrupt: the search was stopped.
     """
     if placed.interrupted:
         raise KeyboardInterrupt
-    return placed
+    return placed.placement
 
 
-def place_simply(settings: DemoSettings, chosen: Chosen) -> dict[str, dj.Placed]:
+def place_simply(settings: DemoSettings, problem: Problem) -> dict[str, np.ndarray]:
     """Places by the methods that the learned policy is compared with."""
-    problem, key = (chosen.graph, chosen.costs), jax.random.key(settings.seed)
-    drawn = dj.place(*problem, method="random", key=key, max_evaluations=1000)
-    listed = dj.place(*problem, method="critical_path")
-    return {"critical path": listed, "random, best of 1000": finished(drawn)}
+    args, key = (problem.graph, problem.costs), jax.random.key(settings.seed)
+    return {
+        "critical path": dj.place(*args, method="critical_path").placement,
+        "random, best of 1000": finished(
+            dj.place(*args, method="random", key=key, max_evaluations=1000)
+        ),
+    }
 
 
 def compare_simulated(
-    settings: DemoSettings, preset: Chosen, learned: np.ndarray
+    settings: DemoSettings, preset: Problem, planned: Problem, learned: np.ndarray
 ) -> dict[str, float]:
     """Prints every method's makespan on the preset cluster, and draws the first and last."""
     assert preset.sharded is not None
-    planned = choose_workload(
-        settings.workload, "paper", preset.cluster, settings.cluster, "planner"
-    )
-    schedules = {name: p.schedule for name, p in place_simply(settings, preset).items()}
+    args = preset.graph, preset.costs
+    schedules = {
+        name: dj.simulate_oracle(*args, placement)
+        for name, placement in place_simply(settings, preset).items()
+    }
     listed = dj.place(planned.graph, planned.costs, method="critical_path")
     schedules["critical path, cut by the planner"] = listed.schedule
-    ours = dj.simulate_oracle(preset.graph, preset.costs, learned)
-    schedules["learned (stages 1 and 2)"] = ours
+    schedules["learned (stages 1 and 2)"] = dj.simulate_oracle(*args, learned)
     makespans = {name: dj.makespan_s(schedule) for name, schedule in schedules.items()}
-    bound = format_seconds(dj.lower_bound_s(preset.graph, preset.costs))
+    bound = format_seconds(dj.lower_bound_s(*args))
     print_table(
-        f"{preset.name}: {preset.graph.num_tasks} tasks on {settings.cluster}, simulated "
+        f"{preset.name}: {preset.graph.num_tasks} tasks, simulated "
         f"(no placement below {bound})",
         ("method", "makespan"),
         [(name, format_seconds(s)) for name, s in makespans.items()],
@@ -151,28 +149,17 @@ def compare_simulated(
     return makespans
 
 
-def choose_here(settings: DemoSettings, machine: Machine) -> Chosen:
-    """Returns the workload at sizes for this machine, with what it costs there."""
-    host = saved_host(settings.folder)
-    chosen = choose_workload(settings.workload, "small", host, "host", "uniform")
-    assert chosen.sharded is not None
-    path = settings.folder / f"calibration-{machine.backend}.json"
-    calibration = dj.measure_calibration(chosen.sharded, machine.devices, path=path)
-    costs = dj.make_costs(chosen.sharded, calibration)
-    return dataclasses.replace(chosen, name=f"{chosen.name}-{machine.backend}", costs=costs)
-
-
 def train_measured(
-    settings: DemoSettings, machine: Machine, here: Chosen, policy: dj.Policy
+    settings: DemoSettings, machine: Machine, here: Problem, policy: dj.Policy
 ) -> StageResult:
     """Runs stage 3 on this machine's devices, from the best of 256 placements of stage 2's."""
     key = jax.random.key(settings.seed)
     start = dj.place(here.graph, here.costs, policy=policy, key=key, max_evaluations=256)
     return run_stage3(
-        here,
+        here.chosen(),
         settings.folder / "stage3" / here.name,
         policy,
-        finished(start).placement,
+        finished(start),
         machine.pair_measure(here, settings.seed),
         seed=settings.seed,
         num_updates=settings.system_updates,
@@ -181,18 +168,19 @@ def train_measured(
 
 
 def compare_measured(
-    settings: DemoSettings, machine: Machine, here: Chosen, learned: np.ndarray
+    settings: DemoSettings, machine: Machine, here: Problem, learned: np.ndarray
 ) -> list[dict[str, Any]]:
     """Prints and returns every method's makespan here, simulated and measured."""
-    placements = {name: p.placement for name, p in place_simply(settings, here).items()}
-    placements["learned (stages 1 to 3)"] = learned
-    rows = []
+    placements = place_simply(settings, here) | {"learned (stages 1 to 3)": learned}
+    rows, lines = [], []
     for name, seconds in measure_placements(machine, here, placements, ROUNDS).items():
-        schedule = dj.simulate_oracle(here.graph, here.costs, placements[name])
-        low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
-        row = {"method": name, "simulated_s": dj.makespan_s(schedule), "measured_s": median}
-        where = placements[name].tolist()
-        rows.append(row | {"quartiles_s": [low, high], "placement": where})
+        where = placements[name]
+        simulated_s = dj.makespan_s(dj.simulate_oracle(here.graph, here.costs, where))
+        low_s, median_s, high_s = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
+        row = {"method": name, "simulated_s": simulated_s, "measured_s": median_s}
+        rows.append(row | {"quartiles_s": [low_s, high_s], "placement": where.tolist()})
+        quartiles = f"{format_seconds(low_s, 3)} to {format_seconds(high_s, 3)}"
+        lines.append((name, format_seconds(simulated_s), format_seconds(median_s), quartiles))
     what = "CPU devices of a core each"
     if machine.backend == "local":
         what = f"x {machine.devices[0].device_kind}"
@@ -200,14 +188,7 @@ def compare_measured(
         f"{here.name}: {here.graph.num_tasks} tasks on {machine.num_devices} {what}, "
         f"median and quartiles of {ROUNDS} rounds",
         ("method", "simulated", "measured", "quartiles"),
-        [
-            (
-                row["method"],
-                *(format_seconds(row[kind]) for kind in ("simulated_s", "measured_s")),
-                " to ".join(format_seconds(s, 3) for s in row["quartiles_s"]),
-            )
-            for row in rows
-        ],
+        lines,
     )
     if machine.backend == "local" and machine.devices[0].platform == "cpu":
         print(
@@ -218,7 +199,7 @@ def compare_measured(
 
 
 def run_learned(
-    settings: DemoSettings, machine: Machine, chosen: Chosen, measured: StageResult
+    settings: DemoSettings, machine: Machine, here: Problem, measured: StageResult
 ) -> float:
     """Runs the learned placement, checks its output, writes its trace and placement.
 
@@ -228,33 +209,23 @@ def run_learned(
     Raises:
       RuntimeError: the difference is more than rounding explains.
     """
-    assert chosen.workload is not None
-    assert chosen.sharded is not None
-    args = arguments(chosen, settings.seed)
-    step = machine.compile(chosen.sharded, measured.placement)
-    found, expected = step(*args), jax.jit(chosen.workload.fn)(*args)
-    error = max(jax.tree.leaves(jax.tree.map(_difference, found, expected)))
+    assert here.workload is not None
+    assert here.sharded is not None
+    args = arguments(here, settings.seed)
+    step = machine.compile(here.sharded, measured.placement)
+    error = relative_error(step(*args), jax.jit(here.workload.fn)(*args))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")
     if not error <= 1e-4:
         raise RuntimeError(f"the placed program's output is wrong: difference {error}")
     step.save_trace(settings.folder / "trace.json")
-    write_json_atomic(
-        settings.folder / "placement.json",
-        {
-            "program": chosen.name,
-            "tasks": list(chosen.sharded.names),
-            "placement": measured.placement.tolist(),
-            "measured_s": measured.seconds,
-        },
-    )
+    written = {
+        "program": here.name,
+        "tasks": list(here.sharded.names),
+        "placement": measured.placement.tolist(),
+        "measured_s": measured.seconds,
+    }
+    write_json_atomic(settings.folder / "placement.json", written)
     return error
-
-
-def _difference(found: jax.Array, expected: jax.Array) -> float:
-    error, scale = (
-        np.abs(np.asarray(a)).max(initial=0.0) for a in (found - expected, expected)
-    )
-    return float(error / scale) if error else 0.0
 
 
 if __name__ == "__main__":

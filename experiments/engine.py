@@ -27,14 +27,15 @@ from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import (
     SHARDINGS,
     Machine,
-    Pinned,
     arguments,
     available_cores,
     in_turns,
     makespan_s,
+    pinned,
     seconds_of,
     warm,
 )
+from experiments.tables import by, table
 
 PARTS = ("calls", "tasks", "transfers", "idle")
 
@@ -117,14 +118,15 @@ def time_calls(
     steps: dict[str, dj.PlacedFunction] = {}
     makespans: dict[str, list[float]] = {}
 
-    def call(what: str, where: np.ndarray, fuse: bool) -> float:
-        began = time.perf_counter()
+    def run(what: str, where: np.ndarray, fuse: bool) -> Any:
         if what not in steps:  # a cold call compiles
             steps[what] = machine.compile(
                 sharded, where, priority=placed.priority, fuse_segments=fuse
             )
-        jax.block_until_ready(steps[what](*args))
-        call_s = time.perf_counter() - began
+        return steps[what](*args)
+
+    def call(what: str, *how: Any) -> float:
+        call_s = seconds_of(lambda: run(what, *how))
         trace = steps[what].trace
         assert trace is not None
         makespans.setdefault(what, []).append(float(trace.finish_s.max(initial=0.0)))
@@ -136,15 +138,13 @@ def time_calls(
     cores = available_cores()[: machine.num_devices]
     with contextlib.ExitStack() as stack:
         one, many, several = (
-            stack.enter_context(Pinned(*on))
+            stack.enter_context(pinned(*on))
             for on in ((cores[:1],), (cores,), (cores, machine.num_devices))
         )
-        request = {"workload": workload, "preset": preset}
-        runs["jit, 1 core"] = partial(one.seconds, **request)
-        runs[f"jit, {len(cores)} cores"] = partial(many.seconds, **request)
+        runs["jit, 1 core"] = partial(one, workload, preset)
+        runs[f"jit, {len(cores)} cores"] = partial(many, workload, preset)
         for sharding in SHARDINGS[: 2 + len(args)]:
-            run = partial(several.seconds, **request, sharding=sharding)
-            runs[f"jit sharded, {sharding}"] = run
+            runs[f"jit sharded, {sharding}"] = partial(several, workload, preset, sharding)
         seconds = in_turns(runs, rounds)
     return {
         "cold_s": {what: found[0] for what, found in seconds.items()},
@@ -259,10 +259,12 @@ def tiny_program(
 
 def report(context: Context[EngineSettings], records: list[Record]) -> Page:
     """Returns a table per part."""
-    texts = []
-    for part, (title, rows_of) in REPORTS.items():
-        rows = [row for r in records if r["part"] == part for row in rows_of(r)]
-        texts += [f"{title}\n\n{grid.table(rows)}"] if rows else []
+    parts = by(records, "part")
+    texts = [
+        f"{title}\n\n{table([row for r in parts[part] for row in rows_of(r)])}"
+        for part, (title, rows_of) in REPORTS.items()
+        if part in parts
+    ]
     return Page("\n".join(texts))
 
 

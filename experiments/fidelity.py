@@ -21,10 +21,10 @@ from doppler_jax.costs.observed import Observations, observe
 from doppler_jax.engine.calibrate import measure_kernels_again
 from doppler_jax.objective import LINKS
 from doppler_jax.reports.pictures import Points, plot_scatter
-from experiments import grid
 from experiments.catalogue import Problem
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import Machine, arguments, in_turns
+from experiments.machine import Machine, arguments, in_turns, measured_cells
+from experiments.tables import table
 
 LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
 
@@ -45,9 +45,7 @@ TELLING = 0.05
 class FidelitySettings(Settings):
     """What to compare."""
 
-    workloads: tuple[str, ...] = dataclasses.field(
-        default_factory=lambda: tuple(dj.list_workloads())
-    )
+    workloads: tuple[str, ...] = tuple(dj.list_workloads())
     preset: str = "medium"
     """Sizes of the workloads."""
     backend: str = "auto"
@@ -64,30 +62,24 @@ class FidelitySettings(Settings):
 def cells(context: Context[FidelitySettings]) -> list[Cell]:
     """Returns a cell per workload."""
     asked = context.settings
-    grid.check_names("--workloads", asked.workloads, dj.list_workloads())
     if asked.placements < 2:
         raise ValueError("--placements is 1; expected at least 2, to compare")
     machine = context.stack.enter_context(Machine(asked.num_devices, asked.backend))
-    key = context.key("workloads", "backend") | machine.key
-    return [
-        Cell({"workload": name, **key}, partial(measure, context, machine, name))
-        for name in asked.workloads
-    ]
+    cut, key = ("planner", NUM_SHARDS), context.key("workloads", "preset", "backend")
+    run = partial(measure, context)
+    return measured_cells(context, machine, run, asked.workloads, asked.preset, *cut, **key)
 
 
-def measure(context: Context[FidelitySettings], machine: Machine, workload: str) -> Record:
+def measure(context: Context[FidelitySettings], machine: Machine, problem: Problem) -> Record:
     """Returns the measured makespans of placements, and the simulated ones by costs and links.
 
     Each round runs every placement and every kernel by itself once. Costs are calibrated with
     the rounds' kernels, and refitted to what the first `teaching` placements showed.
     """
-    asked = context.settings
-    made = dj.make_workload(workload, asked.preset)
-    problem = machine.calibrated(made, context.folder, "planner", NUM_SHARDS)
-    sharded = problem.sharded
+    asked, sharded = context.settings, problem.sharded
     assert sharded is not None
-    path = context.folder / f"calibration-{problem.name}.json"
-    calibration, args = dj.load_calibration(path), arguments(problem)
+    calibration = dj.load_calibration(context.folder / f"calibration-{problem.name}.json")
+    args = arguments(problem)
     placements = choose_placements(problem, asked.placements + asked.teaching)
     teaching = np.zeros(len(placements), bool)  # evenly spread; they come first
     teaching[np.linspace(0, len(placements) - 1, asked.teaching).astype(int)] = True
@@ -99,18 +91,20 @@ def measure(context: Context[FidelitySettings], machine: Machine, workload: str)
         return step.trace
 
     def kernels() -> Mapping[str, KernelTime]:
-        again = measure_kernels_again(
-            calibration, sharded, machine.devices, repeats=KERNEL_REPEATS
-        )
-        return again.kernels
+        again = (calibration, sharded, machine.devices)
+        return measure_kernels_again(*again, repeats=KERNEL_REPEATS).kernels
+
+    def simulated_s(believed: Any) -> dict[str, list[float]]:
+        problem = sharded.graph, dj.make_costs(sharded, believed), placements[asked.teaching :]
+        found = {k: dj.simulate(*problem, objective=dj.Objective(k)) for k in LINKS}
+        return {links: result.makespan_s.tolist() for links, result in found.items()}
 
     runs: dict[Hashable, Callable[[], Any]] = {
         b: partial(trace, machine.compile(sharded, p)) for b, p in enumerate(placements)
     }
     found = in_turns({**runs, "kernels": kernels}, asked.rounds)
     seen = Observations.merge(
-        observe(sharded, traces[1:], problem.costs)
-        for traces in (found[b] for b in range(asked.teaching))
+        observe(sharded, found[b][1:], problem.costs) for b in range(asked.teaching)
     )
     steady = {
         digest: dataclasses.replace(
@@ -120,25 +114,12 @@ def measure(context: Context[FidelitySettings], machine: Machine, workload: str)
         for digest, kernel in calibration.kernels.items()
     }
     calibrated = dataclasses.replace(calibration, kernels=steady)
+    believed = {"calibrated": calibrated, "refitted": calibrated.updated(seen)}
     rest = range(asked.teaching, len(placements))
     return {
         "tasks": sharded.graph.num_tasks,
         "measured_s": [[dj.makespan_s(t) for t in found[b][1:]] for b in rest],
-        "simulated_s": {
-            costs: {
-                links: dj.simulate(
-                    sharded.graph,
-                    dj.make_costs(sharded, believed),
-                    placements[asked.teaching :],
-                    objective=dj.Objective(links),
-                ).makespan_s.tolist()
-                for links in LINKS
-            }
-            for costs, believed in (
-                ("calibrated", calibrated),
-                ("refitted", calibrated.updated(seen)),
-            )
-        },
+        "simulated_s": {costs: simulated_s(one) for costs, one in believed.items()},
     }
 
 
@@ -187,10 +168,13 @@ def agree(simulated_s: np.ndarray, measured_s: np.ndarray) -> Record:
     telling = np.abs(gap_s) >= TELLING * np.minimum(measured_s[a], measured_s[b])
     right = np.sign(simulated_s[a] - simulated_s[b]) == np.sign(gap_s)
     relative = simulated_s / measured_s - 1
+    tests = {
+        "pearson": stats.pearsonr,
+        "spearman": stats.spearmanr,
+        "kendall": stats.kendalltau,
+    }
     return {
-        "pearson": float(stats.pearsonr(simulated_s, measured_s).statistic),
-        "spearman": float(stats.spearmanr(simulated_s, measured_s).statistic),
-        "kendall": float(stats.kendalltau(simulated_s, measured_s).statistic),
+        **{name: float(t(simulated_s, measured_s).statistic) for name, t in tests.items()},
         "error": float(np.abs(relative).mean()),
         "bias": float(relative.mean()),
         "pairs": int(telling.sum()),
@@ -216,7 +200,7 @@ def report(context: Context[FidelitySettings], records: list[Record]) -> Page:
         "of measured warm rounds, each scaled to the median round, since the machine's speed "
         "drifts. Costs as calibrated kernel by kernel in the same rounds, and refitted to what "
         "other placements showed. * marks the links of least error (mean relative); bias is "
-        f"signed; in order are pairs at least {TELLING:.0%} apart.\n\n{grid.table(rows)}",
+        f"signed; in order are pairs at least {TELLING:.0%} apart.\n\n{table(rows)}",
         {"fidelity.png": partial(plot_scatter, panels=panels)},
     )
 

@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import itertools
 from functools import partial
 
 import numpy as np
@@ -18,8 +19,9 @@ from doppler_jax.baselines.brute_force import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning, load_split
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.learners.registry import LEARNERS
-from experiments import grid
-from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
+from experiments.grid import Cell, Context, Page, Record, Study
+from experiments.methods import MethodSettings, Spend, method_cells, place_cell
+from experiments.tables import by, table
 
 DEVICES = (2, 4, 8, 16)
 """For which makespans of the Standard Task Graph set are published."""
@@ -39,34 +41,32 @@ class GapSettings(MethodSettings):
 
 def cells(context: Context[GapSettings]) -> list[Cell]:
     """Returns the cells of all methods, the two references' first."""
-    asked = context.settings
+    asked, change = context.settings, {"stg50": by_priority, "dnn": with_memory}
     tiny = [name for name in asked.problems if name.startswith("tiny-")]
-    exact, found = grid.Spend(seconds=asked.exact_s), []
-    for name in tiny:
-        key = {"problem": name, "method": "brute_force"}
-        found.append(Cell(key, partial(all_placements, context, name)))
+    networks = [name for name in asked.problems if name.startswith("dnn/")]
+    exact = [Spend(seconds=asked.exact_s)]
+    found = [
+        Cell({"problem": name, "method": what}, partial(run, context, name))
+        for names, what, run in (
+            (tiny, "brute_force", all_placements),
+            (networks, "human expert", expert),
+        )
+        for name in names
+    ]
     if "exact" not in asked.method:
-        found += grid.method_cells(context, tiny, ["exact"], [exact])
-    for problem in asked.problems:
-        for method in asked.method:
-            spends = [exact] if method == "exact" else asked.spends()
-            for cell in grid.method_cells(context, [problem], [method], spends, asked.seeds):
-                if problem.startswith("stg50/"):
-                    cell = cell.then(partial(by_priority, context, problem))
-                if problem.startswith("dnn/"):
-                    cell = cell.then(partial(with_memory, context, problem))
-                found.append(cell)
-    for problem in asked.problems:
-        if problem.startswith("dnn/"):
-            key = {"problem": problem, "method": "human expert"}
-            found.append(Cell(key, partial(expert, context, problem)))
+        found += method_cells(context, tiny, ["exact"], exact)
+    for problem, method in itertools.product(asked.problems, asked.method):
+        spends = exact if method == "exact" else asked.spends()
+        run = change.get(problem.partition("/")[0])
+        for cell in method_cells(context, [problem], [method], spends, asked.seeds):
+            found.append(cell.then(partial(run, context, problem)) if run else cell)
     return found
 
 
 def all_placements(context: Context[GapSettings], name: str) -> Record:
     """Returns the best of all placements under queue `fifo`."""
     run = lambda graph, costs, budget, key: brute_force(graph, costs)  # noqa: E731
-    return grid.place_cell(context.problem(name), "brute_force", grid.Spend(), 0, own=run)
+    return place_cell(context.problem(name), "brute_force", Spend(), 0, own=run)
 
 
 def by_priority(context: Context[GapSettings], name: str, result: Record) -> Record:
@@ -75,19 +75,13 @@ def by_priority(context: Context[GapSettings], name: str, result: Record) -> Rec
     They are the start order of the method's own schedule, and the b-level, largest first.
     """
     problem = context.problem(name)
-    order = "start order", result["priority"]
-    ranks = [order, ("b-level", -dj.b_level(problem.graph, problem.costs))]
+    graph, costs, placement = problem.graph, problem.costs, np.array(result["placement"])
+    ranks = {"start order": result["priority"], "b-level": -dj.b_level(graph, costs)}
     by_rank = {
         rank: dj.makespan_s(
-            dj.simulate_oracle(
-                problem.graph,
-                problem.costs,
-                np.array(result["placement"]),
-                queue="priority",
-                priority=priority,
-            )
+            dj.simulate_oracle(graph, costs, placement, queue="priority", priority=priority)
         )
-        for rank, priority in ranks
+        for rank, priority in ranks.items()
     }
     rank = min(by_rank, key=by_rank.__getitem__)
     changed = {"fifo_s": result["makespan_s"], "makespan_s": by_rank[rank], "rank": rank}
@@ -97,8 +91,7 @@ def by_priority(context: Context[GapSettings], name: str, result: Record) -> Rec
 def with_memory(context: Context[GapSettings], name: str, result: Record) -> Record:
     """Returns a result with how its schedule uses the accelerators."""
     problem = context.problem(name)
-    placement = np.array(result["placement"])
-    return result | _memory(problem.graph, problem.costs, placement)
+    return result | _memory(problem.graph, problem.costs, np.array(result["placement"]))
 
 
 def expert(context: Context[GapSettings], name: str) -> Record:
@@ -108,17 +101,17 @@ def expert(context: Context[GapSettings], name: str) -> Record:
     with fewer gets six here, and the limits may be exceeded.
     """
     folder = context.settings.shared / "neutral_graphs" / "dnn_partitioning"
-    path = folder / "human-experts" / f"{name.removeprefix('dnn/')}_expert.json"
+    stem = name.removeprefix("dnn/")
+    path = folder / "human-experts" / f"{stem}_expert.json"
     if not path.exists():
         return {"refused": "no split is published"}
-    network = folder / "LayerGraphs" / f"{name.removeprefix('dnn/')}.json"
+    network = folder / "LayerGraphs" / f"{stem}.json"
     num_used = len(parse_json_object(path, read_text(path))["fpgas"])
     named = np.isfinite(load_dnn_partitioning(network)[1].capacity_bytes).sum()
     count = max(num_used, int(named))
-    problem = load_dnn_partitioning(network, num_accelerators=count)
-    return _memory(*problem, load_split(path, count)) | {
-        "lower_bound_s": dj.lower_bound_s(*problem)
-    }
+    graph, costs = load_dnn_partitioning(network, num_accelerators=count)
+    found = _memory(graph, costs, load_split(path, count))
+    return found | {"lower_bound_s": dj.lower_bound_s(graph, costs)}
 
 
 def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Record:
@@ -135,9 +128,7 @@ def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Reco
 
 def report(context: Context[GapSettings], records: list[Record]) -> Page:
     """Returns the three tables, those of problems that were asked for."""
-    kinds: dict[str, list[Record]] = {"tiny": [], "stg50": [], "dnn": []}
-    for record in (r for r in records if "makespan_s" in r):
-        kinds[record["problem"].partition("/")[0].partition("-")[0]].append(record)
+    kinds = by([r | {"kind": _kind(r)} for r in records if "makespan_s" in r], "kind")
     texts = {
         "tiny": "Random graphs of 5 to 10 tasks on 2 and 3 devices. The optimum, by `exact`, "
         "may idle and reorder; `brute_force` is the best of all placements under fifo.",
@@ -147,48 +138,42 @@ def report(context: Context[GapSettings], records: list[Record]) -> Page:
         "dnn": "Networks of msr-fiddle/dnn-partitioning (inference, by layers), queue fifo. "
         "The experts' splits use 6 accelerators and were made for larger memories.",
     }
-    tables = {"tiny": _tiny_rows, "stg50": _stg_rows, "dnn": _dnn_rows}
-    return Page(
-        "\n".join(
-            f"{texts[kind]}\n\n{grid.table(tables[kind](found))}"
-            for kind, found in kinds.items()
-            if found
-        )
-    )
+    rows = {"tiny": _tiny_rows, "stg50": _stg_rows, "dnn": _dnn_rows}
+    parts = [f"{texts[k]}\n\n{table(rows[k](kinds[k]))}" for k in texts if k in kinds]
+    return Page("\n".join(parts))
 
 
-def _by_method(records: list[Record]) -> dict[str, list[Record]]:
-    names = dict.fromkeys(record["method"] for record in records)
-    return {name: [r for r in records if r["method"] == name] for name in names}
+def _kind(record: Record) -> str:
+    return record["problem"].partition("/")[0].partition("-")[0]
 
 
 def _tiny_rows(records: list[Record]) -> list[Record]:
-    rows = []
-    by_method = _by_method(records)
+    rows, by_method = [], by(records, "method")
     for method, found in by_method.items():
         row = {"method": method, "graphs": len(found)}
         for what, reference in (("optimum", "exact"), ("fifo best", "brute_force")):
             known = {r["problem"]: r["makespan_s"] for r in by_method.get(reference, [])}
-            ratios = [
-                r["makespan_s"] / known[r["problem"]] for r in found if r["problem"] in known
-            ]
-            row |= _gap(what, ratios)
+            here = [r for r in found if r["problem"] in known]
+            row |= _gap(what, [r["makespan_s"] / known[r["problem"]] for r in here])
         rows.append(row)
     return rows
 
 
 def _stg_rows(records: list[Record]) -> list[Record]:
     rows = []
-    for method, found in _by_method(records).items():
+    for method, found in by(records, "method").items():
         row = {"method": method, "graphs": len(found)}
         for count in DEVICES:
             here = [r for r in found if r["problem"].endswith(f"@{count}")]
-            mean = np.mean([r["makespan_s"] / r["best_s"] - 1 for r in here]) if here else None
-            row |= {f"{count} devices (%)": None if mean is None else f"{100 * mean:.2f}"}
+            row |= {f"{count} devices (%)": _mean_gap(here, "makespan_s")}
         row |= _gap("best known", [r["makespan_s"] / r["best_s"] for r in found])
-        fifo = np.mean([r["fifo_s"] / r["best_s"] - 1 for r in found])
-        rows.append(row | {"by fifo (%)": f"{100 * fifo:.2f}"})
+        rows.append(row | {"by fifo (%)": _mean_gap(found, "fifo_s")})
     return rows
+
+
+def _mean_gap(records: list[Record], value: str) -> str | None:
+    gaps = [r[value] / r["best_s"] - 1 for r in records]
+    return f"{100 * np.mean(gaps):.2f}" if gaps else None
 
 
 def _gap(what: str, ratios: list[float]) -> Record:

@@ -7,6 +7,7 @@ part that fails or runs out of time is a row that says so. `--platform cpu` runs
 CPU devices at tiny sizes, so that it works on the day there is a GPU.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -31,11 +31,13 @@ from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.programs.workloads import Workload
 from doppler_jax.reports.tables import format_table
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.sim_rl import SimConfig, init_sim_state, sim_update
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from experiments import grid
+from experiments.engine import tiny_program
+from experiments.machine import ROOT, relative_error, run_apart, seconds_of
 
 WHOLE_S = 460.0
 """Seconds for all parts together; a part gets what is left of it, at most its own bound."""
@@ -44,8 +46,6 @@ WRONG = ("FAILED", "DIFFERENT")
 """What rows say that should not be."""
 
 Rows = list[list[str]]
-Program = tuple[str, Callable[..., Any], tuple[Any, ...]]
-"""Name, function and arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,8 @@ class Job:
 
     def emit(self, *cells: Any) -> None:
         """Adds a row of the table; the first cell is a label, missing ones stay empty."""
-        blank = [""] * (len(PARTS[self.part].columns) - len(cells))
         with open(self.rows, "a", encoding="utf-8") as file:
-            file.write(json.dumps([*map(str, cells), *blank]) + "\n")
+            file.write(json.dumps(PARTS[self.part].row(*cells)) + "\n")
 
     def run(self) -> None:
         """Runs the part in this process, which was started for it.
@@ -115,6 +114,10 @@ class Part:
     note: str = ""
     """What to know when reading the table."""
 
+    def row(self, *cells: Any) -> list[str]:
+        """Returns the cells of a row, filled up with empty ones."""
+        return [*map(str, cells), *[""] * (len(self.columns) - len(cells))]
+
 
 def main(settings: GpuSettings) -> None:
     """Runs the parts and writes the page; leaves with 1 if one failed or ran out of time.
@@ -123,13 +126,11 @@ def main(settings: GpuSettings) -> None:
       ValueError: there is no part of a name.
     """
     names = settings.parts or tuple(PARTS)
-    for name in names:
-        if name not in PARTS:
-            raise ValueError(f"unknown part {name!r}; known: {', '.join(PARTS)}")
+    grid.check_names("--parts", names, list(PARTS))
     rows: dict[str, Rows] = {}
     graph, tiny = os.path.abspath(settings.graph), settings.platform == "cpu"
     slack = 4 if tiny else 1  # where other tests have the cores
-    failed, stop_at = [], time.monotonic() + WHOLE_S * slack
+    failed, stop_at = set(), time.monotonic() + WHOLE_S * slack
     for name in names:
         part, rows[name], began = PARTS[name], [], time.monotonic()
         for on_host in (False, True)[: 1 + part.also_host]:
@@ -139,18 +140,18 @@ def main(settings: GpuSettings) -> None:
                 kept.touch()
                 job = Job(name, str(kept), graph, settings.commit, tiny, on_host, bound_s)
                 trouble = _run_apart(job, pathlib.Path(folder, "log"))
-                lines = kept.read_text(encoding="utf-8").splitlines()
-            rows[name] += map(json.loads, lines)
-            if trouble or any(word in line for word in WRONG for line in lines):
-                failed.append(name)
+                found = kept.read_text(encoding="utf-8")
+            rows[name] += map(json.loads, found.splitlines())
             if trouble:
                 label = f"{name}{' on the host' if on_host else ''}: not finished"
-                rows[name].append([label, trouble, *[""] * (len(part.columns) - 2)])
+                rows[name].append(part.row(label, trouble))
+            if trouble or any(word in found for word in WRONG):
+                failed.add(name)
             _write_page(settings.output, rows)
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     print(settings.output.read_text(encoding="utf-8"))
     if failed:
-        sys.exit(f"failed or ran out of time: {', '.join(failed)}")
+        sys.exit(f"failed or ran out of time: {', '.join(n for n in names if n in failed)}")
 
 
 def _run_apart(job: Job, log: pathlib.Path) -> str:
@@ -160,30 +161,12 @@ def _run_apart(job: Job, log: pathlib.Path) -> str:
     env["JAX_PLATFORMS"] = "cpu" if job.on_host or job.tiny else "cuda,cpu"
     env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the GPU in tests
     call = f"from experiments.gpu import Job; Job(**{dataclasses.asdict(job)}).run()"
-    with log.open("w", encoding="utf-8") as out:
-        child = subprocess.Popen(
-            [sys.executable, "-c", call],
-            cwd=ROOT,
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = child.wait(job.bound_s)
-            trouble = f"exit status {code}" if code else ""
-        except subprocess.TimeoutExpired:
-            trouble = f"out of time after {job.bound_s:.0f} s"
-        finally:
-            with suppress(ProcessLookupError):  # it and all that it started have ended
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    if trouble:
-        said = log.read_text(encoding="utf-8", errors="replace").strip()
-        print(said[-6000:], flush=True)
-        last = said.splitlines()[-1:] if trouble.startswith("exit") else []
-        trouble = ": ".join([trouble, *last])[:300]
-    return trouble
+    code, _ = run_apart([sys.executable, "-c", call], job.bound_s, log, env)
+    if not code:
+        return "" if code == 0 else f"out of time after {job.bound_s:.0f} s"
+    said = log.read_text(encoding="utf-8", errors="replace").strip()
+    print(said[-6000:], flush=True)
+    return ": ".join([f"exit status {code}", *said.splitlines()[-1:]])[:300]
 
 
 def _write_page(path: pathlib.Path, rows: dict[str, Rows]) -> None:
@@ -204,28 +187,26 @@ def _write_page(path: pathlib.Path, rows: dict[str, Rows]) -> None:
 
 def versions(job: Job) -> None:
     """Says with what all the rest was measured."""
-    git = _output_of("git", "describe", "--always", "--dirty")
-    smi = "--query-gpu=name,driver_version,memory.total"
-    job.emit("commit", job.commit or git or "unknown")
-    job.emit("date", time.strftime("%Y-%m-%d"))
+    made = grid.provenance()
+    job.emit("commit", job.commit or made["commit"])
+    job.emit("date", made["date"])
     job.emit("device", f"{jax.device_count()} x {jax.devices()[0].device_kind}")
     job.emit("host", f"{os.cpu_count()} cores")
-    job.emit(
-        "GPU and its driver", _output_of("nvidia-smi", smi, "--format=csv,noheader") or "none"
-    )
+    job.emit("GPU and its driver", _graphics_card())
     job.emit("what JAX runs on", " ".join(jax.devices()[0].client.platform_version.split()))
     for module in (jax, jaxlib, np):
         job.emit(module.__name__, module.__version__)
     job.emit("python", sys.version.split()[0])
 
 
-def _output_of(*command: str) -> str:
-    """Returns what a command printed, on one line; nothing if it failed or is not there."""
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return ""
-    return " ".join(done.stdout.split()) if done.returncode == 0 else ""
+def _graphics_card() -> str:
+    """Returns what the driver says of the GPU."""
+    query = "--query-gpu=name,driver_version,memory.total"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return " ".join(done.stdout.split())
+    return "none"
 
 
 def engine(job: Job) -> None:
@@ -233,8 +214,9 @@ def engine(job: Job) -> None:
     devices = _two_devices()
     local = dj.LocalDevices(devices)
     rounds = 2 if job.tiny else 5
-    for name, fn, args in _programs(job.tiny):
-        args = jax.device_put(args, devices[0])
+    for workload in _programs(job.tiny):
+        name, fn = workload.name, workload.fn
+        args = jax.device_put(dj.make_arrays(workload, jax.random.key(1)), devices[0])
         plain = jax.jit(fn)
         expected = jax.device_get(plain(*args))
         jit_ms = 1e3 * _median_s(partial(plain, *args), rounds)
@@ -262,11 +244,10 @@ def _judge(step: Any, args: tuple[Any, ...], expected: Any, rounds: int) -> tupl
     Raises:
       ValueError: a trace is not legal.
     """
-    errors = jax.tree.map(_relative_error, jax.device_get(step(*args)), expected)
-    error = max(jax.tree.leaves(errors))
+    error = relative_error(step(*args), expected)
     makespans_s, calls_s = [], []
     for _ in range(rounds):
-        calls_s.append(_seconds(lambda: step(*args)))
+        calls_s.append(seconds_of(lambda: step(*args)))
         dj.validate(step.graph, step.trace)
         makespans_s.append(step.trace.finish_s.max())
     return (
@@ -277,26 +258,16 @@ def _judge(step: Any, args: tuple[Any, ...], expected: Any, rounds: int) -> tupl
     )
 
 
-def _relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference as a share of the largest magnitude."""
-    difference = np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64))
-    return float(difference.max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30))
-
-
-def _programs(tiny: bool) -> Iterator[Program]:
-    width = 64 if tiny else 2048
-
-    def mlp(x: jax.Array, weights: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        for up, down in weights:
-            x = x + jax.nn.relu(x @ up) @ down
-        return x
-
-    rng = np.random.default_rng(0)
-    x, *weights = rng.normal(0, width**-0.5, (9, width, width)).astype(np.float32)
-    yield "MLP, 4 blocks", mlp, (x, list(zip(weights[::2], weights[1::2], strict=True)))
-    sizes = {} if tiny else {"sequence": 512, "width": 1024, "hidden": 4096, "heads": 16}
-    workload = dj.make_workload("chainmm" if tiny else "llama_block", "small", **sizes)
-    yield workload.name, workload.fn, dj.make_arrays(workload, jax.random.key(1))
+def _programs(tiny: bool) -> tuple[Workload, ...]:
+    """Returns two workloads, on a GPU of sizes that give it something to do."""
+    if tiny:
+        return dj.make_workload("ffnn", "small"), dj.make_workload("chainmm", "small")
+    wide = {"batch": 2048, "features": 2048, "hidden": 8192}
+    deep = {"sequence": 512, "width": 1024, "hidden": 4096, "heads": 16}
+    return (
+        dj.make_workload("ffnn", "small", **wide),
+        dj.make_workload("llama_block", "small", **deep),
+    )
 
 
 def moving(job: Job) -> None:
@@ -318,33 +289,26 @@ def moving(job: Job) -> None:
 
 def _time_dispatch(job: Job, devices: Sequence[jax.Device], depth: int) -> None:
     """Adds rows: seconds per tiny task in a chain, of bare calls and of every mode."""
+    sharded, args = tiny_program(depth, 64, is_chain=True)
+    x, one = jax.device_put(args, devices[0])
+    bare = jax.jit(sharded.kernels[0].fn).lower(x, one).compile()
 
-    def chain(x: jax.Array, w: jax.Array) -> jax.Array:
+    def bare_calls() -> list[jax.Array]:
+        made = [x]
         for _ in range(depth):
-            x = x @ w
-        return x
-
-    eye = np.eye(8, dtype=np.float32)
-    args = jax.device_put((eye, eye), devices[0])
-    bare = jax.jit(lambda x, w: x @ w).lower(*args).compile()
-
-    def bare_calls() -> jax.Array:
-        x, w = args
-        for _ in range(depth):
-            x = bare(x, w)
-        return x
+            made = bare(made[0], one)
+        return made
 
     job.emit("tiny task, bare calls", _us(_median_s(bare_calls, 5) / depth), f"{depth} tasks")
-    sharded = dj.partition(dj.trace(chain, *args), 1)
-    tasks, local = sharded.graph.num_tasks, dj.LocalDevices(devices)
+    local = dj.LocalDevices(devices)
     for where, placement in (
-        (f"on {devices[0]}", np.zeros(tasks, np.int32)),
-        ("by turns on both", np.arange(tasks) % 2),
+        (f"on {devices[0]}", np.zeros(depth, np.int32)),
+        ("by turns on both", np.arange(depth) % 2),
     ):
         for mode in local.modes:
             step = dj.compile(sharded, placement, devices=local, mode=mode)
-            seconds = _median_s(partial(step, *args), 5) / tasks
-            job.emit(f"tiny task, {mode}, {where}", _us(seconds), f"{tasks} tasks")
+            seconds = _median_s(partial(step, x, one), 5) / depth
+            job.emit(f"tiny task, {mode}, {where}", _us(seconds), f"{depth} tasks")
 
 
 def _time_copy_and_work(
@@ -393,34 +357,21 @@ def _copy_call(num_bytes: int, source: jax.Device, target: jax.Device) -> Callab
 def simulator(job: Job) -> None:
     """Times the lock-step simulator in float32; on the host's cores `dj.simulate`, float64."""
     name, graph, costs = _problem(job)
+    way = "`dj.simulate`, float64" if job.on_host else "lock-step, float32"
+    padded = jax.device_put(pad_problem(graph, costs))
+    spare = padded.padded_tasks - graph.num_tasks
     rng = np.random.default_rng(0)
     for links in ("parallel", "serial"):
         for batch in (256,) if job.tiny else (65536, 16384, 2048, 256):
             placements = rng.integers(costs.num_devices, size=(batch, graph.num_tasks))
-            call = (_host_call if job.on_host else _lockstep_call)(
-                graph, costs, placements, links
-            )
-            first_s = _seconds(call)
+            rows = jax.device_put(np.pad(placements, ((0, 0), (0, spare))).astype(np.int32))
+            call: Callable[[], Any] = partial(simulate_padded, padded, rows, links=links)
+            if job.on_host:
+                objective = dj.Objective(links=links)
+                call = partial(dj.simulate, graph, costs, placements, objective=objective)
+            first_s = seconds_of(call)
             rate = f"{batch / _median_s(call, 2 if job.tiny else 5):,.0f}"
-            way = "`dj.simulate`, float64" if job.on_host else "lock-step, float32"
             job.emit(f"{name}; {way}, {_where()}", links, f"{batch:,}", rate, f"{first_s:.1f}")
-
-
-def _host_call(
-    graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, links: str
-) -> Callable[[], Any]:
-    objective = dj.Objective(links=links)
-    return lambda: dj.simulate(graph, costs, placements, objective=objective)
-
-
-def _lockstep_call(
-    graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, links: str
-) -> Callable[[], Any]:
-    padded = pad_problem(graph, costs)
-    spare = padded.padded_tasks - graph.num_tasks
-    rows = np.pad(placements, ((0, 0), (0, spare))).astype(np.int32)
-    padded, rows = jax.device_put((padded, rows))
-    return lambda: simulate_padded(padded, rows, links=links)
 
 
 def training(job: Job) -> None:
@@ -446,11 +397,8 @@ def training(job: Job) -> None:
 
 def tests(job: Job) -> None:
     """Runs fast tests with the GPU as JAX's default: a row for all, and one per failure."""
-    what = (
-        ["tests/policies/test_features.py"]
-        if job.tiny
-        else ["tests/policies", "tests/simulator"]
-    )
+    whole, few = ["tests/policies", "tests/simulator"], ["tests/policies/test_features.py"]
+    what = few if job.tiny else whole
     # A warning, of another JAX say, is not what a GPU changes.
     command = [sys.executable, "-m", "pytest", *what, "-rfE", "-W", "default", "--durations=1"]
     command += ["-n", "0"] if job.tiny else ["-n", "12", "--dist", "loadfile"]
@@ -471,7 +419,7 @@ def tests(job: Job) -> None:
         sys.exit("tests failed or were not finished")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _going_on(job: Job, *labels: str) -> Iterator[None]:
     """Makes of a failure a row, so that what comes after is still run."""
     try:
@@ -502,15 +450,9 @@ def _problem(job: Job) -> tuple[str, dj.TaskGraph, dj.Costs]:
     return f"{name}, {graph.num_tasks} tasks", graph, dj.make_costs(graph, cluster)
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - began
-
-
 def _median_s(call: Callable[[], Any], rounds: int) -> float:
     """Returns the median seconds of so many calls after one that does not count."""
-    return float(np.median([_seconds(call) for _ in range(rounds + 1)][1:]))
+    return float(np.median([seconds_of(call) for _ in range(rounds + 1)][1:]))
 
 
 def _us(seconds: float) -> str:

@@ -1,7 +1,8 @@
 """The runner of every study: cells -> kept records -> tables and pictures -> a results page.
 
 A study is a `Study`: its settings, the cells that they ask for, and a page made of what the
-cells gave. `method_cells` makes the cells of problems x methods x budgets x seeds.
+cells gave. `methods.py` makes cells of methods, `machine.py` of what is measured, and
+`tables.py` shows records.
 
 Records are lines of runs/NAME/records.jsonl, written as each cell ends and never changed, so
 that a run can be killed at any moment and goes on from there. A cell is found by its key: all
@@ -13,9 +14,6 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
-import hashlib
-import importlib
-import inspect
 import json
 import os
 import pathlib
@@ -25,28 +23,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Generic, Self, TypeVar
 
 import jax
-import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
-import doppler_jax as dj
 from doppler_jax import cli
-from doppler_jax.reports.tables import format_seconds, format_table
+from doppler_jax.reports.tables import format_seconds
 from experiments import STUDIES
-from experiments.catalogue import Problem, file_digest, load_problem
-
-EQUAL = 1e-5
-"""Relative difference up to which two makespans count as equal: simulators agree to that."""
-
-WARM_UP_S = 0.5
-"""Budget of a run that only compiles; one in evaluations could make batches smaller."""
-
-WARM_UPS = 2
-"""Such runs: in the first one DOPPLER may spend the budget before stage 1 is compiled."""
+from experiments.catalogue import Problem, load_problem
 
 PAGES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "results"
 
@@ -54,9 +40,6 @@ Record = dict[str, Any]
 
 Draw = Callable[[pathlib.Path], None]
 """Writes a picture to a path."""
-
-Method = Callable[[dj.TaskGraph, dj.Costs, dj.Budget, jax.Array], Any]
-"""A method of one's own: returns the device of each task, `[N]`, or a `dj.Placed`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,56 +64,6 @@ class Settings:
 
 BASE = frozenset(field.name for field in dataclasses.fields(Settings))
 """Options that determine no record."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MethodSettings(Settings):
-    """Options of a study of methods."""
-
-    problems: tuple[str, ...] = ()
-    """Names as in experiments/catalogue.py."""
-    method: tuple[str, ...] = ()
-    """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn`, that takes graph,
-    costs, a `dj.Budget` and a key, and returns device per task (or a `dj.Placed`)."""
-    links: tuple[str, ...] = ("parallel",)
-    evaluations: tuple[int, ...] = ()
-    """Budgets in simulated executions."""
-    seconds: tuple[float, ...] = ()
-    """Budgets in seconds of a cold call: what it compiles counts."""
-    warm_seconds: tuple[float, ...] = ()
-    """Budgets in seconds that begin when everything has been compiled."""
-    seeds: int = 5
-
-    def spends(self) -> "list[Spend]":
-        """Returns the budgets asked for, one without bounds where none is."""
-        return [
-            *(Spend(evaluations=n) for n in sorted(self.evaluations)),
-            *(Spend(seconds=s) for s in sorted(self.seconds)),
-            *(Spend(seconds=s, warm=True) for s in sorted(self.warm_seconds)),
-        ] or [Spend()]
-
-
-@dataclasses.dataclass(frozen=True)
-class Spend:
-    """What a run may spend; in keys of records, so without a clock (as `dj.Budget` has)."""
-
-    evaluations: int | None = None  # simulated executions
-    seconds: float | None = None
-    warm: bool = False  # seconds begin when everything has been compiled
-
-    FIELDS: ClassVar = ("evaluations", "seconds", "warm")
-
-    def __str__(self) -> str:
-        if self.evaluations is not None:
-            return f"{self.evaluations:,} evaluations"
-        if self.seconds is None:
-            return ""
-        return f"{self.seconds:g} s{', warm' if self.warm else ''}"
-
-    @property
-    def key(self) -> Record:
-        """What of it is set."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,252 +251,6 @@ def compute(name: str, book: Records, cells: Sequence[Cell], *, again: bool = Fa
         print(f"[{number}/{len(cells)}] {cell}: {value} ({spent:.1f} s)", file=sys.stderr)
 
 
-def method_cells(
-    context: Context[Any],
-    problems: Sequence[str],
-    methods: Sequence[str],
-    spends: Sequence[Spend],
-    seeds: int = 1,
-    links: Sequence[str] = ("parallel",),
-    policy: Callable[[str], dj.Policy | None] = lambda method: None,
-    **key: Any,
-) -> list[Cell]:
-    """Returns the cells of methods on problems.
-
-    Args:
-      context: of the study.
-      problems: names.
-      methods: names, or `module:function`.
-      spends: budgets.
-      seeds: keys are `jax.random.key(0)` to `key(seeds - 1)`.
-      links: kinds of links.
-      policy: of a method by its name; what it holds belongs into `key`.
-      **key: joins the key of every record.
-
-    Raises:
-      ValueError: a method is unknown, or a function cannot be imported.
-    """
-    sources = {method: _own_source(method) for method in methods}
-    return [
-        Cell(
-            {"problem": problem, "links": link, "method": method, **spend.key, "seed": seed}
-            | ({"source": sources[method]} if sources[method] else {})
-            | ({"file": digest} if (digest := file_digest(problem)) else {})
-            | key,
-            partial(_named_cell, context, problem, method, spend, seed, link, policy),
-        )
-        for problem in problems
-        for link in links
-        for spend in spends
-        for seed in range(seeds)  # outside of methods: a machine's drift hits all alike
-        for method in methods
-    ]
-
-
-def _named_cell(
-    context: Context[Any],
-    problem: str,
-    method: str,
-    spend: Spend,
-    seed: int,
-    links: str,
-    policy: Callable[[str], dj.Policy | None],
-) -> Record:
-    return place_cell(context.problem(problem), method, spend, seed, links, policy(method))
-
-
-def place_cell(
-    problem: Problem,
-    method: str,
-    spend: Spend,
-    seed: int,
-    links: str = "parallel",
-    policy: dj.Policy | None = None,
-    own: Method | None = None,
-) -> Record:
-    """Returns what a method finds for a problem, by the float64 oracle.
-
-    Seconds are cold unless the budget is a warm one: nothing is compiled when they begin.
-    `own` is run in place of the method of that name.
-
-    Raises:
-      KeyboardInterrupt: the search was stopped; what it found is not what its budget gives.
-    """
-    run = partial(_place, method, policy)
-    if own is not None or ":" in method:
-        run = partial(_place_by_own, own or own_method(method))
-    args = jax.random.key(seed), dj.Objective(links)
-    try:
-        if not spend.warm:
-            with cold() if spend.seconds else contextlib.nullcontext():
-                return run(problem, spend, *args)
-        began = time.monotonic()
-        for _ in range(WARM_UPS):
-            run(problem, Spend(seconds=WARM_UP_S), jax.random.key(seed), args[1])
-        return {"first_s": time.monotonic() - began} | run(problem, spend, *args)
-    except ValueError as error:
-        return {"refused": str(error)}
-
-
-def _place(
-    method: str, policy: dj.Policy | None, problem: Problem, spend: Spend, *args: Any
-) -> Record:
-    key, objective = args
-    options = {"policy": policy, "key": key, "objective": objective, "budget_s": spend.seconds}
-    placed = dj.place(
-        problem.graph,
-        problem.costs,
-        method=method,
-        max_evaluations=spend.evaluations,
-        **options,
-    )
-    if placed.interrupted:
-        raise KeyboardInterrupt
-    curve = placed.curve
-    return {
-        "makespan_s": placed.makespan_s,
-        "lower_bound_s": placed.lower_bound_s,
-        "tasks": problem.graph.num_tasks,
-        "evaluations_spent": placed.evaluations,
-        "seconds_spent": placed.seconds,
-        "curve": np.stack([curve.evaluations, curve.seconds, curve.makespan_s]).tolist(),
-        "placement": placed.placement.tolist(),
-        "priority": placed.priority.tolist(),
-    }
-
-
-def _place_by_own(method: Method, problem: Problem, spend: Spend, *args: Any) -> Record:
-    (key, objective), (graph, costs) = args, (problem.graph, problem.costs)
-    budget = dj.Budget(evaluations=spend.evaluations, seconds=spend.seconds)
-    found = method(graph, costs, budget, key)
-    seconds = budget.seconds_spent()
-    placement = np.asarray(getattr(found, "placement", found))
-    schedule = dj.simulate_oracle(graph, costs, placement, links=objective.links)
-    return {
-        "makespan_s": dj.makespan_s(schedule),
-        "lower_bound_s": dj.lower_bound_s(graph, costs),
-        "tasks": graph.num_tasks,
-        "seconds_spent": seconds,
-        "placement": placement.tolist(),
-    }
-
-
-def own_method(name: str) -> Method:
-    """Returns a user's function by `module:function`.
-
-    Raises:
-      ValueError: it cannot be imported.
-    """
-    module, _, function = name.partition(":")
-    sys.path[:0] = [] if "" in sys.path else [""]  # the folder that the command runs in
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"method {name!r} cannot be imported: {error}") from error
-
-
-def _own_source(method: str) -> str | None:
-    """Returns a digest of the module of a user's method: another version is another cell."""
-    if ":" not in method:
-        check_names("--method", [method], dj.list_methods())
-        return None
-    module = inspect.getmodule(own_method(method))
-    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:16] if module else ""
-
-
-@contextlib.contextmanager
-def cold() -> Iterator[None]:
-    """Within it nothing is compiled beforehand, in this process or in a cache on disk."""
-    on_disk = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
-    jax.clear_caches()
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", on_disk)
-        compilation_cache.reset_cache()
-
-
-def table(rows: Sequence[Record]) -> str:
-    """Returns a table of rows by their headings; a heading's end `_s` makes seconds of numbers.
-
-    Other floats have three digits, None is `-`.
-    """
-
-    def text(heading: str, value: Any) -> str:
-        if value is None or isinstance(value, str):
-            return value or "-"
-        if isinstance(value, int):
-            return f"{value:,}"
-        return format_seconds(value, 3) if heading.endswith("_s") else f"{value:.3f}"
-
-    headings = [heading.removesuffix("_s") for heading in rows[0]]
-    return format_table(headings, [[text(*cell) for cell in row.items()] for row in rows])
-
-
-def means_table(
-    records: Sequence[Record],
-    rows: Sequence[str],
-    column: str = "method",
-    value: str = "makespan_s",
-    scale: float = 1.0,
-    extra: Mapping[str, Callable[[list[Record]], str]] | None = None,
-) -> str:
-    """Returns a table of mean ± standard deviation over seeds, `*` behind a row's least.
-
-    Args:
-      records: of the cells.
-      rows: fields that tell rows apart.
-      column: field of which each value is a column.
-      value: field that is shown; records without it, which refused, count as absent.
-      scale: of the value as shown.
-      extra: further columns, of the records of a row.
-    """
-    columns = list(dict.fromkeys(record[column] for record in records))
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(_word(record, field) for field in rows), []).append(record)
-    lines = []
-    for words, group in groups.items():
-        found = [
-            np.array([scale * r[value] for r in group if r[column] == c and value in r])
-            for c in columns
-        ]
-        means = [float(values.mean()) if values.size else np.nan for values in found]
-        texts = [format_spread(values) for values in found]
-        more = [make(group) for make in (extra or {}).values()]
-        lines.append((*words, *star_least(texts, means), *more))
-    return format_table((*rows, *columns, *(extra or {})), lines)
-
-
-def _word(record: Record, field: str) -> str:
-    if field == "budget":
-        return str(Spend(**{k: record[k] for k in Spend.FIELDS if k in record}))
-    return str(record.get(field, ""))
-
-
-def format_spread(values: np.ndarray) -> str:
-    """Returns mean and standard deviation, `12.35 ± 0.04`; runs that agree show none."""
-    if not len(values):
-        return "-"
-    mean, deviation = float(values.mean()), float(values.std())
-    decimals = max(0, 3 - int(np.floor(np.log10(max(abs(mean), 1e-6)))))
-    spread = f" ± {deviation:.{decimals}f}" if deviation > 1e-6 * abs(mean) else ""
-    return f"{mean:.{decimals}f}{spread}"
-
-
-def star_least(texts: Sequence[str], values: Sequence[float]) -> list[str]:
-    """Returns the texts with `*` behind those whose value is the least, nan being none."""
-    if np.isnan(values).all():
-        return list(texts)
-    least = np.nanmin(values)
-    return [
-        text + "*" * bool(value <= least * (1 + EQUAL))
-        for text, value in zip(texts, values, strict=True)
-    ]
-
-
 def check(settings: Any) -> None:
     """Raises `ValueError` where a count of a settings dataclass is below 1."""
     for field in dataclasses.fields(settings):
@@ -587,10 +274,8 @@ def check_names(option: str, chosen: Sequence[str], known: Sequence[str]) -> Non
 
 def provenance() -> Record:
     """Returns commit, date and machine: where a record comes from."""
-    devices = jax.devices()
-    kind = (
-        "" if devices[0].platform == "cpu" else f", {len(devices)} x {devices[0].device_kind}"
-    )
+    device = jax.devices()[0]
+    kind = "" if device.platform == "cpu" else f", {len(jax.devices())} x {device.device_kind}"
     machine = f"{platform.machine()}, {os.cpu_count()} cores{kind}, jax {jax.__version__}"
     today = datetime.date.today().isoformat()
     return {"commit": _commit(), "date": today, "machine": machine}
@@ -607,13 +292,11 @@ def provenance_line(name: str, records: Sequence[Record]) -> str:
 @cache  # of the code that runs, whatever is checked out meanwhile
 def _commit() -> str:
     """Returns the commit of this checkout, "unknown" without git or outside one."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        here = pathlib.Path(__file__).parent
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+    command, here = ["git", "describe", "--always", "--dirty", "--exclude", "*"], PAGES.parent
+    with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    return "unknown"
 
 
 def _text(key: Record) -> str:

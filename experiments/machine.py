@@ -5,15 +5,17 @@ the machine has as many cores: the CPU devices of this process share its cores.
 """
 
 import contextlib
-import json
+import multiprocessing
 import os
 import pathlib
 import resource
+import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, cached_property, partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -24,17 +26,17 @@ from numpy.typing import ArrayLike
 import doppler_jax as dj
 from doppler_jax.engine.placed import as_devices
 from doppler_jax.engine.stage3 import choose_backend, open_devices
-from doppler_jax.problems import Chosen
 from doppler_jax.programs.workloads import Workload
 from doppler_jax.training.paired import Measure
 from experiments.catalogue import Problem
-
-Measured = Problem | Chosen
-"""A problem with its program and its workload."""
+from experiments.grid import Cell, Context, Record, check_names
 
 SHARDINGS = ("rows", "columns", "argument 0", "argument 1")
 """How arguments are sharded: all along their first, or their last, dimension that divides,
 or one of them along its largest and the others replicated."""
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+"""The checkout."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -95,17 +97,57 @@ class Machine(contextlib.ExitStack):
         costs = dj.make_costs(sharded, measured)
         return Problem(name, sharded.graph, costs, workload=workload, sharded=sharded)
 
-    def pair_measure(self, problem: Measured, seed: int = 0) -> Measure:
+    def pair_measure(self, problem: Problem, seed: int = 0) -> Measure:
         """Returns what runs two placements of a problem in alternation."""
         assert problem.sharded is not None
         args = arguments(problem, seed)
         return dj.make_paired_measure(problem.sharded, args, self.devices)
 
 
-def arguments(problem: Measured, seed: int = 0) -> tuple[Any, ...]:
+def measured_cells(
+    context: Context[Any],
+    machine: Machine,
+    measure: Callable[[Machine, Problem], Record],
+    workloads: Sequence[str],
+    preset: str,
+    strategy: str,
+    num_shards: int,
+    **more: Any,
+) -> list[Cell]:
+    """Returns a cell per workload, of what is measured of it, cut and calibrated, on a machine.
+
+    `more` joins the keys of the records.
+
+    Raises:
+      ValueError: there is no such workload.
+    """
+    check_names("--workloads", workloads, dj.list_workloads())
+
+    def cell(workload: str) -> Cell:
+        def make() -> Record:
+            made = dj.make_workload(workload, preset)
+            problem = machine.calibrated(made, context.folder, strategy, num_shards)
+            return measure(machine, problem)
+
+        return Cell({"workload": workload, "preset": preset, **machine.key, **more}, make)
+
+    return [cell(workload) for workload in workloads]
+
+
+def arguments(problem: Problem, seed: int = 0) -> tuple[Any, ...]:
     """Returns random arguments of a problem's workload."""
     assert problem.workload is not None
     return dj.make_arrays(problem.workload, jax.random.key(seed))
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """Returns the largest difference of an array in a tree over its largest magnitude."""
+
+    def error(one: jax.Array, other: jax.Array) -> float:
+        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        return float(np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30))
+
+    return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
 
 
 def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:
@@ -116,12 +158,21 @@ def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:
 
 
 def measure_placements(
-    machine: Machine, problem: Measured, placements: Mapping[str, ArrayLike], rounds: int
+    machine: Machine,
+    problem: Problem,
+    placements: Mapping[str, ArrayLike],
+    rounds: int,
+    modes: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, list[float]]:
-    """Returns the makespans of each placement `[N]` in warm rounds, in seconds."""
+    """Returns makespans of each placement `[N]` in warm rounds, in seconds.
+
+    `modes` are of those that are not run work-conserving.
+    """
     assert problem.sharded is not None
-    args = arguments(problem)
-    steps = {name: machine.compile(problem.sharded, p) for name, p in placements.items()}
+    args, steps = arguments(problem), {}
+    for name, placement in placements.items():
+        mode = modes.get(name, "work_conserving")
+        steps[name] = machine.compile(problem.sharded, placement, mode=mode)
     runs = {name: partial(makespan_s, step, args) for name, step in steps.items()}
     return {name: found[1:] for name, found in in_turns(runs, rounds).items()}
 
@@ -179,89 +230,37 @@ def peak_bytes() -> float:
     return 1024.0 * int(fields["VmHWM"].split()[0])
 
 
-class Pinned(contextlib.AbstractContextManager["Pinned"]):
-    """A process on cores of its own that times plain JAX when told to: the parent's end.
+@contextlib.contextmanager
+def pinned(cores: Sequence[int], num_devices: int = 1) -> Iterator[Callable[..., float]]:
+    """A process on cores of its own, like an isolated device, that times plain JAX.
 
-    It has those cores and no others, like an isolated device. The child reads one JSON request
-    per line and answers with one line; requests to several children may overlap.
+    What it gives takes the arguments of `time_jit` and returns seconds of a call there.
     """
-
-    def __init__(self, cores: Sequence[int], num_devices: int = 1) -> None:
-        command = [sys.executable, "-m", "experiments.machine"]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        environment["JAX_NUM_CPU_DEVICES"] = str(num_devices)
-        environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a first call is a cold one
-        if len(cores) == 1:
-            environment["NPROC"] = "1"
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)  # of this thread; the child begins with it
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        finally:
-            os.sched_setaffinity(0, before)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ask(self, **request: Any) -> None:
-        """Sends a request, see `_make`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> float:
-        """Waits for the answer to the oldest request without one: seconds of a call.
-
-        Raises:
-          RuntimeError: the process ended.
-        """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a pinned process ended with code {self._process.wait()}")
-        return float(json.loads(line))
-
-    def seconds(self, **request: Any) -> float:
-        """Sends a request and waits for its answer."""
-        self.ask(**request)
-        return self.answer()
-
-    def __exit__(self, *_: object) -> None:
-        """Ends the process, which may be at work."""
-        self._process.kill()
-        self._process.communicate()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, _pin, (cores, num_devices)) as pool:
+        yield lambda *args: pool.submit(time_jit, *args).result()
 
 
-def main() -> None:
-    """Answers the requests to a pinned process until there are no more."""
-    runs: dict[str, Callable[[], Any]] = {}
-    for line in sys.stdin:
-        if line not in runs:
-            runs[line] = _make(**json.loads(line))
-        began = time.perf_counter()
-        runs[line]()
-        print(json.dumps(time.perf_counter() - began), flush=True)
+def _pin(cores: Sequence[int], num_devices: int) -> None:
+    """Settles a new process before JAX's backend starts."""
+    os.sched_setaffinity(0, cores)
+    os.environ["NPROC"] = str(len(cores))  # threads of XLA
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    jax.config.update("jax_enable_compilation_cache", False)  # a first call is a cold one
 
 
-def _make(workload: str, preset: str, sharding: str | None = None) -> Callable[[], Any]:
-    """Returns what a request times: a whole workload in one `jit`."""
-    named = dj.make_workload(workload, preset)
-    args = dj.make_arrays(named, jax.random.key(0))
-    if sharding is not None:
-        args = _shard(args, sharding)
-    fn = jax.jit(named.fn)
-    return lambda: jax.block_until_ready(fn(*args))
+def time_jit(name: str, preset: str, sharding: str | None = None) -> float:
+    """Returns seconds of a call of a whole workload in one `jit`; the first compiles it."""
+    fn, args = _jitted(name, preset, sharding)
+    return seconds_of(lambda: fn(*args))
 
 
-def _shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:
-    """Returns the arguments on all devices, see `SHARDINGS`."""
+@cache
+def _jitted(name: str, preset: str, sharding: str | None) -> tuple[Callable[..., Any], Any]:
+    """Returns a workload in one `jit` and its arguments, on all devices if sharded."""
+    workload = dj.make_workload(name, preset)
+    args = dj.make_arrays(workload, jax.random.key(0))
     mesh = Mesh(np.array(jax.devices()), ("x",))
 
     def put(number: int, array: jax.Array) -> jax.Array:
@@ -273,8 +272,29 @@ def _shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:
             names[max(divisible, key=lambda i: array.shape[i])] = "x"
         return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*names)))
 
-    return tuple(jax.tree.map(partial(put, k), arg) for k, arg in enumerate(args))
+    if sharding is not None:
+        args = tuple(jax.tree.map(partial(put, k), arg) for k, arg in enumerate(args))
+    return jax.jit(workload.fn), args
 
 
-if __name__ == "__main__":
-    main()
+def run_apart(
+    command: Sequence[str], bound_s: float, log: pathlib.Path, environment: Mapping[str, str]
+) -> tuple[int | None, float]:
+    """Runs a command in the checkout, in a session that is killed whole at the bound.
+
+    Returns:
+      Exit status, None where it was killed, and seconds from before it was started to its end.
+    """
+    began = time.perf_counter()
+    with log.open("w", encoding="utf-8") as out:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            return child.wait(bound_s), time.perf_counter() - began
+        except subprocess.TimeoutExpired:
+            return None, time.perf_counter() - began
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it and all that it started ended
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()

@@ -5,6 +5,7 @@ array is allocated), and placed by critical path; times are of a first call in t
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from doppler_jax.reports.tables import format_seconds
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import peak_bytes
+from experiments.tables import by, table
 
 STRATEGIES = ("uniform", "planner")
 
@@ -35,14 +37,10 @@ FORMS: dict[str, Callable[[Record], str]] = {
 class PartitionSettings(Settings):
     """Which workloads are cut, and for what."""
 
-    workloads: tuple[str, ...] = dataclasses.field(
-        default_factory=lambda: tuple(dj.list_workloads())
-    )
+    workloads: tuple[str, ...] = tuple(dj.list_workloads())
     presets: tuple[str, ...] = ("small", "paper")
     """Sizes of the workloads."""
-    clusters: tuple[str, ...] = dataclasses.field(
-        default_factory=lambda: tuple(name for name in list_clusters() if name != "host")
-    )
+    clusters: tuple[str, ...] = tuple(name for name in list_clusters() if name != "host")
 
 
 def cells(context: Context[PartitionSettings]) -> list[Cell]:
@@ -50,31 +48,24 @@ def cells(context: Context[PartitionSettings]) -> list[Cell]:
     asked = context.settings
     grid.check_names("--workloads", asked.workloads, dj.list_workloads())
     grid.check_names("--clusters", asked.clusters, list_clusters())
-    return [
-        Cell(
-            {"workload": name, "preset": preset, "cluster": cluster, "strategy": strategy},
-            partial(measure, name, preset, cluster, strategy),
-        )
-        for preset in asked.presets
-        for name in asked.workloads
-        for cluster in asked.clusters
-        for strategy in STRATEGIES
-    ]
+    names = ("preset", "workload", "cluster", "strategy")
+    which = itertools.product(asked.presets, asked.workloads, asked.clusters, STRATEGIES)
+    keys = [dict(zip(names, each, strict=True)) for each in which]
+    return [Cell(key, partial(measure, **key)) for key in keys]
 
 
-def measure(name: str, preset: str, cluster_name: str, strategy: str) -> Record:
+def measure(preset: str, workload: str, cluster: str, strategy: str) -> Record:
     """Returns the figures of a workload cut for a cluster's devices by one strategy."""
-    workload, cluster = dj.make_workload(name, preset), dj.make_cluster(cluster_name)
+    made, on = dj.make_workload(workload, preset), dj.make_cluster(cluster)
     began = time.perf_counter()
-    program = dj.trace(workload.fn, *workload.args)
+    program = dj.trace(made.fn, *made.args)
     traced = time.perf_counter()
-    num_shards = 1 << (cluster.num_devices - 1).bit_length()
-    sharded = dj.partition(program, num_shards, strategy=strategy, cluster=cluster)
+    num_shards = 1 << (on.num_devices - 1).bit_length()
+    sharded = dj.partition(program, num_shards, strategy=strategy, cluster=on)
     cut = time.perf_counter()
-    placed = dj.place(
-        sharded.graph, dj.make_costs(sharded.graph, cluster), method="critical_path"
-    )
-    summary = summarize(sharded.graph, cluster)
+    costs = dj.make_costs(sharded.graph, on)
+    placed = dj.place(sharded.graph, costs, method="critical_path")
+    summary = summarize(sharded.graph, on)
     return {
         "tasks": summary.num_tasks,
         "edges": summary.num_edges,
@@ -95,24 +86,20 @@ def moved_bytes(graph: dj.TaskGraph, schedule: dj.Schedule) -> float:
 
 def report(context: Context[PartitionSettings], records: list[Record]) -> Page:
     """Returns uniform's figure and the planner's, side by side."""
-    pairs: dict[tuple[str, str], dict[str, Record]] = {}
-    for r in records:
-        where = f"{r['workload']}, {r['preset']}", r["cluster"]
-        pairs.setdefault(where, {})[r["strategy"]] = r
     rows = []
-    for where, found in pairs.items():
-        if set(found) != set(STRATEGIES):
-            continue
-        both = [found[strategy] for strategy in STRATEGIES]
-        row = dict(zip(("workload", "cluster"), where, strict=True))
-        for heading, form in FORMS.items():
-            row[heading] = " / ".join(form(r) for r in both)
-        row |= {"ratio": both[1]["makespan_s"] / both[0]["makespan_s"]}
-        row |= {"traced in_s": both[1]["trace_s"], "planned in_s": both[1]["partition_s"]}
-        rows.append(row | {"memory so far (GB)": both[1]["peak_bytes"] / 1e9})
+    for (workload, preset, cluster), found in by(
+        records, "workload", "preset", "cluster"
+    ).items():
+        if len(found) == len(STRATEGIES):
+            row = {"workload": f"{workload}, {preset}", "cluster": cluster}
+            row |= {what: " / ".join(map(form, found)) for what, form in FORMS.items()}
+            uniform, planned = found
+            row |= {"ratio": planned["makespan_s"] / uniform["makespan_s"]}
+            row |= {"traced in_s": planned["trace_s"], "planned in_s": planned["partition_s"]}
+            rows.append(row | {"memory so far (GB)": planned["peak_bytes"] / 1e9})
     return Page(
         "Uniform / planner, placed by critical path and simulated; the ratio is the planner's "
-        f"makespan over uniform's.\n\n{grid.table(rows)}"
+        f"makespan over uniform's.\n\n{table(rows)}"
     )
 
 

@@ -6,7 +6,6 @@ the cold call, then warm ones. A method ends where its next update would take to
 """
 
 import dataclasses
-import math
 import time
 from functools import partial
 
@@ -20,6 +19,8 @@ from doppler_jax.policies.features import make_policy_inputs
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm
+from experiments.methods import cold
+from experiments.tables import by, growth, table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +79,8 @@ def time_method(
             raise KeyboardInterrupt
         return time.perf_counter() - began
 
-    with grid.cold():
-        runs = {
-            "update": lambda: seconds_of(lambda: phases[-1].update(state)),
-            "place": place_s,
-        }
+    runs = {"update": lambda: seconds_of(lambda: phases[-1].update(state)), "place": place_s}
+    with cold():
         seconds = in_turns(runs, asked.rounds)
     times[size] = warm(seconds["update"])
     return {
@@ -109,40 +107,29 @@ def small_updates(learner: Learner, batch: int) -> Learner:
 def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
     """Returns the table, and how each method's times grow."""
     done = [record for record in records if "refused" not in record]
+    headings = {
+        "first placing, cold_s": "first_place_s", "first update, cold_s": "first_update_s",
+        "placing_s": "place_s", "update_s": "update_s",
+    }  # fmt: skip
     rows = [
-        {
-            "method": r["method"],
-            "tasks": r["tasks"],
-            "first placing, cold_s": r["first_place_s"],
-            "first update, cold_s": r["first_update_s"],
-            "placing_s": r["place_s"],
-            "update_s": r["update_s"],
-            "per episode_s": r["update_s"] / r["episodes"],
-            "per execution_s": r["update_s"] / r["executions"],
-        }
+        {"method": r["method"], "tasks": r["tasks"]}
+        | {heading: r[field] for heading, field in headings.items()}
+        | {"per episode_s": r["update_s"] / r["episodes"]}
+        | {"per execution_s": r["update_s"] / r["executions"]}
         for r in done
     ]
-    by_method: dict[str, list[Record]] = {}
-    for record in done:
-        by_method.setdefault(record["method"], []).append(record)
     slopes = [
         f"{method} {growth(runs, 'update_s'):.2f} and {growth(runs, 'place_s'):.2f}"
-        for method, runs in by_method.items()
+        for method, runs in by(done, "method").items()
         if len(runs) > 1
     ]
     return Page(
         f"Layered graphs on {context.settings.num_devices} devices; updates of "
         f"{context.settings.batch} episodes. Cold calls compile; the others are medians of "
-        f"{context.settings.rounds} warm ones.\n\n{grid.table(rows)}\n"
+        f"{context.settings.rounds} warm ones.\n\n{table(rows)}\n"
         "Slope of log time over log tasks, from the smallest to the largest graph, of an "
         f"update and of placing, warm: {'; '.join(slopes) or 'of two sizes at least'}."
     )
-
-
-def growth(records: list[Record], field: str) -> float:
-    """Returns the exponent of a time between the first and the last record."""
-    first, last = records[0], records[-1]
-    return math.log(last[field] / first[field]) / math.log(last["tasks"] / first["tasks"])
 
 
 QUICK = {

@@ -13,9 +13,10 @@ from functools import partial
 import numpy as np
 
 from doppler_jax.reports.pictures import Line, Lines, plot_curves
-from experiments import grid
 from experiments.catalogue import BEST_KNOWN_S, SIZED
-from experiments.grid import EQUAL, Cell, Context, MethodSettings, Page, Record, Study
+from experiments.grid import Cell, Context, Page, Record, Study
+from experiments.methods import MethodSettings, Spend, method_cells
+from experiments.tables import EQUAL, by, means_table, table
 
 METHODS = ("doppler", "doppler+search", "memetic", "local_search", "annealing", "evolution")
 
@@ -28,11 +29,9 @@ OURS = "doppler+search"
 
 def cells(context: Context[MethodSettings]) -> list[Cell]:
     """Returns the list schedulers' cells, then those of all methods and budgets."""
-    asked, run = context.settings, partial(grid.method_cells, context)
-    found = run(asked.problems, LISTED, [grid.Spend()], links=asked.links)
-    return found + run(
-        asked.problems, asked.method, asked.spends(), asked.seeds, links=asked.links
-    )
+    asked = context.settings
+    run = partial(method_cells, context, asked.problems, links=asked.links)
+    return run(LISTED, [Spend()]) + run(asked.method, asked.spends(), asked.seeds)
 
 
 def report(context: Context[MethodSettings], records: list[Record]) -> Page:
@@ -49,12 +48,12 @@ def report(context: Context[MethodSettings], records: list[Record]) -> Page:
         "Makespans (s), mean and deviation over seeds; * is the least of a row. Evaluations "
         "are simulated executions; seconds are of a cold call, compilation included, unless "
         "they are named warm.\n\n"
-        f"{grid.means_table(runs, ('problem', 'links', 'budget'), extra=extra)}"
+        f"{means_table(runs, ('problem', 'links', 'budget'), extra=extra)}"
     )
     if rows := against(runs):
         text += (
             f"\n`{OURS}` against the others: rows whose mean is below, equal, above; the same "
-            f"of paired runs.\n\n{grid.table(rows)}"
+            f"of paired runs.\n\n{table(rows)}"
         )
     curves = [run for run in runs if "curve" in run and "evaluations" in run]
     return Page(text, {"curves.png": partial(draw_curves, curves)} if curves else {})
@@ -62,23 +61,25 @@ def report(context: Context[MethodSettings], records: list[Record]) -> Page:
 
 def against(records: Sequence[Record]) -> list[Record]:
     """Returns a row per rival: how often our makespans are below, equal to, above its."""
-    found: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
-    for r in (r for r in records if "makespan_s" in r):
-        names = ("problem", "links", *grid.Spend.FIELDS)
-        row = found.setdefault(tuple(str(r.get(name)) for name in names), {})
-        row.setdefault(r["method"], {})[r["seed"]] = r["makespan_s"]
-    rows = []
-    for rival in dict.fromkeys(record["method"] for record in records):
+    rows: list[dict[str, dict[int, float]]] = []  # makespans by method and seed
+    for group in by(records, "problem", "links", "budget").values():
+        found = by([r for r in group if "makespan_s" in r], "method")
+        rows.append(
+            {m: {r["seed"]: r["makespan_s"] for r in runs} for m, runs in found.items()}
+        )
+    counted = []
+    for rival in by(records, "method"):
         ratios = [
             np.array([row[OURS][s] / row[rival][s] for s in row[OURS] if s in row[rival]])
-            for row in found.values()
+            for row in rows
             if rival != OURS and {OURS, rival} <= set(row)
         ]
         if ratios:
             means = np.array([ratio.mean() for ratio in ratios])
             counts = {"rows": _counts(means), "runs": _counts(np.concatenate(ratios))}
-            rows.append({"rival": rival, **counts, "mean (%)": 100 * (float(means.mean()) - 1)})
-    return rows
+            mean = {"mean (%)": 100 * (float(means.mean()) - 1)}
+            counted.append({"rival": rival, **counts, **mean})
+    return counted
 
 
 def _counts(ratio: np.ndarray) -> str:
@@ -89,14 +90,8 @@ def _counts(ratio: np.ndarray) -> str:
 def draw_curves(records: Sequence[Record], path: pathlib.Path) -> None:
     """Draws each method's mean best makespan by evaluations, with its least and greatest."""
     panels: dict[str, list[Line]] = {}
-    for problem, links, method in dict.fromkeys(
-        (r["problem"], r["links"], r["method"]) for r in records
-    ):
-        runs = [
-            r["curve"]
-            for r in records
-            if (r["problem"], r["links"], r["method"]) == (problem, links, method)
-        ]
+    for (problem, links, method), found in by(records, "problem", "links", "method").items():
+        runs = [record["curve"] for record in found]
         first, last = max(spent[0] for spent, _, _ in runs), max(c[0][-1] for c in runs)
         x = np.unique(np.geomspace(first, max(last, first), 40).astype(np.int64))
         y = np.array([_best_by(curve, x) for curve in runs])

@@ -14,18 +14,15 @@ import jax
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.learners.doppler import Doppler, policy_candidates
-from doppler_jax.learners.learner import train_learner
-from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.problems import Chosen
-from doppler_jax.simulator.finalists import best_placement
+from doppler_jax.learners.doppler import Doppler
 from doppler_jax.training.paired import Measure
 from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import SystemConfig
-from experiments import grid
 from experiments.catalogue import Problem
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import Machine
+from experiments.learning import learn
+from experiments.machine import Machine, measured_cells
+from experiments.tables import table
 
 FACTORS = {"calibrated": 1.0, "ten times": 10.0, "a tenth": 0.1}
 """What stage 2 believed of transfers, over what they cost."""
@@ -42,9 +39,7 @@ NUM_SAMPLES = 64
 class Stage3Settings(Settings):
     """What to compare."""
 
-    workloads: tuple[str, ...] = dataclasses.field(
-        default_factory=lambda: tuple(dj.list_workloads())
-    )
+    workloads: tuple[str, ...] = tuple(dj.list_workloads())
     preset: str = "medium"
     """Sizes of the workloads."""
     num_devices: int = 2
@@ -60,39 +55,27 @@ class Stage3Settings(Settings):
 def cells(context: Context[Stage3Settings]) -> list[Cell]:
     """Returns a cell per workload: one run of all beliefs."""
     asked = context.settings
-    grid.check_names("--workloads", asked.workloads, dj.list_workloads())
     machine = context.stack.enter_context(Machine(asked.num_devices))
-    key = context.key("workloads") | machine.key
-    return [
-        Cell({"workload": name, **key}, partial(compare, context, machine, name))
-        for name in asked.workloads
-    ]
+    cut, key = ("uniform", NUM_SHARDS), context.key("workloads", "preset")
+    run = partial(compare, context)
+    return measured_cells(context, machine, run, asked.workloads, asked.preset, *cut, **key)
 
 
-def compare(context: Context[Stage3Settings], machine: Machine, workload: str) -> Record:
+def compare(context: Context[Stage3Settings], machine: Machine, problem: Problem) -> Record:
     """Returns, by belief, what stages 2 and 3 made of a workload, measured in pairs."""
-    asked = context.settings
-    made = dj.make_workload(workload, asked.preset)
-    problem = machine.calibrated(made, context.folder, "uniform", NUM_SHARDS)
-    measure = machine.pair_measure(problem)
+    asked, measure = context.settings, machine.pair_measure(problem)
     found: dict[str, Record] = {}
     for believed, factor in FACTORS.items():
         wrong = dataclasses.replace(problem, costs=falsified(problem.costs, factor))
         folder = context.folder / asked.preset / problem.name / believed.replace(" ", "_")
         record = improve(
-            wrong,
-            measure,
-            folder,
-            evaluations=asked.evaluations,
-            num_updates=asked.updates,
-            config=asked.training,
+            wrong, measure, folder, asked.evaluations, asked.updates, asked.training
         )
         if found:  # the first is of true costs
             best = np.array(found["calibrated"]["stage2"])
             for stage in ("stage2", "stage3"):
                 pairs = measure(np.array(record[stage]), best, asked.pairs)
-                low_high = pairs.interval()
-                lost = {"ratio": pairs.ratio, "interval": _finite(low_high)}
+                lost = {"ratio": pairs.ratio, "interval": _finite(pairs.interval())}
                 record[f"{stage}_lost"] = lost | {"is_aborted": pairs.is_aborted}
         found[believed] = record
     return {"tasks": problem.graph.num_tasks, "by_belief": found}
@@ -102,34 +85,28 @@ def improve(
     problem: Problem,
     measure: Measure,
     folder: pathlib.Path,
-    *,
     evaluations: int,
     num_updates: int,
     config: SystemConfig,
-    seed: int = 0,
 ) -> Record:
     """Trains by stages 1 and 2 at a problem's costs, and by stage 3 from there."""
-    key, draw_key = jax.random.split(jax.random.key(seed))
-    inputs = make_policy_inputs(problem.graph, problem.costs)
-    budget = dj.Budget(evaluations=evaluations)
-    trained = train_learner(Doppler(), inputs, key, budget, links=config.links)
-    drawn = policy_candidates(inputs, trained.policy, draw_key, NUM_SAMPLES)
-    candidates = np.concatenate([trained.placements, drawn])
-    placement, _ = best_placement(problem.graph, problem.costs, candidates, config.links)
+    graph, costs, budget = problem.graph, problem.costs, dj.Budget(evaluations=evaluations)
+    key, links = jax.random.key(0), config.links
+    before = learn(Doppler(), graph, costs, budget, key, samples=NUM_SAMPLES, links=links)
     after = run_stage3(
-        _chosen(problem),
+        problem.chosen(),
         folder,
-        trained.policy,
-        placement,
+        before.policy,
+        before.placement,
         measure,
-        seed=seed,
+        seed=0,
         num_updates=num_updates,
         config=config,
     )
     pairs = after.comparison
     assert pairs is not None
     return {
-        "stage2": placement.tolist(),
+        "stage2": before.placement.tolist(),
         "stage3": after.placement.tolist(),
         "stage2_s": pairs.first_s,
         "stage3_s": pairs.seconds,
@@ -137,14 +114,6 @@ def improve(
         "interval": _finite(pairs.interval),
         "measured_placements": (folder / "measurements.jsonl").read_text().count("\n"),
     }
-
-
-def _chosen(problem: Problem) -> Chosen:
-    """Returns a problem as the stages take it."""
-    alike = dj.make_cluster("p100x4")  # stage 3 asks for the costs alone
-    return Chosen(
-        problem.name, alike, problem.graph, problem.costs, problem.workload, problem.sharded
-    )
 
 
 def falsified(costs: dj.Costs, factor: float) -> dj.Costs:
@@ -166,7 +135,7 @@ def report(context: Context[Stage3Settings], records: list[Record]) -> Page:
         "Median ratios of paired runs, with 95% confidence intervals. Believed: of transfers. "
         "Lost: time beyond that of stage 2's placement at calibrated costs. `>`: runs cut "
         "short. Dropped: a last incumbent that was slower in the final pairs.\n\n"
-        f"{grid.table(rows)}"
+        f"{table(rows)}"
     )
 
 

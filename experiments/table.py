@@ -1,9 +1,12 @@
-"""The paper's Table 2: `python -m experiments.table`.
+"""The paper's Table 2, and what barriers cost: `python -m experiments.table`.
 
 Simulated: every method places the four workloads on 4 P100 within the same seconds of a cold
 call. Measured: every method places them under this machine's calibrated costs, and its
 placements run here, on isolated devices, in turns; `doppler_sys` is stage 3, which goes on
 from DOPPLER's policy by measuring. The paper's own figures stand beside.
+
+Barriers: the same placements bulk-synchronous, level by level, over work-conserving; measured
+of critical path's.
 """
 
 import dataclasses
@@ -14,11 +17,12 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.reports.pictures import Bars, plot_bars
 from doppler_jax.training.system_rl import SystemConfig
-from experiments import grid
-from experiments.catalogue import PAPER, WORKLOADS
-from experiments.grid import Cell, Context, MethodSettings, Page, Record, Study
-from experiments.machine import Machine, measure_placements
+from experiments.catalogue import PAPER, WORKLOADS, Problem
+from experiments.grid import Cell, Context, Page, Record, Study
+from experiments.machine import Machine, measure_placements, measured_cells
+from experiments.methods import MethodSettings, Spend, method_cells, place_cell
 from experiments.stage3_study import improve
+from experiments.tables import by, format_spread, means_table, table
 
 _SYSTEMS = ("critical_path", "placeto", "gdp", "enumerative", "doppler", "doppler_sys")
 
@@ -31,6 +35,9 @@ TABLE_2_MS = {
 """The paper's execution times by workload and method, measured on 4 P100; `doppler_sys` is all
 three stages. Ours are of other code, sizes and machines: orders and ratios compare."""
 
+PAPER_BARRIERS = {"chainmm": 185.3 / 139.0, "ffnn": 76.9 / 50.2}
+"""The paper's: bulk-synchronous over work-conserving execution of an enumerative placement."""
+
 METHODS = (
     "critical_path", "heft", "placeto", "gdp", "enumerative", "annealing", "doppler",
     "doppler+search",
@@ -38,6 +45,8 @@ METHODS = (
 
 NUM_SHARDS = 4
 """Blocks per tensor of what is measured, as in the paper."""
+
+SYNCHRONOUS = "critical_path, bulk-synchronous"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,66 +72,70 @@ class TableSettings(MethodSettings):
 def cells(context: Context[TableSettings]) -> list[Cell]:
     """Returns the cells of the simulated half, then those of the measured one."""
     asked = context.settings
-    found = grid.method_cells(
-        context, asked.problems, asked.method, asked.spends(), asked.seeds, asked.links
-    )
-    if asked.measured:
-        machine = context.stack.enter_context(Machine(asked.num_devices))
-        names = ("measured_preset", "measured_method", "measured_evaluations", "rounds")
-        key = {name: getattr(asked, name) for name in (*names, "updates")}
-        key |= {"training": dataclasses.asdict(asked.training), **machine.key}
-        for workload in asked.measured:
-            run = partial(measure, context, machine, workload)
-            found.append(Cell({"measured": workload, **key}, run))
-    return found
+    found = [
+        cell.then(partial(with_barriers, context, cell.key["problem"]), modes="both")
+        for cell in method_cells(
+            context, asked.problems, asked.method, asked.spends(), asked.seeds, asked.links
+        )
+    ]
+    if not asked.measured:
+        return found
+    machine = context.stack.enter_context(Machine(asked.num_devices))
+    names = ("measured_method", "measured_evaluations", "rounds", "updates", "training")
+    key = {name: value for name, value in context.key().items() if name in names}
+    run, cut = partial(measure, context), ("uniform", NUM_SHARDS)
+    what = run, asked.measured, asked.measured_preset
+    return found + measured_cells(context, machine, *what, *cut, **key)
 
 
-def measure(context: Context[TableSettings], machine: Machine, workload: str) -> Record:
+def with_barriers(context: Context[TableSettings], name: str, result: Record) -> Record:
+    """Returns a result with the cost of barriers: makespan with them over that without."""
+    problem, placement = context.problem(name), np.array(result["placement"])
+    return result | {"barriers": _barriers(problem, placement)}
+
+
+def _barriers(problem: Problem, placement: np.ndarray) -> float:
+    args = problem.graph, problem.costs, placement
+    schedules = dj.simulate_synchronous(*args), dj.simulate_oracle(*args)
+    synchronous_s, conserving_s = map(dj.makespan_s, schedules)
+    return synchronous_s / conserving_s
+
+
+def measure(context: Context[TableSettings], machine: Machine, problem: Problem) -> Record:
     """Returns measured makespans of what methods place, and of DOPPLER's stage 3.
 
     `doppler` is the placement that stage 3, `doppler_sys`, starts from: both are of the
     same policy.
     """
     asked = context.settings
-    made = dj.make_workload(workload, asked.measured_preset)
-    problem = machine.calibrated(made, context.folder, "uniform", NUM_SHARDS)
-    spend, links = grid.Spend(asked.measured_evaluations), asked.training.links
+    spend, links = Spend(asked.measured_evaluations), asked.training.links
     placements = {
-        method: grid.place_cell(problem, method, spend, 0, links)["placement"]
+        method: place_cell(problem, method, spend, 0, links)["placement"]
         for method in asked.measured_method
         if method != "doppler"
     }
-    improved = improve(
-        problem,
-        machine.pair_measure(problem),
-        context.folder / "stage3" / problem.name,
-        evaluations=asked.measured_evaluations,
-        num_updates=asked.updates,
-        config=asked.training,
-    )
+    folder = context.folder / "stage3" / problem.name
+    effort = asked.measured_evaluations, asked.updates, asked.training
+    improved = improve(problem, machine.pair_measure(problem), folder, *effort)
     placements |= {"doppler": improved["stage2"], "doppler_sys": improved["stage3"]}
+    listed = dj.place(problem.graph, problem.costs, method="critical_path").placement
+    modes = {SYNCHRONOUS: "bulk_synchronous"}
+    run = {"critical_path": listed, **placements, SYNCHRONOUS: listed}
     return {
-        "seconds": measure_placements(machine, problem, placements, asked.rounds),
-        "simulated_s": {
-            name: dj.makespan_s(
-                dj.simulate_oracle(problem.graph, problem.costs, p, links=links)
-            )
-            for name, p in placements.items()
-        },
+        "seconds": measure_placements(machine, problem, run, asked.rounds, modes),
+        "barriers": _barriers(problem, listed),
         "placements": placements,
     }
 
 
 def report(context: Context[TableSettings], records: list[Record]) -> Page:
     """Returns a row per workload and the paper's under it, simulated and measured."""
-    simulated = [
-        r | {"workload": r["problem"].split(":")[0]} for r in records if "problem" in r
-    ]
+    halves = by(records, "workload")
+    simulated = [r | {"workload": r["problem"].split(":")[0]} for r in halves.pop(None, [])]
     measured = [
-        {"workload": r["measured"], "method": method, "seed": seed, "makespan_s": seconds}
-        for r in records
-        if "measured" in r
-        for method, rounds in r["seconds"].items()
+        {"workload": workload, "method": method, "seed": seed, "makespan_s": seconds}
+        for workload, (record,) in halves.items()
+        for method, rounds in record["seconds"].items()
         for seed, seconds in enumerate(rounds)
     ]
     text, panels = "", []
@@ -130,15 +143,15 @@ def report(context: Context[TableSettings], records: list[Record]) -> Page:
         ("Simulated on 4 P100", simulated, ("budget",)),
         ("Measured on this machine's devices, runs in turns", measured, ()),
     ):
-        if not found:
-            continue
         with_paper = []
-        for workload in dict.fromkeys(r["workload"] for r in found):
-            here = [r for r in found if r["workload"] == workload]
+        for workload, here in by(found, "workload").items():
             with_paper += here + _paper_rows(workload, {r["method"] for r in here})
             panels.append(_panel(f"{workload}: {title.lower()}", workload, here))
-        table = grid.means_table(with_paper, ("workload", *budget), scale=1e3)
-        text += f"{title} (ms), mean and deviation; * is the least of a row.\n\n{table}\n"
+        if found:
+            table_2 = means_table(with_paper, ("workload", *budget), scale=1e3)
+            text += f"{title} (ms), mean and deviation; * is the least of a row.\n\n{table_2}\n"
+    rows = _barrier_rows(simulated, [record for (record,) in halves.values()])
+    text += f"Makespan with barriers over that without.\n\n{table(rows)}" if rows else ""
     draw = partial(plot_bars, panels=panels, x_label="makespan (ms)", other_label="paper")
     return Page(text, {"table.png": draw} if panels else {})
 
@@ -152,18 +165,40 @@ def _paper_rows(workload: str, methods: set[str]) -> list[Record]:
 
 
 def _panel(title: str, workload: str, records: list[Record]) -> Bars:
-    by_method: dict[str, list[float]] = {}
-    for record in records:
-        by_method.setdefault(record["method"], []).append(record.get("makespan_s", np.nan))
+    found = {
+        method: 1e3 * np.array([r.get("makespan_s", np.nan) for r in runs])
+        for method, runs in by(records, "method").items()
+    }
     paper = TABLE_2_MS.get(workload, {})
     return Bars(
         title=title,
-        labels=tuple(by_method),
-        height=np.array([1e3 * np.mean(s) for s in by_method.values()]),
-        spread=np.array([1e3 * np.std(s) for s in by_method.values()]),
-        other=np.array([paper.get(method, np.nan) for method in by_method]),
+        labels=tuple(found),
+        height=np.array([ms.mean() for ms in found.values()]),
+        spread=np.array([ms.std() for ms in found.values()]),
+        other=np.array([paper.get(method, np.nan) for method in found]),
         emphasised=("doppler", "doppler+search", "doppler_sys"),
     )
+
+
+def _barrier_rows(simulated: list[Record], measured: list[Record]) -> list[Record]:
+    """Returns a row per workload and method simulated, then per workload measured."""
+    rows = []
+    for (workload, method), found in by(simulated, "workload", "method").items():
+        ratios = format_spread(np.array([r["barriers"] for r in found if "barriers" in r]))
+        row = {"workload": workload, "placement of": method, "simulated": ratios}
+        rows.append(row | {"measured": None, "paper": PAPER_BARRIERS.get(workload)})
+    for record in measured:
+        turns = [np.array(record["seconds"][name]) for name in (SYNCHRONOUS, "critical_path")]
+        row = {
+            "workload": f"{record['workload']}, this machine",
+            "placement of": "critical_path",
+        }
+        row |= {
+            "simulated": record["barriers"],
+            "measured": float(np.median(turns[0] / turns[1])),
+        }
+        rows.append(row | {"paper": PAPER_BARRIERS.get(record["workload"])})
+    return rows
 
 
 QUICK = {

@@ -11,7 +11,6 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +19,11 @@ from doppler_jax.costs.digests import tree_digest
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policy_files import load_base_policy
 from doppler_jax.reports.tables import format_table
-from experiments import grid
 from experiments.catalogue import BEST_KNOWN_S, held_out_cluster, island_family
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm
+from experiments.methods import Spend, cold, method_cells
+from experiments.tables import by, table
 
 GREEDY = {1: "greedy", 2: "two greedy", 66: "best of 64 samples"}
 """What a policy gives by its number of placements: greedy in SEL's order, in that of b-levels
@@ -54,7 +54,7 @@ class ZeroShotSettings(Settings):
     """Problems whose placing is timed."""
     evaluations: tuple[int, ...] = (1000, 10_000)
     seconds: tuple[float, ...] = (5.0,)
-    """Budgets of searches, in seconds of a grid.cold call."""
+    """Budgets of searches, in seconds of a cold call."""
     reference_evaluations: int = 1_000_000
     """Of each method that seeks the best known placement."""
 
@@ -76,25 +76,22 @@ def cells(context: Context[ZeroShotSettings]) -> list[Cell]:
     """Returns the cells of all methods; those that use the policy have its digest."""
     asked = context.settings
     policy = read_policy(asked.policy)
+    digest = tree_digest(policy.params)
     held_out = [f"{family}-{k}" for family in HELD_OUT for k in range(asked.instances)]
     islands = [f"islands-{k}" for k in range(asked.clusters)]
     problems = [*asked.published, *held_out]
-    searches = [grid.Spend(evaluations=n) for n in asked.evaluations]
-    searches += [grid.Spend(seconds=s) for s in asked.seconds]
-    most = grid.Spend(evaluations=asked.reference_evaluations)
-    found = grid.method_cells(context, [*problems, *islands], LISTED, [grid.Spend()])
-    greedy = [grid.Spend(evaluations=n) for n in GREEDY]
-    own: dict[str, Any] = {
-        "policy": lambda method: policy,
-        "digest": tree_digest(policy.params),
-    }
-    found += grid.method_cells(context, [*problems, *islands], ["doppler"], greedy, **own)
-    for methods, spends in ((SEARCHES, searches), (REFERENCES, [most])):
+    searches = [Spend(evaluations=n) for n in asked.evaluations]
+    searches += [Spend(seconds=s) for s in asked.seconds]
+    most = [Spend(evaluations=asked.reference_evaluations)]
+    run = partial(method_cells, context)
+    own = partial(run, policy=policy, digest=digest)
+    found = run([*problems, *islands], LISTED, [Spend()])
+    found += own([*problems, *islands], ["doppler"], [Spend(evaluations=n) for n in GREEDY])
+    for methods, spends in ((SEARCHES, searches), (REFERENCES, most)):
         for method in methods:
-            with_policy = own if method == "doppler+search" else {}
-            found += grid.method_cells(context, problems, [method], spends, **with_policy)
+            found += (own if method == "doppler+search" else run)(problems, [method], spends)
     return found + [
-        Cell({"timed": name, "digest": own["digest"]}, partial(time_placing, context, name))
+        Cell({"timed": name, "digest": digest}, partial(time_placing, context, name))
         for name in asked.timed
     ]
 
@@ -106,56 +103,51 @@ def time_placing(context: Context[ZeroShotSettings], name: str) -> Record:
         dj.place, problem.graph, problem.costs, method="doppler", policy=policy,
         max_evaluations=2,
     )  # fmt: skip
-    with grid.cold():
+    with cold():
         seconds = in_turns({"place": lambda: seconds_of(lambda: place().placement)}, 5)["place"]
     return {"tasks": problem.graph.num_tasks, "cold_s": seconds[0], "warm_s": warm(seconds)}
 
 
 def report(context: Context[ZeroShotSettings], records: list[Record]) -> Page:
     """Returns ratios to the best known and to HEFT, and the times."""
-    asked = context.settings
-    makespans: dict[str, dict[str, float]] = {}  # by problem and label
-    for record in records:
-        if "makespan_s" in record:
-            makespans.setdefault(record["problem"], {})[_label(record)] = record["makespan_s"]
-    ratios: dict[str, dict[str, float]] = {}
-    for name, found in makespans.items():
-        known_s = context.problem(name).best_known_s if name in asked.published else None
-        best_s = min([*found.values(), *([] if known_s is None else [known_s])])
-        ratios[name] = {label: s / best_s for label, s in found.items()}
+    published = context.settings.published
+    makespans = {  # by problem and label
+        name: {_label(r): r["makespan_s"] for r in found if "makespan_s" in r}
+        for name, found in by(records, "problem").items()
+        if name is not None
+    }
     islands = {n: found for n, found in makespans.items() if n.startswith("islands-")}
-    groups: dict[str, list[str]] = {name: [name] for name in asked.published if name in ratios}
-    for name in (n for n in ratios if n not in asked.published and n not in islands):
+    ratios, groups = {}, {}
+    for name in (n for n in makespans if n not in islands):
+        known_s = context.problem(name).best_known_s or np.inf
+        best_s = min([known_s, *makespans[name].values()])
+        ratios[name] = {label: s / best_s for label, s in makespans[name].items()}
+        if name in published:
+            groups[name] = [name]
+            continue
         family, number = name.rsplit("-", 1)
         for group in (family, held_out_cluster(int(number)), "held out"):
             groups.setdefault(group, []).append(name)
-    texts = []
-    if groups:
-        texts.append(
-            "Makespan over the best known, mean (worst); seconds are of a grid.cold call.\n\n"
-            f"{_ratio_table(groups, ratios)}"
-        )
-    if islands:
-        texts.append(
-            "Makespans over HEFT's, 8 devices of unequal speed in two islands.\n\n"
-            f"{_heft_table(islands)}"
-        )
     timed = [
         {"problem": r["timed"], "tasks": r["tasks"], "first call, cold_s": r["cold_s"]}
         | {"further calls, warm_s": r["warm_s"]}
         for r in records
         if "timed" in r
     ]
-    if timed:
-        texts.append(f"Seconds of `dj.place`, two greedy.\n\n{grid.table(timed)}")
-    return Page("\n".join(texts))
+    parts = (
+        (groups, "Makespan over the best known, mean (worst); seconds are of a cold call.",
+         partial(_ratio_table, groups, ratios)),
+        (islands, "Makespans over HEFT's, 8 devices of unequal speed in two islands.",
+         partial(_heft_table, islands)),
+        (timed, "Seconds of `dj.place`, two greedy.", partial(table, timed)),
+    )  # fmt: skip
+    return Page("\n".join(f"{text}\n\n{make()}" for what, text, make in parts if what))
 
 
 def _label(record: Record) -> str:
     if record["method"] == "doppler":
         return GREEDY[record["evaluations"]]
-    spend = grid.Spend(record.get("evaluations"), record.get("seconds"))
-    return f"{record['method']}, {spend}" if str(spend) else record["method"]
+    return ", ".join(filter(None, (record["method"], record["budget"])))
 
 
 def _ratio_table(
@@ -189,7 +181,7 @@ def _heft_table(islands: Mapping[str, Mapping[str, float]]) -> str:
             row |= {"at or below HEFT": f"{np.mean(np.array(found) <= 1 + 1e-9):.0%}"}
             quantiles = {"10%": 0.1, "median": 0.5, "90%": 0.9, "worst": 1.0}
             rows.append(row | {w: float(np.quantile(found, q)) for w, q in quantiles.items()})
-    return grid.table(rows)
+    return table(rows)
 
 
 QUICK = {

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.problems import choose_workload
 from experiments import demo
+from experiments.catalogue import load_problem
 from experiments.demo import DemoSettings
 from tests.commands import snapshot
 
 METHODS = ("critical path", "random, best of 1000", "learned")
 SIMULATED = (*METHODS[:2], "critical path, cut by the planner", METHODS[2])
 
+
+HERE = "chainmm-uniform2-rayx2"
+"""The workload on the devices of the test: cut in 2, on 2."""
 
 SMALL = {"imitation_updates": 2, "simulation_updates": 2, "system_updates": 1}
 ROOT = pathlib.Path(demo.__file__).parents[1]
@@ -56,7 +59,7 @@ def test_summary_has_every_method_on_both(finished):
     summary = json.loads((finished[0] / "summary.json").read_text())
     assert {"commit", "date", "machine"} <= set(summary["provenance"])
     assert summary["settings"]["simulation_updates"] == "2"
-    preset = choose_workload("chainmm", "paper", dj.make_cluster("p100x4"), "p100x4", "uniform")
+    preset = load_problem("chainmm:p100x4:uniform")
     bound = dj.lower_bound_s(preset.graph, preset.costs)
     measured = [row["method"] for row in summary["measured"]]
     for names, rows in ((SIMULATED, list(summary["simulated"])), (METHODS, measured)):
@@ -75,9 +78,8 @@ def test_summary_has_every_method_on_both(finished):
 def test_figures_can_be_had_again(finished):
     folder = finished[0]
     summary = json.loads((folder / "summary.json").read_text())
-    host = dj.load_cluster(folder / "host.json")
-    here = choose_workload("chainmm", "small", host, "host", "uniform")
-    calibration = dj.load_calibration(folder / "calibration-ray.json")
+    here = load_problem("chainmm/small:p100x4:uniform2")
+    calibration = dj.load_calibration(folder / f"calibration-{HERE}.json")
     costs = dj.make_costs(here.sharded, calibration)
     for row in summary["measured"]:
         schedule = dj.simulate_oracle(here.graph, costs, row["placement"])
@@ -85,7 +87,7 @@ def test_figures_can_be_had_again(finished):
     written = json.loads((folder / "placement.json").read_text())
     assert written["placement"] == summary["measured"][-1]["placement"]
     assert written["tasks"] == list(here.sharded.names)
-    policy = dj.load_policy(folder / "stage3" / f"{here.name}-ray")
+    policy = dj.load_policy(folder / "stage3" / HERE)
     placed = dj.place(here.graph, costs, policy=policy, max_evaluations=64)
     assert np.isfinite(placed.makespan_s)
 
@@ -109,7 +111,7 @@ def test_a_second_run_trains_and_logs_nothing(finished):
                 if "stage" in str(path.relative_to(folder))}  # fmt: skip
 
     before = trained()
-    log = folder / "stage3" / "chainmm-small-uniform-host-ray" / "measurements.jsonl"
+    log = folder / "stage3" / HERE / "measurements.jsonl"
     assert before[log]
     demo_command(folder)
     assert trained() == before

@@ -48,6 +48,6 @@ def test_a_part_that_fails_is_a_row_that_says_so(tmp_path):
 
 
 def test_unknown_parts_are_refused_before_anything_runs(tmp_path):
-    with pytest.raises(ValueError, match="unknown part 'x'; known: versions, engine, "):
+    with pytest.raises(ValueError, match="--parts: unknown 'x'; known: versions, engine, "):
         run(tmp_path, "versions", "x")
     assert not (tmp_path / "results").exists()

@@ -13,19 +13,11 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from experiments import grid
-from experiments.grid import (
-    Cell,
-    MethodSettings,
-    Page,
-    Records,
-    Settings,
-    Spend,
-    Study,
-    compute,
-    means_table,
-    star_least,
-)
+from experiments import grid, methods
+from experiments.catalogue import Problem, load_problem
+from experiments.grid import Cell, Page, Records, Settings, Study, compute
+from experiments.methods import MethodSettings, Spend
+from experiments.tables import means_table, star_least, table
 from tests.commands import assert_one_error_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -234,7 +226,13 @@ def test_budgets_have_names_and_keys():
 
 def test_a_table_has_means_deviations_and_the_least():
     records = [
-        {"problem": "p", "method": m, "seed": s, "evaluations": 10, "makespan_s": value}
+        {
+            "problem": "p",
+            "method": m,
+            "seed": s,
+            "budget": "10 evaluations",
+            "makespan_s": value,
+        }
         for m, values in {"a": (1.0, 3.0), "b": (2.0, 2.0), "c": (5.0, 6.0)}.items()
         for s, value in enumerate(values)
     ]
@@ -265,7 +263,7 @@ def test_a_cold_call_compiles_what_was_compiled_before():
 
     double(1.0)
     double(1.0)
-    with grid.cold():
+    with methods.cold():
         double(1.0)
         assert not jax.config.jax_enable_compilation_cache
     double(1.0)
@@ -277,21 +275,21 @@ def test_warm_seconds_begin_after_runs_that_compile(monkeypatch):
     problem = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 1, 1.0)], num_devices=2)
     placed = dj.place(*problem, method="heft")
     monkeypatch.setattr(dj, "place", lambda *p, **o: asked.append(o["budget_s"]) or placed)
-    named = grid.Problem("p", *problem)
-    warm = grid.place_cell(named, "annealing", Spend(seconds=30, warm=True), 0)
-    assert asked == [grid.WARM_UP_S] * grid.WARM_UPS + [30]
+    named = Problem("p", *problem)
+    warm = methods.place_cell(named, "annealing", Spend(seconds=30, warm=True), 0)
+    assert asked == [methods.WARM_UP_S] * methods.WARM_UPS + [30]
     assert warm["first_s"] >= 0
-    assert "first_s" not in grid.place_cell(named, "annealing", Spend(seconds=30), 0)
+    assert "first_s" not in methods.place_cell(named, "annealing", Spend(seconds=30), 0)
     stopped = dataclasses.replace(placed, interrupted=True)
     monkeypatch.setattr(dj, "place", lambda *p, **o: stopped)
     with pytest.raises(KeyboardInterrupt):
-        grid.place_cell(named, "annealing", Spend(evaluations=5), 0)
+        methods.place_cell(named, "annealing", Spend(evaluations=5), 0)
 
 
 def test_a_method_that_refuses_is_no_run():
     problem = dj.from_edge_delays([1.0] * 30, [], num_devices=4)
-    refused = grid.place_cell(grid.Problem("p", *problem), "brute_force", Spend(10), 0)
-    assert set(refused) == {"refused"}
+    refused = methods.place_cell(Problem("p", *problem), "brute_force", Spend(10), 0)
+    assert set(refused) == {"budget", "refused"}
 
 
 OWN = """
@@ -320,7 +318,7 @@ def test_a_method_of_a_users_own_from_outside_the_repository(tmp_path, monkeypat
         return 0
 
     assert command() == 0
-    graph, costs = grid.load_problem("tiny-1").graph, grid.load_problem("tiny-1").costs
+    graph, costs = load_problem("tiny-1").graph, load_problem("tiny-1").costs
     placement = np.arange(graph.num_tasks) % costs.num_devices
     makespan_s = dj.makespan_s(dj.simulate_oracle(graph, costs, placement))
     record = lines(tmp_path / "runs" / "search" / "records.jsonl")[-1]
@@ -359,8 +357,8 @@ def test_a_studys_own_settings_are_keys_but_those_that_do_not_matter(tmp_path):
 def test_a_tables_values_have_their_units():
     rows = [{"what": "a", "spent_s": 0.5, "tasks": 1000, "ratio": 1.0}]
     rows += [{"what": "b", "spent_s": None, "tasks": 7, "ratio": None}]
-    assert grid.table(rows).splitlines()[2:] == [
+    assert table(rows).splitlines()[2:] == [
         "| a | 500 ms | 1,000 | 1.000 |",
         "| b | - | 7 | - |",
     ]
-    assert grid.table(rows).splitlines()[0] == "| what | spent | tasks | ratio |"
+    assert table(rows).splitlines()[0] == "| what | spent | tasks | ratio |"

@@ -1,5 +1,6 @@
 """Devices to measure on, turns, and pinned processes."""
 
+import multiprocessing
 import os
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import doppler_jax as dj
 from experiments import machine
-from experiments.machine import Machine, Pinned, in_turns, warm, warm_ratio
+from experiments.machine import Machine, in_turns, pinned, warm, warm_ratio
 
 
 def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
@@ -34,23 +35,21 @@ def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
 def test_pinned_processes_time_what_they_are_told_on_their_core():
     core = machine.available_cores()[0]
     before = os.sched_getaffinity(0)
-    with Pinned([core]) as pinned:
-        assert os.sched_getaffinity(0) == before
-        assert os.sched_getaffinity(pinned.pid) == {core}
-        for _ in range(2):
-            pinned.ask(workload="chainmm", preset="small")
-        cold_s, warm_s = pinned.answer(), pinned.answer()
+    with pinned([core]) as seconds:
+        cold_s, warm_s = (seconds("chainmm", "small") for _ in range(2))
         assert cold_s > warm_s > 0
-        pinned.ask(workload="nothing", preset="small")
-        with pytest.raises(RuntimeError, match="ended with code 1"):
-            pinned.answer()
+        assert os.sched_getaffinity(0) == before
+        (child,) = multiprocessing.active_children()
+        assert os.sched_getaffinity(child.pid) == {core}
+        with pytest.raises(ValueError, match="unknown workload 'nothing'"):
+            seconds("nothing", "small")
 
 
 @pytest.mark.slow
 def test_arguments_are_sharded_as_asked():
-    with Pinned(machine.available_cores()[:1], 2) as pinned:
+    with pinned(machine.available_cores()[:1], 2) as seconds:
         for sharding in machine.SHARDINGS[:3]:
-            assert pinned.seconds(workload="chainmm", preset="small", sharding=sharding) > 0
+            assert seconds("chainmm", "small", sharding) > 0
 
 
 @pytest.mark.slow

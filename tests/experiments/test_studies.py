@@ -12,8 +12,9 @@ import doppler_jax as dj
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
-from experiments import STUDIES, fidelity, grid, scaling, search, stage3_study, topology
+from experiments import STUDIES, fidelity, grid, scaling, search, stage3_study, transfer
 from experiments.catalogue import Problem, layered_problem, load_problem
+from experiments.tables import growth
 from tests.commands import save_tiny_checkpoint
 
 DEVICES = 4  # of tests/conftest.py
@@ -28,17 +29,14 @@ TINY = {
     "gaps": {"problems": ("tiny-0", "tiny-1", "stg50/rand0001@2", "dnn/bert24_inference"),
              "method": ("heft", "critical_path"), "exact_s": 5.0},
     "partitions": {"workloads": ("chainmm",), "presets": ("small",), "clusters": ("p100x4",)},
-    "sync_vs_async": {"problems": (SMALL,), "method": ("heft",), "measured": ()},
     "table": {"problems": (SMALL,), "method": ("heft", "critical_path"), "seconds": (),
               "seeds": 1, "measured": ()},
     "bench": {"problems": ("tiny-1",), "batches": (3,), "rounds": 2},
     "transfer": {"source": ("chainmm/small",), "target": ("ffnn/small",), "shots": (0, 4),
-                 "full": 4, "seeds": 1, "training": TINY_SIM,
+                 "full": 4, "seeds": 1, "training": TINY_SIM, "islands": ("chainmm/small",),
                  "policy": PolicyConfig(width=4, rounds=1, features="coparent")},
     "zero_shot": {"published": (), "instances": 1, "clusters": 2, "timed": ("layers4-16",),
                   "evaluations": (64,), "seconds": (), "reference_evaluations": 128},
-    "topology": {"workloads": ("chainmm/small",), "evaluations": 300, "episodes": 256,
-                 "samples": 3, "seeds": 1},
     "ablation": {"problems": ("tiny-1",), "variants": ("PLC learned alone", "without stage 2"),
                  "method": ("gdp",), "evaluations": (300,), "seconds": (), "seeds": 1},
     "scaling": {"method": ("gdp",), "sizes": (8, 12), "num_devices": 2, "batch": 2,
@@ -53,7 +51,7 @@ TINY = {
 }  # fmt: skip
 """Settings by study; one that is not here runs as `--quick` does."""
 
-FAST = {"search", "gaps", "partitions", "sync_vs_async", "table", "bench"}
+FAST = {"search", "gaps", "partitions", "table", "bench"}
 """Those that train and measure nothing."""
 
 
@@ -114,7 +112,7 @@ def test_every_module_with_a_study_is_listed():
 
 
 def run_of(method, seed, makespan_s, **more):
-    where = {"problem": "p", "links": "parallel", "evaluations": 10, "method": method}
+    where = {"problem": "p", "links": "parallel", "budget": "10 evaluations", "method": method}
     return {**where, "seed": seed, "makespan_s": makespan_s, **more}
 
 
@@ -203,16 +201,16 @@ def test_placements_are_spread_over_the_makespans_that_there_are():
 
 def test_traffic_is_told_by_island():
     cluster = dj.make_cluster("v100x8")
-    assert topology.islands(cluster).tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
+    assert transfer.islands(cluster).tolist() == [0, 0, 0, 0, 4, 4, 4, 4]
     graph = load_problem(SMALL).graph
     for where, kind in (([0], 0), ([0, 1], 1), ([0, 4], 2)):
         placement = np.resize(where, graph.num_tasks)
-        shares = topology.traffic_shares(graph, cluster, placement)
+        shares = transfer.traffic_shares(graph, cluster, placement)
         assert shares.sum() == pytest.approx(1.0)
         assert shares[kind] > 0
         assert shares[kind + 1 :].sum() == 0
     alone = dj.from_edge_delays([1.0], [], num_devices=8)[0]
-    assert topology.traffic_shares(alone, cluster, np.zeros(1, int)).tolist() == [0, 0, 0]
+    assert transfer.traffic_shares(alone, cluster, np.zeros(1, int)).tolist() == [0, 0, 0]
 
 
 def test_a_method_ends_where_it_would_take_too_long():
@@ -221,7 +219,7 @@ def test_a_method_ends_where_it_would_take_too_long():
     refused = scaling.time_method(context, "gdp", 1000, {10: 1e-3, 100: 0.1})  # maybe 10 s
     assert refused == {"refused": "it would take too long"}
     records = [{"tasks": 10, "update_s": 0.01}, {"tasks": 1000, "update_s": 100.0}]
-    assert scaling.growth(records, "update_s") == pytest.approx(2.0)
+    assert growth(records, "update_s") == pytest.approx(2.0)
 
 
 STAGE3 = {

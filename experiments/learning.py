@@ -1,0 +1,54 @@
+"""Training as studies do it: a learner on a problem, then the best of what it met and draws."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+import doppler_jax as dj
+from doppler_jax.learners.learner import Learner, Trained, train_learner
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.simulator.finalists import best_placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """What training came to."""
+
+    trained: Trained
+    drawn: np.ndarray  # [K, N], of the policy; the first is greedy
+    placement: np.ndarray  # [N], the best of these and of what training met
+    makespan_s: float
+
+    @property
+    def policy(self) -> dj.Policy:
+        """What was learned."""
+        return self.trained.policy
+
+
+def learn(
+    learner: Learner,
+    graph: dj.TaskGraph,
+    costs: dj.Costs,
+    budget: dj.Budget,
+    key: jax.Array,
+    *,
+    samples: int,
+    links: str = "parallel",
+    params: Any = None,
+) -> Learned:
+    """Trains, from `params` or from scratch, and draws so many placements of the policy.
+
+    Raises:
+      KeyboardInterrupt: training was stopped; what it found is not what its budget gives.
+    """
+    train_key, draw_key = jax.random.split(key)
+    inputs = make_policy_inputs(graph, costs)
+    trained = train_learner(learner, inputs, train_key, budget, links=links, params=params)
+    if trained.interrupted:
+        raise KeyboardInterrupt
+    drawn = learner.propose(trained.policy.params, inputs, draw_key, samples, links)
+    candidates = np.concatenate([trained.placements, drawn])
+    placement, schedule = best_placement(graph, costs, candidates, links)
+    return Learned(trained, drawn, placement, dj.makespan_s(schedule))
