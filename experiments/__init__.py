@@ -18,6 +18,7 @@ STUDIES = {
     "fidelity": "simulated against measured makespans",
     "engine": "what the engine costs, and whole calls beside jax.jit",
     "stage3_study": "what learning from measured times adds",
+    "clock": "placing from the shell: how good, and how long past the bound",
     "bench": "how fast simulation is, beside yardsticks",
 }
 """Every study by name, and what it asks.

@@ -7,6 +7,7 @@
   sizes; `uniform8` for 8 blocks a tensor;
 - `llama_8` and the others in `SIZED`: workloads at sizes of their own;
 - `cholesky-3`: the third graph of a family that the base policy never saw, on a random cluster;
+- `lu~150`: a graph of a family, about so many tasks, on a random cluster;
 - `islands-3`: of several families, on 8 unequal devices in two islands;
 - `layers-1000@4`: 1,000 tasks in layers of 16, on 4 devices; `layers64-1000` in layers of 64;
 - `tiny-3`: a random graph of at most 10 tasks;
@@ -29,7 +30,7 @@ import doppler_jax as dj
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.files import parse_json_object, read_text
-from doppler_jax.graphs.families import HELD_OUT, make_family
+from doppler_jax.graphs.families import HELD_OUT, list_families, make_family
 from doppler_jax.problems import Chosen
 from doppler_jax.programs.workloads import Workload
 
@@ -144,6 +145,8 @@ def _load(name: str, shared: pathlib.Path) -> Problem:
         if found[1] in makers:
             return Problem(name, *makers[found[1]](number))
         return Problem(name, *_held_out(found[1], number))
+    if found := re.fullmatch(rf"({'|'.join(list_families())})~(\d+)", name):
+        return _family_problem(name, found[1], int(found[2]))
     return _named_cut(name)
 
 
@@ -248,6 +251,19 @@ def _island_problem(number: int) -> tuple[dj.TaskGraph, dj.Costs]:
 def island_family(number: int) -> str:
     """Returns the family of the graph `islands-NUMBER`."""
     return ISLAND_FAMILIES[number % len(ISLAND_FAMILIES)]
+
+
+def _family_problem(name: str, family: str, num_tasks: int) -> Problem:
+    """Returns a problem whose costs are those of a cluster, so that files can hold it."""
+    index = list_families().index(family)
+    rng = np.random.default_rng([99, index, num_tasks])
+    graph = make_family(family, rng, num_tasks)
+    kind = tuple(HELD_OUT_CLUSTERS.values())[index % len(HELD_OUT_CLUSTERS)]
+    cluster = random_cluster(rng, kind)
+    costs = costs_of_ccr(graph, cluster, float(np.exp(rng.uniform(*np.log(CCR)))))
+    slower = costs.seconds_per_byte.sum() / dj.make_costs(graph, cluster).seconds_per_byte.sum()
+    cluster = dataclasses.replace(cluster, link_bytes_per_s=cluster.link_bytes_per_s / slower)
+    return Problem(name, graph, dj.make_costs(graph, cluster), cluster)
 
 
 def _random_costs(

@@ -12,7 +12,7 @@ import doppler_jax as dj
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
-from experiments import STUDIES, fidelity, grid, scaling, search, stage3_study, transfer
+from experiments import STUDIES, clock, fidelity, grid, scaling, search, stage3_study, transfer
 from experiments.catalogue import Problem, layered_problem, load_problem
 from experiments.tables import growth
 from tests.commands import save_tiny_checkpoint
@@ -32,6 +32,8 @@ TINY = {
     "table": {"problems": (SMALL,), "method": ("heft", "critical_path"), "seconds": (),
               "seeds": 1, "measured": ()},
     "bench": {"problems": ("tiny-1",), "batches": (3,), "rounds": 2},
+    "clock": {"problems": ("tree~10",), "method": ("heft",), "seconds": (1.0,),
+              "more_method": (), "seeds": 1},
     "transfer": {"source": ("chainmm/small",), "target": ("ffnn/small",), "shots": (0, 4),
                  "full": 4, "seeds": 1, "training": TINY_SIM, "islands": ("chainmm/small",),
                  "policy": PolicyConfig(width=4, rounds=1, features="coparent")},
@@ -51,7 +53,7 @@ TINY = {
 }  # fmt: skip
 """Settings by study; one that is not here runs as `--quick` does."""
 
-FAST = {"search", "gaps", "partitions", "table", "bench"}
+FAST = {"search", "gaps", "partitions", "table", "bench", "clock"}
 """Those that train and measure nothing."""
 
 
@@ -154,6 +156,56 @@ def test_search_gives_the_makespans_that_it_always_gave(tmp_path, reference_grap
     expected = {("annealing", 0): 1300.12, ("annealing", 1): 1400.07}
     expected |= {("memetic", 0): 1400.02, ("memetic", 1): 1500.03}
     assert makespans == pytest.approx(expected, rel=1e-12)
+
+
+def clock_run(problem, method, makespan_s, **more):
+    found = {"run": "warm", "problem": problem, "seconds": 5.0, "method": method, "exit": 0}
+    found |= {"past_s": 0.25, "makespan_s": makespan_s, "lower_bound_s": 1.0}
+    return found | more
+
+
+def test_the_clock_compares_with_the_best_known_and_counts_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(clock, "BEST", tmp_path / "best.json")
+    records = [clock_run("p", "a", 2.0), clock_run("q", "a", 9.0, past_s=0.75)]
+    records += [clock_run("p", "b", 1.0, seconds=2.0), clock_run("q", "b", 4.5)]
+    killed = {"run": "warm", "problem": "p", "seconds": 5.0, "method": "b", "exit": None}
+    records += [killed | {"past_s": 120.0}]
+    assert clock.best_known_s(records) == {"p": 1.0, "q": 4.5}
+    first, longer, shorter = clock._rows(records, clock.best_known_s(records))
+    assert (first["method"], first["geometric mean"], first["exit statuses"]) == (
+        "a", "2.0000", "0: 2",
+    )  # fmt: skip
+    assert first["past the bound (s)"] == "0.75"
+    # Within 5 s nobody else placed p.
+    assert first["worst over the best method"] == "2.0000 q"
+    assert (shorter["bound (s)"], shorter["geometric mean"]) == ("5", "1.0000")
+    assert shorter["exit statuses"] == "0: 1, None: 1"
+    assert longer["bound (s)"] == "2"
+    clock.BEST.write_text('{"p": 0.5, "q": 4.0, "r": 3.0}')
+    # What is kept counts where it is less, but nothing is below the lower bound.
+    assert clock.best_known_s(records) == {"p": 1.0, "q": 4.0, "r": 3.0}
+
+
+def test_published_graphs_that_are_absent_are_left_out_of_the_clock(tmp_path):
+    settings = dataclasses.replace(load("clock").settings, shared=tmp_path, reference_s=600.0)
+    cells = load("clock").cells(grid.Context(settings, tmp_path, None))
+    problems = {cell.key["problem"] for cell in cells}
+    assert problems == {*clock.FAMILIES, *clock.SMALL}
+    assert len(problems) == 20
+    runs = [cell.key["run"] for cell in cells]
+    methods = len(dj.list_methods())
+    assert runs.count("reference") == 20
+    assert runs.count("first") == 20 * methods
+    assert runs.count("warm") == 20 * 3 * (methods + 2 * 3)
+
+
+def test_graphs_of_the_clock_have_the_sizes_they_should():
+    tasks = [load_problem(name).graph.num_tasks for name in clock.SMALL]
+    assert min(tasks) >= 10
+    assert max(tasks) <= 30
+    problem = load_problem(clock.FAMILIES[0])
+    costs = dj.make_costs(problem.graph, problem.cluster)
+    np.testing.assert_array_equal(costs.seconds_per_byte, problem.costs.seconds_per_byte)
 
 
 def test_agreement_of_a_simulator_that_is_right_up_to_a_factor():

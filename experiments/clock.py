@@ -1,0 +1,206 @@
+"""Seconds from the shell: `python -m experiments.clock`.
+
+Every run is a new process `python -m doppler_jax place`, timed from before it is started to
+its end. Caches on disk are warm: each method has placed each problem once, which does not
+count; `--empty-caches` adds rows in which every process begins with none. `--many 200` adds
+runs with bounds drawn evenly from 0.1 to 5 s, of which only the end counts.
+
+The best known makespan of a problem is the least of all runs here, of those of `--reference-s`
+seconds, and of experiments/best_makespans.json, to which `--publish` writes it.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import numpy as np
+
+import doppler_jax as dj
+from doppler_jax.files import parse_json_object, read_text
+from doppler_jax.graphs.families import list_families
+from doppler_jax.methods import DEFAULT_METHOD
+from experiments import grid
+from experiments.catalogue import BEST_KNOWN_S
+from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.machine import run_apart
+from experiments.tables import by, table
+
+PUBLISHED = (*BEST_KNOWN_S, "8gpu_transformer_block")
+
+FAMILIES = [f"{family}~150" for family in list_families()]
+
+SMALL = [f"{family}~{26 - 2 * k + k // 4}" for k, family in enumerate(list_families())]
+"""Ten of 10 to 30 tasks."""
+
+BEST = pathlib.Path(__file__).with_name("best_makespans.json")
+"""Best known makespans of the problems, in seconds."""
+
+LATE_S = 120.0
+"""Past its bound a process is killed."""
+
+WARM, EMPTY, FIRST, KEPT, DRAWN = "warm", "empty", "first", "reference", "drawn"
+"""What a run is for: the rows, what makes caches warm, the best known, and `--many`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClockSettings(Settings):
+    """What to run."""
+
+    problems: tuple[str, ...] = (*PUBLISHED, *FAMILIES, *SMALL)
+    """Names as in experiments/catalogue.py; published graphs are left out where absent."""
+    method: tuple[str, ...] = tuple(dj.list_methods())
+    seconds: tuple[float, ...] = (5.0,)
+    """Bounds of all methods."""
+    more_method: tuple[str, ...] = (DEFAULT_METHOD, "annealing", "memetic")
+    more_seconds: tuple[float, ...] = (2.0, 10.0)
+    """Bounds of these methods besides."""
+    seeds: int = 3
+    empty_caches: bool = False
+    """Also runs the default method with a fresh, empty folder for all caches."""
+    many: int | None = None
+    """Runs on small graphs besides."""
+    reference_s: float | None = None
+    """Also runs the default method for so long on each problem, for the best known."""
+
+
+def cells(context: Context[ClockSettings]) -> list[Cell]:
+    """Returns a cell per run."""
+    asked, graphs = context.settings, context.settings.shared / "reference_graphs"
+    grid.check_names("--method", asked.method, dj.list_methods())
+    problems = [
+        p for p in asked.problems if p not in PUBLISHED or (graphs / f"{p}.txt").exists()
+    ]
+    spends = [*itertools.product(asked.seconds, asked.method)]
+    spends += itertools.product(asked.more_seconds, asked.more_method)
+    spends = list(dict.fromkeys(spends))
+
+    def cell(use: str, problem: str, seconds: float, method: str, seed: int = 0) -> Cell:
+        key = {"run": use, "problem": problem, "seconds": seconds, "method": method}
+        return Cell(
+            key | {"seed": seed}, lambda: run(context, use, problem, seconds, method, seed)
+        )
+
+    found = [
+        cell(KEPT, p, asked.reference_s, DEFAULT_METHOD) for p in problems if asked.reference_s
+    ]
+    longest = {method: seconds for seconds, method in sorted(spends)}
+    for problem in problems:
+        found += [cell(FIRST, problem, s, method) for method, s in longest.items()]
+        for seed in range(asked.seeds):
+            found += [cell(WARM, problem, *spend, seed) for spend in spends]
+            if asked.empty_caches:
+                found += [cell(EMPTY, problem, s, DEFAULT_METHOD, seed) for s in asked.seconds]
+    bounds = np.random.default_rng(0).uniform(0.1, 5.0, asked.many or 0).round(3).tolist()
+    small = itertools.cycle(SMALL)
+    for seed, (seconds, problem) in enumerate(zip(bounds, small, strict=False)):
+        found.append(cell(DRAWN, problem, seconds, DEFAULT_METHOD, seed))
+    return found
+
+
+def run(
+    context: Context[ClockSettings], use: str, name: str, seconds: float, method: str, seed: int
+) -> Record:
+    """Returns exit status and seconds of a process that places, and what it wrote."""
+    problem = context.problem(name)
+    with tempfile.TemporaryDirectory() as made:
+        folder = pathlib.Path(made)
+        dj.save_graph(folder / "graph.json", problem.graph)
+        dj.save_cluster(
+            folder / "cluster.json", problem.cluster or dj.make_cluster("reference_x4")
+        )
+        options = {"cluster": folder / "cluster.json", "budget-s": seconds, "method": method}
+        options |= {"seed": seed, "output": folder / "placed.json"}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "doppler_jax", "place", str(folder / "graph.json")]
+        environment = dict(os.environ)
+        if use == EMPTY:
+            names = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
+            environment |= {name: str(folder / name) for name in names}
+        log = folder / "log"
+        exit_status, spent_s = run_apart(command + words, seconds + LATE_S, log, environment)
+        result: Record = {"exit": exit_status, "past_s": spent_s - seconds}
+        if exit_status:
+            return result | {"said": log.read_text(errors="replace").strip()[-300:]}
+        placed = parse_json_object(folder / "placed.json", read_text(folder / "placed.json"))
+    kept = ("makespan_s", "lower_bound_s", "evaluations")
+    return result | {name: placed[name] for name in kept}
+
+
+def best_known_s(records: Sequence[Record]) -> dict[str, float]:
+    """Returns the least makespan of each problem, never below its lower bound."""
+    best = json.loads(BEST.read_text()) if BEST.exists() else {}
+    for problem, found in by([r for r in records if "makespan_s" in r], "problem").items():
+        least = min([best.get(problem, np.inf), *(r["makespan_s"] for r in found)])
+        best[problem] = max([least, *(r["lower_bound_s"] for r in found)])
+    return best
+
+
+def report(context: Context[ClockSettings], records: list[Record]) -> Page:
+    """Returns a row per method and bound, and how many of the drawn runs ended well."""
+    best, used = best_known_s(records), by(records, "run")
+    if context.settings.publish and KEPT in used:
+        BEST.write_text(json.dumps(best, indent=0, sort_keys=True) + "\n")
+    known = "long runs, too" if KEPT in used or BEST.exists() else "no long run is kept"
+    rows = [row for use in (WARM, EMPTY) for row in _rows(used.get(use, []), best)]
+    text = (
+        "Makespans over the best known, which is the least of all runs here "
+        f"({known}). Past the bound: seconds from before the process is started to its end, "
+        f"beyond the bound, at most.\n\n{table(rows) if rows else ''}"
+    )
+    if drawn := used.get(DRAWN, []):
+        ended, late_s = sum(r["exit"] == 0 for r in drawn), max(r["past_s"] for r in drawn)
+        text += (
+            f"\nBounds drawn from 0.1 to 5 s: exit status 0 in {ended} of {len(drawn)} runs; "
+            f"{late_s:.2f} s past the bound at most.\n"
+        )
+    return Page(text)
+
+
+def _rows(records: Sequence[Record], best: dict[str, float]) -> list[Record]:
+    """Returns the rows of runs that began with caches in one state."""
+    runs = by(records, "seconds", "method")
+    scores = {
+        spend: {
+            problem: _mean([r["makespan_s"] / best[problem] for r in ended])
+            for problem, ended in by([r for r in found if "makespan_s" in r], "problem").items()
+        }
+        for spend, found in runs.items()
+    }
+    rows = []
+    for (seconds, method), found in runs.items():
+        mine, rivals = scores[seconds, method], [scores[s] for s in scores if s[0] == seconds]
+        least = {problem: min(r.get(problem, np.inf) for r in rivals) for problem in mine}
+        row = {"method": method, "bound (s)": f"{seconds:g}", "caches": found[0]["run"]}
+        row |= {"geometric mean": f"{_mean([*mine.values()]):.4f}" if mine else None}
+        row |= {"worst problem": _worst(mine)}
+        row |= {"worst over the best method": _worst({p: mine[p] / least[p] for p in mine})}
+        row |= {"past the bound (s)": f"{max(r['past_s'] for r in found):.2f}"}
+        statuses = (f"{s}: {len(ended)}" for s, ended in by(found, "exit").items())
+        rows.append(row | {"exit statuses": ", ".join(statuses)})
+    return rows
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """Returns the geometric mean."""
+    return float(np.exp(np.log(ratios).mean()))
+
+
+def _worst(scores: dict[str, float]) -> str | None:
+    worst = max(scores, key=scores.__getitem__, default=None)
+    return f"{scores[worst]:.4f} {worst}" if worst else None
+
+
+QUICK = {
+    "problems": tuple(SMALL[-2:]), "method": ("heft",), "more_method": (DEFAULT_METHOD,),
+    "more_seconds": (2.0,), "seeds": 1, "many": 2,
+}  # fmt: skip
+
+STUDY = Study("clock", ClockSettings(), cells, report, QUICK)
+
+if __name__ == "__main__":
+    STUDY.command()
