@@ -1,10 +1,11 @@
 """Random problems for the tests, from NumPy generators with explicit seeds."""
 
+import jax
 import numpy as np
 from hypothesis import strategies as st
 
 from doppler_jax.graphs.build import make_graph, task_edges, topological_order
-from doppler_jax.types import Costs
+from doppler_jax.types import RESIDENT, Costs
 
 
 def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
@@ -34,17 +35,26 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
         input_edge_input=np.append(np.arange(num_inputs), more[0]),
         input_edge_reader=np.append(rng.integers(0, max(num_tasks, 1), num_inputs), more[1]),
     )
-    shape = (num_devices, num_devices)
-    off_diagonal = 1.0 - np.eye(num_devices)
+    costs = free_costs(graph, numbers(rng, (num_tasks, num_devices), dyadic))
+    shape, apart = (num_devices, num_devices), 1.0 - np.eye(num_devices)
+    return graph, costs.replace(
+        latency_s=apart * numbers(rng, shape, dyadic),
+        seconds_per_byte=apart * numbers(rng, shape, dyadic),
+    )
+
+
+def free_costs(graph, compute_s, **others):
+    """Costs of tasks `[N, D]` seconds, transfers that take no time and memory without limit."""
+    d = np.shape(compute_s)[1]
     costs = Costs(
-        compute_s=numbers(rng, (num_tasks, num_devices), dyadic),
+        compute_s=np.array(compute_s, float),
         tensor_bytes=graph.tensor_bytes,
         input_bytes=graph.input_bytes,
-        latency_s=off_diagonal * numbers(rng, shape, dyadic),
-        seconds_per_byte=off_diagonal * numbers(rng, shape, dyadic),
-        capacity_bytes=np.full(num_devices, np.inf),
+        latency_s=np.zeros((d, d)),
+        seconds_per_byte=np.zeros((d, d)),
+        capacity_bytes=np.full(d, np.inf),
     )
-    return graph, costs
+    return costs.replace(**others)
 
 
 def wide_problem(rng, width, depth, num_devices):
@@ -60,15 +70,37 @@ def wide_problem(rng, width, depth, num_devices):
         edge_tensor=edges[:, 0],
         edge_reader=edges[:, 1],
     )
-    costs = Costs(
-        compute_s=rng.integers(0, 9, (n, num_devices)) / 4.0,
-        tensor_bytes=rng.integers(0, 9, n) / 4.0,
-        input_bytes=graph.input_bytes,
-        latency_s=np.zeros((num_devices, num_devices)),
-        seconds_per_byte=1.0 - np.eye(num_devices),
-        capacity_bytes=np.full(num_devices, np.inf),
+    costs = free_costs(graph, rng.integers(0, 9, (n, num_devices)) / 4.0)
+    tensor_bytes = rng.integers(0, 9, n) / 4.0
+    return graph, costs.replace(
+        tensor_bytes=tensor_bytes, seconds_per_byte=1.0 - np.eye(num_devices)
     )
-    return graph, costs
+
+
+def some_unable(rng, costs, share):
+    """Returns the costs with that share of (task, device) impossible; one can run each task."""
+    num_tasks, num_devices = costs.compute_s.shape
+    unable = rng.random((num_tasks, num_devices)) < share
+    unable[np.arange(num_tasks), rng.integers(0, num_devices, num_tasks)] = False
+    return costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+
+
+def relabel_devices(graph, costs, new):
+    """Returns the problem whose device new[d] is device d of the given one."""
+    old, home = np.argsort(new), graph.input_home
+    graph = graph.replace(input_home=np.where(home == RESIDENT, home, new[home]))
+    return graph, costs.replace(
+        compute_s=costs.compute_s[:, old],
+        latency_s=costs.latency_s[np.ix_(old, old)],
+        seconds_per_byte=costs.seconds_per_byte[np.ix_(old, old)],
+    )
+
+
+def random_params(init, problem, scale=0.5, seed=0):
+    """Parameters without the zeros of fresh ones, which make every choice equally likely."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(init, jax.random.key(0), problem)
+    return jax.tree.map(lambda leaf: rng.normal(0, scale, leaf.shape).astype("f4"), shapes)
 
 
 def coarsen(rng, graph, costs):

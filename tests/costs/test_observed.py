@@ -8,6 +8,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.costs.handling import task_handling_s
 from doppler_jax.costs.observed import refit_costs
+from tests.generators import free_costs
 
 SHARDED = dj.partition(
     dj.trace(
@@ -20,13 +21,8 @@ SHARDED = dj.partition(
 GRAPH = SHARDED.graph
 N = GRAPH.num_tasks
 FLAT = 1 - np.eye(3)
-TRUE = dj.Costs(
-    compute_s=np.array([2.0, 3.0, 4.0]) * np.ones((N, 1)),
-    tensor_bytes=GRAPH.tensor_bytes,
-    input_bytes=GRAPH.input_bytes,
-    latency_s=0.5 * FLAT,
-    seconds_per_byte=1e-3 * FLAT,
-    capacity_bytes=np.full(3, np.inf),
+TRUE = free_costs(
+    GRAPH, np.full((N, 3), [2.0, 3.0, 4.0]), latency_s=0.5 * FLAT, seconds_per_byte=1e-3 * FLAT
 )
 
 

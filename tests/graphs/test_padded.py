@@ -3,11 +3,12 @@ import itertools
 import numpy as np
 import pytest
 
+from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, task_edges
 from doppler_jax.graphs.chains import chain_cover
 from doppler_jax.graphs.padded import bucket_size, input_ready_s, pad_problem
-from doppler_jax.types import RESIDENT, Costs
-from tests.generators import random_problem
+from doppler_jax.types import RESIDENT
+from tests.generators import free_costs, random_problem
 
 SIZES = [0, 1, 2, 8, 33, 64]
 
@@ -86,13 +87,11 @@ def test_graph_inputs_travel_from_their_homes():
         input_edge_input=[0, 1, 2, 1, 2],
         input_edge_reader=[0, 0, 0, 1, 2],
     )
-    costs = Costs(
-        compute_s=np.ones((3, 2)),
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=graph.input_bytes,
+    costs = free_costs(
+        graph,
+        np.ones((3, 2)),
         latency_s=np.array([[0.0, 1.0], [2.0, 0.0]]),
         seconds_per_byte=np.array([[0.0, 10.0], [20.0, 0.0]]),
-        capacity_bytes=np.full(2, np.inf),
     )
     assert input_ready_s(graph, costs).tolist() == [[62.0, 21.0], [62.0, 0.0], [0.0, 0.0]]
 
@@ -100,22 +99,8 @@ def test_graph_inputs_travel_from_their_homes():
 def test_graphs_of_a_bucket_have_one_shape():
     shapes = []
     for num_tasks, _ in itertools.product([58, 60, 64], range(2)):
-        graph = make_graph(
-            flops=np.ones(num_tasks),
-            tensor_producer=np.arange(num_tasks - 1),
-            tensor_bytes=np.ones(num_tasks - 1),
-            edge_tensor=np.arange(num_tasks - 1),
-            edge_reader=np.arange(1, num_tasks),
-        )
-        costs = Costs(
-            compute_s=np.ones((num_tasks, 2)),
-            tensor_bytes=graph.tensor_bytes,
-            input_bytes=graph.input_bytes,
-            latency_s=np.zeros((2, 2)),
-            seconds_per_byte=np.zeros((2, 2)),
-            capacity_bytes=np.full(2, np.inf),
-        )
-        padded = pad_problem(graph, costs)
+        edges = [(v, v + 1, 1.0) for v in range(num_tasks - 1)]
+        padded = pad_problem(*from_edge_delays(np.ones(num_tasks), edges, num_devices=2))
         shapes.append({name: np.shape(array) for name, array in vars(padded).items()})
     assert all(shape == shapes[0] for shape in shapes)
 

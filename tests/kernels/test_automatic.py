@@ -11,7 +11,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.engine import automatic
 from doppler_jax.training.paired import Paired
-from doppler_jax.types import Costs
+from tests.generators import free_costs
 from tests.kernels.conftest import build
 
 
@@ -144,14 +144,8 @@ TOGETHER, APART = np.array([0, 0, 0]), np.array([0, 1, 0])
 
 def make_costs(transfer_s):
     """Two long tasks and a short one, whose operand may have to be moved."""
-    return Costs(
-        compute_s=np.array([[1.0, 1.0], [1.0, 1.0], [0.1, 0.1]]),
-        tensor_bytes=SHARDED.graph.tensor_bytes,
-        input_bytes=SHARDED.graph.input_bytes,
-        latency_s=transfer_s * (1 - np.eye(2)),
-        seconds_per_byte=np.zeros((2, 2)),
-        capacity_bytes=np.full(2, np.inf),
-    )
+    seconds = [[1.0, 1.0], [1.0, 1.0], [0.1, 0.1]]
+    return free_costs(SHARDED.graph, seconds, latency_s=transfer_s * (1 - np.eye(2)))
 
 
 class Step:

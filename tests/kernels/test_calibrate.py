@@ -24,7 +24,7 @@ from doppler_jax.engine.calibrate import (
     measure_kernels_again,
     transfer_program,
 )
-from doppler_jax.types import Costs
+from tests.generators import free_costs
 from tests.kernels.conftest import random_program
 
 from .conftest import KERNELS, build
@@ -204,13 +204,11 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
             if priority is not None:
                 pairs.append(tuple(sorted(set(placement.tolist()))))
             n, off = program.graph.num_tasks, 1.0 - np.eye(3)
-            costs = Costs(
-                compute_s=np.full((n, 3), 1e-3),
-                tensor_bytes=program.graph.tensor_bytes,
-                input_bytes=program.graph.input_bytes,
+            costs = free_costs(
+                program.graph,
+                np.full((n, 3), 1e-3),
                 latency_s=truth["latency"] * off,
                 seconds_per_byte=truth["per_byte"] * off,
-                capacity_bytes=np.full(3, np.inf),
                 handling_s=np.full(3, truth["handling"]),
                 handling_s_per_byte=np.full(3, truth["handling_per_byte"]),
             )

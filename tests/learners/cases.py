@@ -7,11 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import doppler_jax as dj
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners.learner import EpisodeLearner, Explored
+from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.simulate import simulate_padded
 
 DEVICES = 3
+
+
+def chainmm_problem(*preset, **cut):
+    workload, cluster = dj.make_workload("chainmm", *preset), dj.make_cluster("p100x4")
+    program = dj.trace(workload.fn, *workload.args)
+    graph = dj.partition(program, num_shards=4, cluster=cluster, **cut).graph
+    return make_policy_inputs(graph, dj.make_costs(graph, cluster))
 
 
 def fresh(learner, problem, key=0, params=None):

@@ -1,6 +1,7 @@
 """DOPPLER with one of its two policies replaced by the teacher's rule."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,7 +13,8 @@ from doppler_jax.policies import model
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.reinforce import Lesson, lesson_loss
-from tests.policies.cases import CONFIG, EPISODES, case, keys, sample, teach
+from tests.generators import random_params
+from tests.policies.cases import CONFIG, EPISODES, case, init, keys, sample, teach
 
 RULES = {
     "both": dataclasses.replace(CONFIG, select="b_level", place="earliest"),
@@ -22,17 +24,14 @@ RULES = {
 TASKS = 24
 
 
-def random_params(config, problem):
-    rng = np.random.default_rng(2)
-    init = jax.eval_shape(lambda: model.init_params(jax.random.key(0), config, problem))
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), init)
-
-
 @pytest.fixture(scope="module")
 def drawn():
     """By rule: parameters, tables and sampled episodes; beside them the teacher's."""
     problem = case(TASKS)[2]
-    params = {name: random_params(config, problem) for name, config in RULES.items()}
+    params = {
+        name: random_params(partial(init, config=config), problem, seed=2)
+        for name, config in RULES.items()
+    }
 
     @jax.jit
     def tables_of(params):
@@ -73,13 +72,10 @@ def test_one_rule_leaves_the_other_choice_to_the_policy(drawn):
 def test_the_earliest_device_is_taken_whatever_the_order(drawn):
     episodes = drawn["sel"][2]
     real = np.asarray(episodes.actions.task) < TASKS
-    late = np.take_along_axis(
-        np.asarray(episodes.features)[..., 4],
-        np.asarray(episodes.actions.device)[..., None],
-        axis=-1,
-    )[..., 0]
-    assert late[real].max() < 1e-2
-    assert np.asarray(episodes.features)[..., 4][real].max() > 0.1  # there were later ones
+    late, device = (np.asarray(a) for a in (episodes.features[..., 4], episodes.actions.device))
+    taken = np.take_along_axis(late, device[..., None], axis=-1)
+    assert taken[real].max() < 1e-2
+    assert late[real].max() > 0.1  # there were later ones
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,21 @@ from doppler_jax.learners.gdp import (
     cut_segments,
 )
 from doppler_jax.policies.features import make_policy_inputs
-from tests.generators import random_problem
-from tests.learners.cases import fresh
+from tests.generators import random_params, random_problem, some_unable
+from tests.learners.cases import chainmm_problem, fresh
 from tests.policies.cases import padded_problem
 
 SMALL = Gdp(batch=32, epochs=2, minibatches=1, width=8, rounds=1, layers=1, heads=2)
 TASKS, DEVICES = 21, 3
 
+
+def propose_of(learner):
+    return jax.jit(learner.draw, static_argnames=("count", "links"))
+
+
 logits_of = jax.jit(SMALL.logits)
 explore = jax.jit(SMALL.explore, static_argnames="links")
-propose = jax.jit(SMALL.draw, static_argnames=("count", "links"))
+propose = propose_of(SMALL)
 loss_and_gradient = jax.jit(jax.value_and_grad(SMALL.loss))
 
 
@@ -34,9 +39,7 @@ def case():
     """Graph and costs; a quarter of the devices is unable to run a task."""
     rng = np.random.default_rng(3)
     graph, costs = random_problem(rng, TASKS, DEVICES)
-    unable = rng.random((TASKS, DEVICES)) < 0.25
-    unable[np.arange(TASKS), rng.integers(0, DEVICES, TASKS)] = False
-    return graph, costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+    return graph, some_unable(rng, costs, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +49,7 @@ def problem(case):
 
 @pytest.fixture(scope="module")
 def params(problem):
-    """Parameters without the zeros of fresh ones."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: SMALL.init(jax.random.key(0), problem))
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
+    return random_params(SMALL.init, problem)
 
 
 def test_parameters_know_neither_tasks_nor_devices(problem):
@@ -216,12 +216,8 @@ def test_segments_hold_everything_in_order(length):
 
 @pytest.mark.slow
 def test_the_policy_improves_over_its_start_on_chainmm():
-    workload, cluster = dj.make_workload("chainmm", "paper"), dj.make_cluster("p100x4")
-    program = dj.trace(workload.fn, *workload.args)
-    graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
-    problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
     learner = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
-    state, update = fresh(learner, problem)
+    state, update = fresh(learner, chainmm_problem("paper", strategy="uniform"))
     drawn_s = []
     for _ in range(80):
         state, metrics = update(state)
@@ -239,10 +235,8 @@ def test_ten_thousand_tasks_take_linear_memory():
         problem = make_policy_inputs(graph, costs)
         learner = Gdp()
         weights = jax.jit(learner.init)(jax.random.key(0), problem)
-        run = jax.jit(learner.draw, static_argnames=("count", "links"))
-        run = run.lower(
-            weights, problem, jax.random.key(1), count=4, links="parallel"
-        ).compile()
+        lowered = propose_of(learner).lower(weights, problem, jax.random.key(1), 4, "parallel")
+        run = lowered.compile()
         spent.append(run.memory_analysis().temp_size_in_bytes)
         placements = np.asarray(run(weights, problem, jax.random.key(1)))
         assert np.ptp(placements[1:, :num_tasks]) == 3

@@ -9,9 +9,8 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.learners import giph
 from doppler_jax.learners.giph import Giph, GiphLesson, move_log_prob, step_advantage
-from doppler_jax.policies.features import make_policy_inputs
-from tests.generators import random_problem
-from tests.learners.cases import fresh
+from tests.generators import random_params, random_problem, relabel_devices, some_unable
+from tests.learners.cases import chainmm_problem, fresh
 from tests.policies.cases import padded_problem
 
 LEARNER = Giph(batch=4, width=8, rounds=1)
@@ -24,9 +23,7 @@ def case():
     """Graph and costs in which some devices cannot run some tasks."""
     rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, TASKS, DEVICES)
-    unable = rng.random(costs.compute_s.shape) < 0.2
-    unable[np.arange(TASKS), rng.integers(0, DEVICES, TASKS)] = False
-    return graph, costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+    return graph, some_unable(rng, costs, 0.2)
 
 
 def problem_of(graph, costs, tasks=PADDED):
@@ -35,10 +32,7 @@ def problem_of(graph, costs, tasks=PADDED):
 
 @functools.cache
 def params():
-    """Parameters without the zeros of fresh ones, which make every move equally likely."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: LEARNER.init(jax.random.key(0), problem_of(*case())))
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
+    return random_params(LEARNER.init, problem_of(*case()))
 
 
 walk = jax.jit(LEARNER.walk, static_argnums=4)
@@ -117,11 +111,8 @@ def test_the_loss_weighs_log_probabilities_by_advantage():
     found = walked()
     rng = np.random.default_rng(0)
     advantage = rng.normal(size=found.move.shape).astype("f4")
-    lesson = GiphLesson(
-        state=jax.tree.map(lambda leaf: leaf[:-1], found.state),
-        move=found.move,
-        advantage=advantage,
-    )
+    state = jax.tree.map(lambda leaf: leaf[:-1], found.state)
+    lesson = GiphLesson(state=state, move=found.move, advantage=advantage)
     lesson = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), lesson)
     loss, gradient = jax.jit(jax.value_and_grad(LEARNER.loss))(
         params(), problem_of(*case()), lesson, jnp.int32(0)
@@ -136,21 +127,11 @@ def test_the_loss_weighs_log_probabilities_by_advantage():
 
 
 def test_relabelled_devices_permute_the_moves():
-    graph, costs = case()
-    order = np.array([2, 0, 1])  # new device i is old device order[i]
-    new = np.argsort(order)
-    relabelled = dataclasses.replace(
-        costs,
-        compute_s=costs.compute_s[:, order],
-        latency_s=costs.latency_s[np.ix_(order, order)],
-        seconds_per_byte=costs.seconds_per_byte[np.ix_(order, order)],
-    )
-    home = graph.input_home
-    moved = dataclasses.replace(graph, input_home=np.where(home < 0, home, new[home]))
-    states = flat_states()
+    new, states = np.array([1, 2, 0]), flat_states()
     states = dataclasses.replace(states, placement=jnp.asarray(new)[states.placement])
-    found = np.asarray(logits(params(), problem_of(moved, relabelled), states))
-    expected = flat_logits().reshape(len(found), PADDED, DEVICES)[:, :, order]
+    relabelled = problem_of(*relabel_devices(*case(), new))
+    found = np.asarray(logits(params(), relabelled, states))
+    expected = flat_logits().reshape(len(found), PADDED, DEVICES)[:, :, np.argsort(new)]
     np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-3, atol=1e-4)
 
 
@@ -188,8 +169,7 @@ def test_returns_are_discounted_and_compared_at_the_same_step():
     gained_s = np.random.default_rng(0).normal(size=(5, 3)).astype("f4")
     total = np.zeros((5, 3))
     for k in range(5):
-        for later in range(k, 5):
-            total[k] += 0.5 ** (later - k) * gained_s[later]
+        total[k] = sum(0.5 ** (later - k) * gained_s[later] for later in range(k, 5))
     excess = total - total.mean(1, keepdims=True)
     advantage = jax.jit(step_advantage, static_argnums=1)
     np.testing.assert_allclose(
@@ -200,12 +180,7 @@ def test_returns_are_discounted_and_compared_at_the_same_step():
 
 @pytest.mark.slow
 def test_the_policy_improves_over_its_start():
-    workload, cluster = dj.make_workload("chainmm", "paper"), dj.make_cluster("p100x4")
-    program = dj.trace(workload.fn, *workload.args)
-    graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
-    problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
-    learner = Giph()
-    state, update = fresh(learner, problem)
+    state, update = fresh(Giph(), chainmm_problem("paper", strategy="uniform"))
     met_s = []
     for _ in range(50):
         state, metrics = update(state)

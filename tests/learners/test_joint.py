@@ -12,6 +12,7 @@ from doppler_jax.learners.learner import episode_update
 from doppler_jax.learners.stepwise import Joint, PerStep
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.simulate import simulate_padded
+from tests.generators import random_params
 from tests.learners.cases import fresh
 
 DRAWS = 4096
@@ -21,24 +22,13 @@ LEARNERS = {
 }
 
 
-def make_case():
+@pytest.fixture(scope="module")
+def problem():
     """Two tasks and their reader on two devices, of which one cannot run the last task."""
     graph, costs = from_edge_delays([1.0, 2.0, 1.5], [(0, 2, 0.5), (1, 2, 2.0)], num_devices=2)
     compute_s = costs.compute_s * np.array([1.0, 1.3])
     compute_s[2, 1] = np.inf
-    return graph, costs.replace(compute_s=compute_s)
-
-
-@pytest.fixture(scope="module")
-def problem():
-    return make_policy_inputs(*make_case())
-
-
-def random_params(learner, problem, scale=1.0):
-    """Parameters without the zeros of fresh ones, which make every choice equally likely."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(learner.init, jax.random.key(0), problem)
-    return jax.tree.map(lambda leaf: rng.normal(0, scale, leaf.shape).astype("f4"), shapes)
+    return make_policy_inputs(graph, costs.replace(compute_s=compute_s))
 
 
 @pytest.fixture(
@@ -47,7 +37,7 @@ def random_params(learner, problem, scale=1.0):
 def drawn(request, problem):
     """Sampled episodes, their log-probabilities and entropies, and what they shared."""
     learner = LEARNERS[request.param]
-    params = random_params(learner, problem, 0.5)
+    params = random_params(learner.init, problem)
 
     @jax.jit
     def draw(params, key):
@@ -59,8 +49,7 @@ def drawn(request, problem):
 
         return actions, placement, *jax.vmap(judge)(actions), prepared
 
-    found = jax.tree.map(np.asarray, draw(params, jax.random.key(1)))
-    return found
+    return jax.tree.map(np.asarray, draw(params, jax.random.key(1)))
 
 
 def test_what_is_sampled_has_the_probability_that_is_forced(drawn):
@@ -111,7 +100,7 @@ def test_it_imitates_and_then_improves(name, monkeypatch):
     learner, problem = LEARNERS[name], make_policy_inputs(*chains())
     # Compiled for this test alone: what it sets is part of the trace.
     update = jax.jit(episode_update.__wrapped__, static_argnames=("learner", "links"))
-    params = random_params(learner, problem, 0.1)
+    params = random_params(learner.init, problem, 0.1)
     state, _ = fresh(learner, problem, params=params)
     losses, means_s = [], []
     for _ in range(40):

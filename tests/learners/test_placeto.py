@@ -1,13 +1,12 @@
 """Placeto: what it sees, what its steps earn, and that it learns."""
 
-import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import doppler_jax as dj
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.learners import placeto
 from doppler_jax.learners.placeto import (
@@ -21,16 +20,14 @@ from doppler_jax.learners.placeto import (
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_padded
-from tests.generators import random_problem
-from tests.learners.cases import fresh
+from tests.generators import random_params, random_problem, relabel_devices, some_unable
+from tests.learners.cases import chainmm_problem, fresh
 from tests.policies.cases import padded_problem
 
 TASKS, DEVICES, EPISODES = 10, 3, 64
 LEARNERS = {
     once: Placeto(once=once, batch=EPISODES, width=4, rounds=1) for once in (False, True)
 }
-
-
 spans = jax.jit(step_makespans, static_argnames="links")
 
 
@@ -50,10 +47,9 @@ def case():
     """Graph and costs; a fifth of the devices is unable to run a task."""
     rng = np.random.default_rng(5)
     graph, costs = random_problem(rng, TASKS, DEVICES, homes=False)
-    unable = rng.random((TASKS, DEVICES)) < 0.2
-    unable[np.arange(TASKS), rng.integers(0, DEVICES, TASKS)] = False
-    assert unable.any()
-    return graph, costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+    costs = some_unable(rng, costs, 0.2)
+    assert np.isinf(costs.compute_s).any()
+    return graph, costs
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +62,7 @@ class Compiled:
 
     def __init__(self, learner, problem):
         self.learner = learner
-        shapes = jax.eval_shape(lambda: learner.init(jax.random.key(0), problem))
-        rng = np.random.default_rng(0)
-        self.params = jax.tree.map(
-            lambda leaf: rng.normal(0, 0.7, leaf.shape).astype("f4"), shapes
-        )
+        self.params = random_params(learner.init, problem, 0.7)
         self.explore = jax.jit(learner.explore, static_argnames="links")
         self.propose = jax.jit(learner.draw, static_argnames=("count", "links"))
         self.log_prob = jax.jit(learner.log_prob)
@@ -133,18 +125,8 @@ def test_groups_are_those_of_a_plain_search(num_tasks):
 
 
 def test_probabilities_follow_relabelled_devices(compiled, case, problem, explored):
-    graph, costs = case
-    new = np.array([2, 0, 1], np.int32)  # device d becomes new[d]
-    old = np.argsort(new)
-    moved = pad(
-        graph,
-        dataclasses.replace(
-            costs,
-            compute_s=costs.compute_s[:, old],
-            latency_s=costs.latency_s[old][:, old],
-            seconds_per_byte=costs.seconds_per_byte[old][:, old],
-        ),
-    )
+    new = np.array([2, 0, 1], np.int32)
+    old, moved = np.argsort(new), pad(*relabel_devices(*case, new))
     start, end = explored.lesson.start, explored.lesson.end
     expected = compiled.all_logits(compiled.params, problem, start, end)[:TASKS]
     found = compiled.all_logits(compiled.params, moved, new[start], new[end])[:TASKS]
@@ -253,7 +235,7 @@ def test_updates_stay_finite_and_are_counted(problem):
     smallest = [
         random_problem(np.random.default_rng(1), size, DEVICES, homes=False) for size in (0, 1)
     ]
-    for one in (problem, *(pad(*each) for each in smallest)):
+    for one in (problem, *itertools.starmap(pad, smallest)):
         state, update = fresh(learner, one)
         for _ in range(2):
             state, metrics = update(state)
@@ -265,11 +247,7 @@ def test_updates_stay_finite_and_are_counted(problem):
 @pytest.mark.slow
 @pytest.mark.parametrize("once", [False, True])
 def test_it_improves_on_its_start_on_chainmm(once):
-    workload, cluster = dj.make_workload("chainmm"), dj.make_cluster("p100x4")
-    program = dj.trace(workload.fn, *workload.args)
-    graph = dj.partition(program, num_shards=4, cluster=cluster).graph
-    problem = make_policy_inputs(graph, dj.make_costs(graph, cluster))
-    learner = Placeto(once=once, width=8, rounds=2)
+    problem, learner = chainmm_problem(), Placeto(once=once, width=8, rounds=2)
     ends = jax.jit(learner.draw, static_argnames=("count", "links"))
 
     def mean_s(params):

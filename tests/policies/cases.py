@@ -5,20 +5,19 @@ function, whatever their size.
 """
 
 import functools
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.graphs import padded
-from doppler_jax.policies import features, model, rollout
+from doppler_jax.graphs.padded import Sizes
+from doppler_jax.policies import model, rollout, stacking
 from doppler_jax.policies.device_features import DEVICE_FEATURES
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.place import earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
-from tests.generators import random_problem
+from tests.generators import random_params, random_problem, some_unable
 from tests.policies import reference
 
 CONFIG = PolicyConfig(width=8, rounds=2, member_width=reference.MEMBERS)
@@ -28,16 +27,10 @@ SIZES = [0, 1, 2, 8, 24, 64]
 
 
 def padded_problem(graph, costs, tasks=64, edges=2048):
-    """The problem in a bucket of given size; chains and readers are padded to `tasks` too."""
-
-    def size(_, smallest):
-        return {16: edges, 2: 32}.get(smallest, tasks)  # of edges, and of reads of inputs
-
-    with (
-        mock.patch.object(padded, "bucket_size", side_effect=size),
-        mock.patch.object(features, "bucket_size", return_value=edges),
-    ):
-        return make_policy_inputs(graph, costs)
+    """The problem in arrays of given sizes; chains and readers are padded to `tasks` too."""
+    sizes = Sizes(tasks, edges, tasks, tasks, tasks, costs.num_devices, home_reads=32)
+    problem = stacking.pad_problem(make_policy_inputs(graph, costs), sizes)
+    return jax.tree.map(jnp.asarray, problem)
 
 
 @functools.cache
@@ -46,22 +39,17 @@ def case(num_tasks, seed=0, partial=True):
     rng = np.random.default_rng([num_tasks, seed])
     graph, costs = random_problem(rng, num_tasks, DEVICES)
     if partial:
-        unable = rng.random(costs.compute_s.shape) < 0.2
-        unable[np.arange(num_tasks), rng.integers(0, DEVICES, num_tasks)] = False
-        costs = costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
+        costs = some_unable(rng, costs, 0.2)
     return graph, costs, padded_problem(graph, costs)
+
+
+def init(key, problem, config=CONFIG):
+    return model.init_params(key, config, problem)
 
 
 @functools.cache
 def params(seed=0):
-    """Parameters without the zeros of fresh ones, which make every choice equally likely."""
-    rng = np.random.default_rng(seed)
-    shapes = parameter_shapes(case(8)[2])
-    return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
-
-
-def parameter_shapes(problem):
-    return jax.eval_shape(lambda: model.init_params(jax.random.key(0), CONFIG, problem))
+    return random_params(init, case(8)[2], seed=seed)
 
 
 def keys(count=EPISODES, seed=0):

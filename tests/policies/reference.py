@@ -1,6 +1,7 @@
 """Episodes recomputed from graph and costs by plain loops in float64, step by step."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -101,15 +102,8 @@ def inputs_ready_s(graph, costs, task):
 
 def mean_transfer_s(costs, num_bytes):
     """Mean seconds over all ordered pairs of devices."""
-    d = costs.num_devices
-    return np.mean(
-        [
-            costs.latency_s[s, x] + num_bytes * costs.seconds_per_byte[s, x]
-            for s in range(d)
-            for x in range(d)
-            if s != x
-        ]
-    )
+    pairs = itertools.permutations(range(costs.num_devices), 2)
+    return np.mean([costs.latency_s[p] + num_bytes * costs.seconds_per_byte[p] for p in pairs])
 
 
 def time_unit_s(graph, costs):
@@ -140,6 +134,13 @@ def step_log_probs(tables, step):
             logits[d] = np.where(hidden > 0, hidden, 0.01 * hidden) @ place["out"]
     select = dict(zip(frontier, log_softmax(scores[frontier]), strict=True))
     return select, log_softmax(logits)
+
+
+def log_prob(tables, step):
+    """Log-probability of the step's task and device, and the entropy of both choices."""
+    select, place = step_log_probs(tables, step)
+    possible = np.array([*select.values(), *place[np.isfinite(place)]])
+    return select[step.task] + place[step.device], -(np.exp(possible) * possible).sum()
 
 
 FIELDS = ("task", "member", "member_kernel", "kernel", "out")

@@ -4,17 +4,22 @@ from doppler_jax.costs.build import from_edge_delays
 from tests.policies.cases import CONFIG, DEVICES, apply, padded_problem, params
 
 
+def rows_that_change(problem, **changes):
+    before, after = (
+        np.asarray(apply(params(), p).place.member)
+        for p in (problem, problem.replace(**changes))
+    )
+    return np.flatnonzero(np.abs(after - before).max(axis=1) > 1e-6).tolist()
+
+
 def test_every_round_carries_features_one_edge_further_both_ways():
     edges = [(v, v + 1, 1.0) for v in range(7)]
     graph, costs = from_edge_delays(np.arange(1.0, 9.0), edges, num_devices=DEVICES)
     problem = padded_problem(graph, costs)
     features = np.array(problem.task_features)
     features[4] += 0.1
-    before = np.asarray(apply(params(), problem).place.member)
-    after = np.asarray(apply(params(), problem.replace(task_features=features)).place.member)
-    changed = np.abs(after - before).max(axis=1) > 1e-6
     assert CONFIG.rounds == 2
-    assert np.flatnonzero(changed).tolist() == [2, 3, 4, 5, 6]
+    assert rows_that_change(problem, task_features=features) == [2, 3, 4, 5, 6]
 
 
 def test_edge_features_matter():
@@ -22,9 +27,4 @@ def test_edge_features_matter():
     problem = padded_problem(graph, costs)
     edge_features = np.array(problem.edge_features)
     edge_features[1] += 0.5
-    before = np.asarray(apply(params(), problem).place.member)
-    after = np.asarray(
-        apply(params(), problem.replace(edge_features=edge_features)).place.member
-    )
-    changed = np.abs(after - before).max(axis=1) > 1e-6
-    assert np.flatnonzero(changed).tolist() == [2, 3]
+    assert rows_that_change(problem, edge_features=edge_features) == [2, 3]

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -7,7 +5,7 @@ from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import make_graph, task_edges
 from doppler_jax.graphs.levels import b_level, b_path, t_level, t_path
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.types import Costs
+from tests.generators import free_costs
 from tests.policies import reference
 from tests.policies.cases import SIZES, case
 
@@ -73,21 +71,13 @@ def test_a_graph_without_any_cost_has_finite_features():
     graph = make_graph(
         flops=[0, 0], tensor_producer=[0], tensor_bytes=[0], edge_tensor=[0], edge_reader=[1]
     )
-    costs = Costs(
-        compute_s=np.zeros((2, 2)),
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=graph.input_bytes,
-        latency_s=np.zeros((2, 2)),
-        seconds_per_byte=np.zeros((2, 2)),
-        capacity_bytes=np.full(2, np.inf),
-    )
-    problem = make_policy_inputs(graph, costs)
+    problem = make_policy_inputs(graph, free_costs(graph, np.zeros((2, 2))))
     assert (np.asarray(problem.task_features) == 0).all()
     assert problem.unit_s == 1.0
 
 
 def test_one_device_moves_nothing():
     graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 5.0)], num_devices=1)
-    problem = make_policy_inputs(graph, dataclasses.replace(costs, compute_s=costs.compute_s))
+    problem = make_policy_inputs(graph, costs)
     assert (np.asarray(problem.edge_features) == 0).all()
     np.testing.assert_allclose(problem.unit_s, 1.5)

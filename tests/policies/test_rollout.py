@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+from functools import partial
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from tests.policies.cases import (
     apply,
     case,
     greedy,
+    init,
     keys,
     log_prob,
     one,
@@ -39,9 +41,9 @@ def choices(episode, num_tasks):
     """Tasks and devices of an episode's real steps; the tail must be padding."""
     nobody = episode.placement.shape[0]
     assert (episode.actions.task[num_tasks:] == nobody).all()
-    return episode.actions.task[:num_tasks].tolist(), episode.actions.device[
-        :num_tasks
-    ].tolist()
+    return [
+        part[:num_tasks].tolist() for part in (episode.actions.task, episode.actions.device)
+    ]
 
 
 def tiny_problem(edges, compute_s=1.0):
@@ -54,10 +56,9 @@ def tiny_problem(edges, compute_s=1.0):
 def first_choices(draw, batches):
     """Tasks and devices of the first three steps of many episodes, `[B, 3]` each."""
     drawn = [draw(keys(seed=seed)).actions for seed in range(batches)]
-    return (np.concatenate([getattr(a, name)[:, :3] for a in drawn]) for name in NAMES)
-
-
-NAMES = ("task", "device")
+    return (
+        np.concatenate([getattr(a, name)[:, :3] for a in drawn]) for name in ("task", "device")
+    )
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
@@ -103,15 +104,10 @@ def test_log_probs_equal_a_plain_recomputation(num_tasks):
     assert (np.asarray(entropy)[:, num_tasks:] == 0).all()
     tables = jax.tree.map(np.asarray, tables)
     for b in range(CHECKED):
-        expected, expected_entropy = [], []
-        tasks, devices = choices(one(episodes, b), num_tasks)
-        for step in reference.steps(graph, costs, tasks, devices):
-            select, place = reference.step_log_probs(tables, step)
-            expected.append(select[step.task] + place[step.device])
-            possible = np.array([*select.values(), *place[np.isfinite(place)]])
-            expected_entropy.append(-(np.exp(possible) * possible).sum())
-        np.testing.assert_allclose(log_p[b, :num_tasks], expected, atol=1e-5)
-        np.testing.assert_allclose(entropy[b, :num_tasks], expected_entropy, atol=1e-5)
+        plain = reference.steps(graph, costs, *choices(one(episodes, b), num_tasks))
+        expected = np.array([reference.log_prob(tables, step) for step in plain]).reshape(-1, 2)
+        found = np.stack([log_p[b, :num_tasks], entropy[b, :num_tasks]], axis=1)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_greedy_takes_the_likeliest_task_and_device():
@@ -130,13 +126,10 @@ def test_a_placement_followed_in_its_order_gives_the_episode_back(num_tasks):
     problem = case(num_tasks)[2]
     _, episodes = sampled(num_tasks)
     again = replay(problem, episodes.actions)
-    np.testing.assert_array_equal(again.heads, episodes.heads)
-    np.testing.assert_array_equal(again.frontier_mask, episodes.frontier_mask)
-    np.testing.assert_array_equal(again.placement, episodes.placement)
-    read = episodes.features.shape[-1]  # the policy's; the others come after them
-    np.testing.assert_allclose(
-        again.features[..., :read], episodes.features, rtol=1e-6, atol=1e-6
-    )
+    for name in ("heads", "frontier_mask", "placement"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(episodes, name), name)
+    read = again.features[..., : episodes.features.shape[-1]]  # by the policy
+    np.testing.assert_allclose(read, episodes.features, rtol=1e-6, atol=1e-6)
 
 
 def test_keys_decide_the_samples():
@@ -195,7 +188,7 @@ def test_the_papers_features_leave_out_what_is_ours():
     tables, episodes = sampled(24)
     paper = tables.replace(place=tables.place.replace(kernel=tables.place.kernel[:6]))
     config = dataclasses.replace(CONFIG, features="paper")
-    shapes = jax.eval_shape(lambda: model.init_params(jax.random.key(0), config, problem))
+    shapes = jax.eval_shape(partial(init, config=config), jax.random.key(0), problem)
     assert shapes["Place_0"]["kernel"].shape == paper.place.kernel.shape
     changed = episodes.replace(features=episodes.features.at[..., 6:].add(1.0))
     for found, reads_all in ((paper, False), (tables, True)):

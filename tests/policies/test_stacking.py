@@ -4,33 +4,30 @@ import jax
 import numpy as np
 import pytest
 
+from doppler_jax.graphs import padded
 from doppler_jax.graphs.padded import Sizes
+from doppler_jax.policies import features
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.stacking import pad_problem, problem_sizes, stack_problems
 from doppler_jax.simulator.simulate import simulate, simulate_padded
 from tests.generators import random_problem
-from tests.policies.cases import (
-    apply,
-    case,
-    keys,
-    log_prob,
-    params,
-    replay,
-    sampled,
-    teach,
-)
+from tests.policies.cases import apply, case, keys, log_prob, params, replay, sampled, teach
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 8, 24])
-def test_padding_equals_that_of_the_buckets(num_tasks):
-    graph, costs, padded = case(num_tasks)
+def test_padding_equals_that_of_the_buckets(num_tasks, monkeypatch):
+    graph, costs, _ = case(num_tasks)
     exact = make_policy_inputs(graph, costs)
-    found = pad_problem(exact, problem_sizes(padded))
-    for (path, wanted), array in zip(
-        jax.tree_util.tree_leaves_with_path(padded), jax.tree.leaves(found), strict=True
+    monkeypatch.setattr(features, "bucket_size", lambda *_, **__: 2048)  # of edges
+    sizes = {16: 2048, 2: 32}  # of edges, and of reads of inputs
+    monkeypatch.setattr(padded, "bucket_size", lambda _, smallest: sizes.get(smallest, 64))
+    wanted = make_policy_inputs(graph, costs)
+    found = pad_problem(exact, problem_sizes(wanted))
+    for (path, one), array in zip(
+        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(found), strict=True
     ):
-        np.testing.assert_array_equal(array, wanted, err_msg=jax.tree_util.keystr(path))
-        assert array.dtype == wanted.dtype
+        np.testing.assert_array_equal(array, one, err_msg=jax.tree_util.keystr(path))
+        assert array.dtype == one.dtype
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +52,10 @@ def test_devices_that_pad_change_no_makespan(wide):
 def test_devices_that_pad_are_never_chosen_and_change_no_feature(wide):
     _, _, problem = case(24)
     tables, episodes = sampled(24)
-    moved = replay(wide, episodes.actions.replace(
-        task=np.pad(np.where(episodes.actions.task == 64, 80, episodes.actions.task),
-                    ((0, 0), (0, 16)), constant_values=80),
-        device=np.pad(episodes.actions.device, ((0, 0), (0, 16))),
-    ))  # fmt: skip
+    task, device = episodes.actions.task, episodes.actions.device
+    more, none = ((0, 0), (0, 16)), 80  # the number that stands for no task
+    task = np.pad(np.where(task == 64, none, task), more, constant_values=none)
+    moved = replay(wide, episodes.actions.replace(task=task, device=np.pad(device, more)))
     np.testing.assert_allclose(
         moved.features[:, :24, :3],
         replay(problem, episodes.actions).features[:, :24],

@@ -1,24 +1,25 @@
 """What must not matter: padding, labels of tasks and devices, the unit of time."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
-from doppler_jax.graphs.build import make_graph
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.select import path_sum
 from doppler_jax.types import RESIDENT
+from tests.generators import random_params, relabel_devices
 from tests.policies.cases import (
     CONFIG,
     SIZES,
     apply,
     case,
+    init,
     log_prob,
     padded_problem,
-    parameter_shapes,
     params,
     replay,
     sampled,
@@ -52,27 +53,17 @@ def test_tables_follow_relabelled_tasks_but_for_positions():
     graph, costs, problem = case(24)
     new = np.random.default_rng(0).permutation(24)  # task v becomes new[v]
     old = np.argsort(new)
-    fields = {
-        name: getattr(graph, name) for name in ("tensor_bytes", "edge_tensor", "input_bytes")
-    }
-    relabelled = make_graph(
-        **fields,
+    relabelled = graph.replace(
         flops=graph.flops[old],
         tensor_producer=new[graph.tensor_producer],
         edge_reader=new[graph.edge_reader],
-        input_home=graph.input_home,
-        input_edge_input=graph.input_edge_input,
         input_edge_reader=new[graph.input_edge_reader],
     )
-    moved = padded_problem(
-        relabelled, dataclasses.replace(costs, compute_s=costs.compute_s[old])
-    )
+    moved = padded_problem(relabelled, costs.replace(compute_s=costs.compute_s[old]))
     config = dataclasses.replace(CONFIG, features="coparent")
 
     def tables(config, problem):
-        shapes = jax.eval_shape(lambda: model.init_params(jax.random.key(0), config, problem))
-        rng = np.random.default_rng(0)
-        values = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"), shapes)
+        values = random_params(partial(init, config=config), problem)
         return model.apply(values, config, problem)
 
     assert_rows_close(tables(config, moved), new, tables(config, problem), np.arange(24))
@@ -84,18 +75,8 @@ def test_episodes_follow_relabelled_devices():
     graph, costs, problem = case(24, seed=2)
     assert (graph.input_home != RESIDENT).any()
     tables, episodes = sampled(24, seed=2)
-    new = np.array([2, 0, 1])  # device d becomes new[d]
-    old = np.argsort(new)
-    home = np.where(graph.input_home == RESIDENT, RESIDENT, new[graph.input_home])
-    relabelled = padded_problem(
-        dataclasses.replace(graph, input_home=home),
-        dataclasses.replace(
-            costs,
-            compute_s=costs.compute_s[:, old],
-            latency_s=costs.latency_s[old][:, old],
-            seconds_per_byte=costs.seconds_per_byte[old][:, old],
-        ),
-    )
+    new = np.array([2, 0, 1])
+    old, relabelled = np.argsort(new), padded_problem(*relabel_devices(graph, costs, new))
     actions = episodes.actions.replace(device=new.astype("i4")[episodes.actions.device])
     moved = replay(relabelled, actions)
     real = np.s_[:, :24]
@@ -113,28 +94,16 @@ def test_episodes_follow_relabelled_devices():
 def test_the_unit_of_time_does_not_matter(factor):
     graph, costs, problem = case(24)
     actions = sampled(24)[1].actions
-    scaled = padded_problem(
-        graph,
-        dataclasses.replace(
-            costs,
-            compute_s=costs.compute_s * factor,
-            latency_s=costs.latency_s * factor,
-            seconds_per_byte=costs.seconds_per_byte * factor,
-        ),
-    )
+    times = ("compute_s", "latency_s", "seconds_per_byte")
+    scaled_costs = costs.replace(**{name: getattr(costs, name) * factor for name in times})
+    scaled = padded_problem(graph, scaled_costs)
     for name in ("task_features", "edge_features", "b_rank", "next_on_b_path"):
-        np.testing.assert_allclose(
-            getattr(scaled, name), getattr(problem, name), rtol=1e-5, err_msg=name
-        )
-    np.testing.assert_allclose(
-        replay(scaled, actions).features,
-        replay(problem, actions).features,
-        rtol=1e-4,
-        atol=1e-5,
-    )
-    assert_rows_close(
-        apply(params(), scaled), np.arange(24), apply(params(), problem), np.arange(24)
-    )
+        found, expected = getattr(scaled, name), getattr(problem, name)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
+    found, expected = replay(scaled, actions).features, replay(problem, actions).features
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    tasks = np.arange(24)
+    assert_rows_close(apply(params(), scaled), tasks, apply(params(), problem), tasks)
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
@@ -163,4 +132,8 @@ def test_parameters_fit_any_size_and_number_of_devices():
         seconds_per_byte=np.zeros((1, 1)),
     )
     graph = dataclasses.replace(graph, input_home=np.full(graph.num_inputs, RESIDENT))
-    assert parameter_shapes(make_policy_inputs(graph, few)) == parameter_shapes(case(64)[2])
+    small, large = (
+        jax.eval_shape(init, jax.random.key(0), problem)
+        for problem in (make_policy_inputs(graph, few), case(64)[2])
+    )
+    assert small == large
