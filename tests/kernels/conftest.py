@@ -1,6 +1,7 @@
 """Hand-made programs for the engine's tests: no tracing, no partitioning."""
 
 import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -15,8 +16,9 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.engine.local import RUNNERS
 from doppler_jax.engine.processes.ray import end_ray
-from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.build import make_graph, topological_order
 from doppler_jax.programs.blocks import operand_edges
+from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -26,6 +28,7 @@ from doppler_jax.types import (
     TensorRef,
 )
 
+X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)  # the argument of programs that `build` makes
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
 FAILING = {"now": False, "sleep_s": 0.0, "wait": None}  # what "boom" does when it runs
 
@@ -122,11 +125,7 @@ def build(tasks, outputs):
         names=tuple(f"{kind}{v}" for v, (kind, _) in enumerate(tasks)),
         kernels=tuple(KERNELS[kind] for kind, _ in tasks),
         operands=tuple(refs),
-        inputs=(
-            InputBlock(0, (0,), (4,)),
-            InputBlock(0, (4,), (8,)),
-            InputBlock(1, (0,), (4,)),
-        ),
+        inputs=tuple(InputBlock(i, (a,), (a + 4,)) for i, a in ((0, 0), (0, 4), (1, 0))),
         outputs=(
             OutputBlocks(BLOCK, (1,), (InputRef(1),)),
             OutputBlocks(whole, (len(outputs),), tuple(map(ref, outputs))),
@@ -151,6 +150,19 @@ FAILING_PROGRAM = build(
 )
 
 
+def check_failures(step, monkeypatch, calls):
+    """Calls `FAILING_PROGRAM`, whose task 2 is on device 1 and fails where told."""
+    threads = num_threads()
+    for fails in calls:
+        monkeypatch.setitem(FAILING, "now", fails)
+        if fails:
+            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"):
+                step(X)
+        else:
+            check(FAILING_PROGRAM, step, rtol=1e-4)
+        assert num_threads() == threads
+
+
 def at_home(sharded, homes):
     return dataclasses.replace(sharded, graph=sharded.graph.replace(input_home=np.array(homes)))
 
@@ -164,19 +176,33 @@ def run_plainly(sharded, x):
     def value(ref):
         return blocks[ref.input] if isinstance(ref, InputRef) else tensors[ref.tensor]
 
-    left = list(range(sharded.graph.num_tasks))
-    while left:
-        v = next(
-            v
-            for v in left
-            if all(isinstance(r, InputRef) or r.tensor in tensors for r in sharded.operands[v])
-        )
-        left.remove(v)
+    for v in topological_order(sharded.graph).tolist():
         made = np.flatnonzero(sharded.graph.tensor_producer == v).tolist()
         results = sharded.kernels[v].fn(*map(value, sharded.operands[v]))
         tensors.update(zip(made, results, strict=True))
     passed, out = (jnp.concatenate([*map(value, o.blocks)]) for o in sharded.outputs)
     return {"in": passed, "out": out}
+
+
+def check(sharded, step, x=X, rtol=1e-5):
+    """Calls the function: its results are the program's, and its trace is legal."""
+    out, expected = step(x), run_plainly(sharded, x)
+    for name in ("in", "out"):
+        np.testing.assert_allclose(out[name], expected[name], rtol=rtol)
+    dj.validate(step.graph, step.trace, tolerance=0)
+
+
+def spin_chain(num_tasks):
+    tasks = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(num_tasks - 1)]]
+    return build(tasks, [f"t{num_tasks - 1}"])
+
+
+def partitioned(name, num_shards, strategy="planner", **sizes):
+    """A workload cut into blocks, arguments for it, and its function."""
+    workload = make_workload(name, **sizes)
+    program = dj.trace(workload.fn, *workload.args)
+    sharded = dj.partition(program, num_shards, strategy=strategy)
+    return sharded, make_arrays(workload, jax.random.key(0)), jax.jit(workload.fn)
 
 
 def random_program(seed, num_tasks):
@@ -200,6 +226,11 @@ def live_slots(slots):
 
 
 all_modes = pytest.mark.parametrize("mode", sorted(RUNNERS))
+blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
+WORKLOADS = {
+    "chainmm": {"n": 64},
+    "ffnn": {"batch": 64, "features": 64, "hidden": 64, "classes": 32},
+}
 
 
 def compile_on(sharded, placement, local, num_devices=2, **options):
@@ -211,17 +242,17 @@ def num_threads():
     return sum(not isinstance(t, threading._DummyThread) for t in threading.enumerate())
 
 
+def wrap_tasks(step, around):
+    """Lets `around(v, run, *operands)` stand for task v's kernel, which is `run`."""
+    calls = [
+        functools.partial(around, v, run) for v, run in enumerate(step._loaded.executables)
+    ]
+    step._loaded = dataclasses.replace(step._loaded, executables=tuple(calls))
+
+
 def delay(step, v, seconds):
     """Lets task v sleep before it runs, on no core."""
-    run = step._loaded.executables[v]
-
-    def run_late(*operands):
-        time.sleep(seconds)
-        return run(*operands)
-
-    calls = list(step._loaded.executables)
-    calls[v] = run_late
-    step._loaded = dataclasses.replace(step._loaded, executables=tuple(calls))
+    wrap_tasks(step, lambda u, run, *a: time.sleep(seconds * (u == v)) or run(*a))
 
 
 def seconds_until_ctrl_c(call, after_s):

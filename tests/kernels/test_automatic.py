@@ -12,7 +12,7 @@ import doppler_jax as dj
 from doppler_jax.engine import automatic
 from doppler_jax.training.paired import Paired
 from tests.generators import free_costs
-from tests.kernels.conftest import build
+from tests.kernels.conftest import X, build
 
 
 @pytest.fixture(autouse=True)
@@ -33,23 +33,27 @@ ARGS = (
 )
 
 
-def compiled(**options):
-    return dj.place_and_compile(
-        fn, *ARGS, **{"devices": jax.devices()[:2], "method": "critical_path", **options}
-    )
+def must_not_measure(*_, **__):
+    pytest.fail("measured")
+
+
+SHAPE = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+
+
+def compiled(args=ARGS, **options):
+    options = {"devices": jax.devices()[:2], "method": "critical_path", **options}
+    return dj.place_and_compile(fn, *args, **options)
 
 
 def pairing(monkeypatch, ratio):
     """Makes the placement found seem `ratio` times as slow as a single device."""
-    asked = []
+    asked, found, place = [], {}, automatic.place
 
     def pair(candidate, incumbent, rounds):
         asked.append((candidate, incumbent))
         return Paired((ratio,) * rounds, (1.0,) * rounds)
 
     monkeypatch.setattr(automatic, "make_paired_measure", lambda *_: pair)
-    found = {}
-    place = automatic.place
 
     def split(graph, costs, **options):
         found["costs"], found["budget_s"] = costs, options["budget_s"]
@@ -63,9 +67,7 @@ def pairing(monkeypatch, ratio):
 
 def test_one_call_gives_the_function_on_its_devices():
     step = compiled()
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), step(*ARGS), fn(*ARGS)
-    )
+    np.testing.assert_allclose(step(*ARGS), fn(*ARGS), rtol=1e-5)
     assert step.device_names == tuple(map(str, jax.devices()[:2]))
     dj.validate(step.graph, step.trace)
 
@@ -117,27 +119,16 @@ def test_placing_gets_what_calibration_leaves(monkeypatch):
         ({"devices": []}, "devices is empty"),
         ({"num_shards": 3}, "num_shards is 3; expected a power of two"),
         ({"resident": ("weights",)}, "weights"),
+        # What is placed is also run.
+        ({"args": (ARGS[0], SHAPE)}, r"args\[1\] is ShapeDtypeStruct.* expected an array"),
     ],
 )
 def test_place_and_compile_refuses_before_it_measures(monkeypatch, options, message):
-    monkeypatch.setattr(
-        automatic, "measure_calibration", lambda *a, **k: pytest.fail("measured")
-    )
+    monkeypatch.setattr(automatic, "measure_calibration", must_not_measure)
     with pytest.raises(ValueError, match=message):
         compiled(**options)
 
 
-def test_a_shape_is_no_argument(monkeypatch):
-    """What is placed is also run."""
-    shape = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-    monkeypatch.setattr(
-        automatic, "measure_calibration", lambda *a, **k: pytest.fail("measured")
-    )
-    with pytest.raises(ValueError, match=r"args\[1\] is ShapeDtypeStruct.* expected an array"):
-        dj.place_and_compile(fn, ARGS[0], shape, devices=jax.devices()[:2])
-
-
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 SHARDED = build([("spin", ["i0"]), ("spin", ["i1"]), ("mean", ["t0", "t1"])], ["t2"])
 TOGETHER, APART = np.array([0, 0, 0]), np.array([0, 1, 0])
 
@@ -167,9 +158,7 @@ def learner(monkeypatch):
     made = []
 
     def make(true, believed, start, fails=lambda placement: False, max_slowdown=10.0):
-        monkeypatch.setattr(
-            automatic, "load", lambda s, placement, *_: Step(placement, true, fails)
-        )
+        monkeypatch.setattr(automatic, "load", lambda s, p, *_: Step(p, true, fails))
         monkeypatch.setattr(automatic, "_EVALUATIONS", 256)
         devices = dj.LocalDevices(jax.devices()[:2])
         made.append(dj.OnlineFunction(SHARDED, believed, devices, start, max_slowdown))

@@ -1,6 +1,7 @@
 """Calibration through the engine: all of a program, once, and on from where it stopped."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -25,9 +26,7 @@ from doppler_jax.engine.calibrate import (
     transfer_program,
 )
 from tests.generators import free_costs
-from tests.kernels.conftest import random_program
-
-from .conftest import KERNELS, build
+from tests.kernels.conftest import KERNELS, X, build, random_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASKS = [("make", []), ("mean", ["t0", "i0"]), ("split", ["t1"]), ("spin", [("t2", 1)])]
@@ -38,23 +37,22 @@ def sharded():
     return build(TASKS, ["t3"])
 
 
+def measure(sharded, path, **options):
+    """Returns the calibration of two devices, and the steps that were told of."""
+    told = []
+    options |= {"path": path, "progress": lambda *what: told.append(what)}
+    return measure_calibration(sharded, jax.devices()[:2], **options), told
+
+
 @pytest.fixture(scope="module")
 def measured(sharded, tmp_path_factory):
-    """Calibration of two devices, its file, and the steps that were told of."""
+    """As of `measure`, and the calibration's file."""
     path = tmp_path_factory.mktemp("calibration") / "here.json"
-    told = []
-    found = measure_calibration(
-        sharded,
-        jax.devices()[:2],
-        repeats=3,
-        path=path,
-        progress=lambda *what: told.append(what),
-    )
-    return found, path, told
+    return *measure(sharded, path, repeats=3), path
 
 
 def test_every_kernel_and_link_is_measured(sharded, measured):
-    found, path, told = measured
+    found, told, path = measured
     seconds = {kernel.name: kernel.seconds for kernel in found.kernels.values()}
     assert set(seconds) == {"make", "mean", "split", "spin"}
     for name in ("make", "mean", "split"):
@@ -81,11 +79,8 @@ def test_devices_of_a_kind_share_their_measurements(measured):
 
 
 def test_what_the_file_has_is_not_measured_again(sharded, measured):
-    found, path, _ = measured
-    told = []
-    again = measure_calibration(
-        sharded, jax.devices()[:2], path=path, progress=lambda *what: told.append(what)
-    )
+    found, _, path = measured
+    again, told = measure(sharded, path)
     assert told == [("done", 0, 0)]
     assert again.kernels == found.kernels
     assert again.transfers == found.transfers
@@ -103,20 +98,13 @@ def test_kernels_alone_are_measured_again(sharded, measured):
 
 
 def test_it_goes_on_from_where_it_stopped(sharded, measured, tmp_path):
-    found, path, _ = measured
+    found, _, path = measured
     data = json.loads(path.read_text())
     gone = next(k for k, t in data["kernels"].items() if t["name"] == "mean")
     del data["kernels"][gone]
     partial = tmp_path / "partial.json"
     partial.write_text(json.dumps(data))
-    told = []
-    again = measure_calibration(
-        sharded,
-        jax.devices()[:2],
-        repeats=1,
-        path=partial,
-        progress=lambda *what: told.append(what),
-    )
+    again, told = measure(sharded, partial, repeats=1)
     assert told == [("1 kernels", 0, 1), ("done", 1, 1)]
     assert set(again.kernels) == set(found.kernels)
     kept = {k: t for k, t in again.kernels.items() if k != gone}
@@ -137,12 +125,9 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
     assert not kept.transfers
 
 
-def test_a_file_of_other_devices_is_refused(sharded, measured):
+def test_a_file_of_other_devices_and_no_repeats_are_refused(sharded, measured):
     with pytest.raises(ValueError, match="remove the file"):
-        measure_calibration(sharded, jax.devices()[1:3], path=measured[1])
-
-
-def test_repeats_must_be_positive(sharded):
+        measure_calibration(sharded, jax.devices()[1:3], path=measured[2])
     with pytest.raises(ValueError, match="repeats is 0"):
         measure_calibration(sharded, jax.devices()[:2], repeats=0)
 
@@ -160,18 +145,10 @@ def test_transfer_programs_move_each_size_each_way_alone():
     program, placement = transfer_program([256, 1024], 2, 1)
     costs = dj.make_costs(program.graph, dj.make_cluster("p100x4"))
     trace = dj.simulate_oracle(program.graph, costs, placement)
-    moved = [
-        (int(s), int(t), program.graph.tensor_bytes[x])
-        for x, s, t in zip(
-            trace.transfer_tensor,
-            trace.transfer_source,
-            trace.transfer_destination,
-            strict=True,
-        )
-    ]
-    assert sorted(moved) == sorted(
-        (*link, size) for link in ((2, 1), (1, 2)) for size in (4.0, 256.0, 1024.0)
-    )
+    moved_bytes = program.graph.tensor_bytes[trace.transfer_tensor]
+    moved = np.stack([trace.transfer_source, trace.transfer_destination, moved_bytes], axis=1)
+    expected = itertools.product((1, 2), (4.0, 256.0, 1024.0))
+    assert sorted(moved.tolist()) == [[here, 3 - here, size] for here, size in expected]
     order = np.argsort(trace.transfer_start_s)
     assert (trace.transfer_finish_s[order][:-1] <= trace.transfer_start_s[order][1:]).all()
 
@@ -229,14 +206,9 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
 
 
 def run_command(*options):
-    return subprocess.run(
-        [sys.executable, "-m", "doppler_jax.engine", *map(str, options)],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "doppler_jax.engine", *map(str, options)]
+    env = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
 def test_the_command_writes_a_file_and_prints_it(tmp_path):
@@ -261,5 +233,5 @@ def test_what_calibration_compiled_is_there_for_the_program():
     measure_calibration(sharded, devices, repeats=1)
     compiled = len(devices.executables)
     dj.compile(sharded, np.arange(8) % 2, devices=devices)
-    dj.make_measure(sharded, (np.zeros(8, np.float32),), devices)(np.zeros(8, int), None)
+    dj.make_measure(sharded, (X,), devices)(np.zeros(8, int), None)
     assert len(devices.executables) == compiled

@@ -12,38 +12,35 @@ import doppler_jax as dj
 from doppler_jax.engine import memory, ops
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
-from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.simulator.validate import validate
 from doppler_jax.types import RESIDENT
 from tests.kernels.conftest import (
-    FAILING,
     FAILING_PROGRAM,
+    WORKLOADS,
+    X,
     all_modes,
     at_home,
+    blocking_modes,
     build,
+    check,
+    check_failures,
     compile_on,
     delay,
     live_slots,
     num_threads,
+    partitioned,
     random_program,
     run_plainly,
+    wrap_tasks,
 )
 from tests.programs.functions import CASES, assert_same, fresh
 
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
-SIZES = {
-    "chainmm": {"n": 64},
-    "ffnn": {"batch": 64, "features": 64, "hidden": 64, "classes": 32},
-}
 
-
-@pytest.fixture(scope="module", params=sorted(SIZES))
+@pytest.fixture(scope="module", params=sorted(WORKLOADS))
 def workload(request):
-    workload = make_workload(request.param, **SIZES[request.param])
-    args = make_arrays(workload, jax.random.key(0))
-    sharded = partition(trace(workload.fn, *workload.args), 4)
-    return sharded, args, jax.jit(workload.fn)(*args), dj.LocalDevices()
+    sharded, args, fn = partitioned(request.param, 4, **WORKLOADS[request.param])
+    return sharded, args, fn(*args), dj.LocalDevices()
 
 
 @all_modes
@@ -68,12 +65,7 @@ def test_runs_random_programs(local, num_tasks, mode):
     for seed in range(10):
         sharded = random_program(seed, num_tasks)
         placement = rng.integers(0, 4, num_tasks)
-        step = compile_on(sharded, placement, local, 4, mode=mode)
-        out = step(X)
-        expected = run_plainly(sharded, X)
-        for name in ("in", "out"):
-            np.testing.assert_allclose(out[name], expected[name], rtol=1e-5)
-        validate(sharded.graph, step.trace, tolerance=0)
+        check(sharded, compile_on(sharded, placement, local, 4, mode=mode))
 
 
 @all_modes
@@ -89,21 +81,14 @@ def test_drops_every_buffer_but_the_outputs(local, mode):
     sharded = random_program(3, 40)
     placement = np.arange(40) % 2
     loaded = compile_on(sharded, placement, local, mode=mode)._loaded
-    slots = loaded.lay([jax.numpy.asarray(X), *sharded.consts])
+    slots = loaded.lay([jnp.asarray(X), *sharded.consts])
     loaded.runner(loaded, slots)
     assert live_slots(slots) == {s for output in loaded.plan.outputs for s in output}
 
 
 @all_modes
 def test_moves_a_tensor_once_for_all_its_readers(local, mode, monkeypatch):
-    moved = []
-    move = ops.transfer
-
-    def record(array, device):
-        moved.append(device.id)
-        return move(array, device)
-
-    monkeypatch.setattr(ops, "transfer", record)
+    moved = record_moves(monkeypatch)
     twice = ["t0", "t0"]  # read twice by each of three tasks, two of them on device 1
     sharded = build(
         [("make", []), ("mean", twice), ("mean", twice), ("mean", twice)], ["t1", "t2", "t3"]
@@ -112,6 +97,13 @@ def test_moves_a_tensor_once_for_all_its_readers(local, mode, monkeypatch):
     step(X)
     assert sorted(moved) == [1, 2]
     assert step.trace.transfer_tensor.tolist() == [0, 0]
+
+
+def record_moves(monkeypatch):
+    """Returns a list to which every transfer adds the device that it goes to."""
+    moved, move = [], ops.transfer
+    monkeypatch.setattr(ops, "transfer", lambda *a: moved.append(a[1].id) or move(*a))
+    return moved
 
 
 def start_order(step):
@@ -234,9 +226,6 @@ def test_a_level_waits_for_its_slowest_task(local):
     assert step.trace.start_s[2] >= step.trace.finish_s[0] > 0.2
 
 
-blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
-
-
 @pytest.fixture
 def run_ahead_on_cpu(monkeypatch):
     for module in ("local", "threads"):
@@ -251,16 +240,14 @@ def test_runs_random_programs_ahead(local, num_tasks, mode):
     for seed in range(10):
         sharded = at_home(random_program(seed, num_tasks), (0, -1, -1))
         placement = rng.integers(0, 3, num_tasks)
-        step = compile_on(sharded, placement, local, 3, mode=mode)
-        np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
-        validate(sharded.graph, step.trace, tolerance=0)
+        check(sharded, compile_on(sharded, placement, local, 3, mode=mode))
 
 
 class Late:
     """What a device that takes its time gives at once."""
 
-    def __init__(self, array, now, seen):
-        self.array, self.now, self.seen = array, now, seen
+    def __init__(self, now, seen):
+        self.now, self.seen = now, seen
 
     def block_until_ready(self):
         time.sleep(0.02)
@@ -273,14 +260,8 @@ def test_a_device_has_one_task_waiting_and_no_more(local, monkeypatch):
     # A chain: what follows on the same device is enqueued before its operand is there.
     tasks = [("make", []), *[("mean", [f"t{v}", "i0"]) for v in range(5)]]
     step = compile_on(build(tasks, ["t5"]), [0] * 6, local, 1)
-    now, seen = [], []
-    job = step._loaded
-
-    def later(*_):
-        now.append(0)
-        return (Late(None, now, seen),)
-
-    object.__setattr__(job, "executables", (later,) * 5 + (job.executables[0],))
+    now, seen, make = [], [], step._loaded.executables[0]
+    wrap_tasks(step, lambda v, *_: make() if v == 5 else (now.append(v) or Late(now, seen),))
     monkeypatch.setattr("doppler_jax.engine.memory.Buffers.operands", lambda self, v: [])
     step(X)
     assert max(seen) == 2
@@ -293,16 +274,7 @@ def test_a_device_has_one_task_waiting_and_no_more(local, monkeypatch):
 @pytest.mark.usefixtures("run_ahead_on_cpu")
 def test_ahead_the_first_to_fail_is_named_and_the_next_call_works(local, mode, monkeypatch):
     step = compile_on(FAILING_PROGRAM, [0, 1, 1, 1, 1, 0], local, mode=mode)
-    threads = num_threads()
-    for fails in (True, False, True):
-        monkeypatch.setitem(FAILING, "now", fails)
-        if fails:
-            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1"):
-                step(X)
-        else:
-            expected = run_plainly(FAILING_PROGRAM, X)["out"]
-            np.testing.assert_allclose(step(X)["out"], expected, rtol=1e-4)
-        assert num_threads() == threads
+    check_failures(step, monkeypatch, (True, False, True))
 
 
 @all_modes
@@ -313,10 +285,7 @@ def test_runs_programs_whose_inputs_are_moved(local, mode, homes):
         sharded = at_home(random_program(seed, 20), homes)
         step = compile_on(sharded, rng.integers(0, 4, 20), local, 4, mode=mode)
         for _ in range(2):
-            out, expected = step(X), run_plainly(sharded, X)
-            for name in ("in", "out"):
-                np.testing.assert_allclose(out[name], expected[name], rtol=1e-5)
-            validate(sharded.graph, step.trace, tolerance=0)
+            check(sharded, step)
         moved = {~x for x in step.trace.transfer_tensor.tolist() if x < 0}
         assert moved <= {i for i, home in enumerate(homes) if home != RESIDENT}
         assert moved
@@ -324,9 +293,7 @@ def test_runs_programs_whose_inputs_are_moved(local, mode, homes):
 
 @all_modes
 def test_an_input_is_moved_once_for_all_its_readers(local, mode, monkeypatch):
-    moved = []
-    move = ops.transfer
-    monkeypatch.setattr(ops, "transfer", lambda *a: moved.append(a[1].id) or move(*a))
+    moved = record_moves(monkeypatch)
     sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
     step = compile_on(sharded, [0, 1, 1], local, mode=mode)
     step(X)
@@ -349,13 +316,12 @@ def test_a_failing_input_transfer_names_the_input(local, mode, monkeypatch):
 
 
 def test_residents_stay_until_another_array_comes(local, monkeypatch):
-    cuts = []
-    cut = memory.slice_block
+    cuts, cut = [], memory.slice_block
     monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a[1].start) or cut(*a))
     sharded = build([("mean", ["i0", "i1"]), ("mean", ["i1", "i2"])], ["t0", "t1"])
     sharded = at_home(sharded, (RESIDENT, 0, RESIDENT))
     step = compile_on(sharded, [0, 1], local)
-    first, second = jax.numpy.asarray(X), jax.numpy.asarray(X + 1)
+    first, second = jnp.asarray(X), jnp.asarray(X + 1)
     step(first)
     assert sorted(cuts) == [(0,), (0,), (4,)]
     for array, expected in ((first, [(4,)]), (second, [(0,), (4,)]), (first, [(0,), (4,)])):
@@ -376,13 +342,21 @@ def test_outputs_land_where_asked(local, mode, out_device):
 
 
 FAST = ("linen_encoder", "dropout_with_typed_keys", "rnn_unrolled", "sorting")
-"""Run by default; compiling all the kernels takes minutes."""
+"""Run by default, and on four devices; compiling all the kernels takes minutes.
+
+That each function equals itself in blocks for four, `programs/test_evaluate.py` shows.
+"""
 
 
-@pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES],
+    ("name", "num_devices"),
+    [
+        *(
+            pytest.param(name, 2, marks=[pytest.mark.slow] * (name not in FAST))
+            for name in CASES
+        ),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in FAST),
+    ],
 )
 def test_placed_function_equals_the_function(name, num_devices):
     case = CASES[name]

@@ -1,6 +1,5 @@
 """One error that names task and device; the others stop, and the next call works."""
 
-import dataclasses
 import re
 import threading
 import time
@@ -19,32 +18,25 @@ from tests.kernels.conftest import (
     FAILING,
     FAILING_PROGRAM,
     KERNELS,
+    X,
     all_modes,
+    blocking_modes,
     build,
+    check,
+    check_failures,
     compile_on,
     num_threads,
     random_program,
-    run_plainly,
     seconds_until_ctrl_c,
+    spin_chain,
+    wrap_tasks,
 )
-
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
-blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
 
 
 @all_modes
 def test_a_failing_kernel_ends_the_call_and_the_next_works(local, mode, monkeypatch):
     step = compile_on(FAILING_PROGRAM, [0, 1, 1, 0, 1, 0], local, mode=mode)
-    threads = num_threads()
-    for fails in (True, False, True, False):
-        monkeypatch.setitem(FAILING, "now", fails)
-        if fails:
-            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"):
-                step(X)
-        else:
-            out = step(X)["out"]
-            np.testing.assert_allclose(out, run_plainly(FAILING_PROGRAM, X)["out"], rtol=1e-4)
-        assert num_threads() == threads
+    check_failures(step, monkeypatch, (True, False, True, False))
 
 
 @all_modes
@@ -77,15 +69,11 @@ class Poisoned:
 
 @all_modes
 def test_names_the_first_to_fail_and_not_its_victims(local, mode, monkeypatch):
-    sharded = build(
-        [("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "i0"]), ("make", [])],
-        ["t2", "t3"],
-    )
+    chain = [("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "i0"])]
+    sharded = build([*chain, ("make", [])], ["t2", "t3"])
     step = compile_on(sharded, [0, 1, 2, 2], local, 3, mode=mode)
     # Task 0 fails late; transfers and readers of what it made are seen to fail before.
-    calls = [lambda *_, s=s: (Poisoned(s),) for s in (0.2, 0.0, 0.0)]
-    calls.append(step._loaded.executables[3])
-    step._loaded = dataclasses.replace(step._loaded, executables=tuple(calls))
+    wrap_tasks(step, lambda v, run, *a: run(*a) if v == 3 else (Poisoned(0.2 * (v == 0)),))
     monkeypatch.setattr(ops, "transfer", lambda *_: Poisoned(0.0))
     with pytest.raises(dj.TaskError, match=r"^task 0 \(make0\) failed.*device lost"):
         step(X)
@@ -108,13 +96,12 @@ def test_a_failing_transfer_ends_the_call_and_the_next_works(local, mode, monkey
     assert sharded.graph.tensor_producer[x] == caught.value.task
     assert caught.value.device != caught.value.task % 4
     assert num_threads() == threads
-    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    check(sharded, step)
 
 
 @all_modes
 def test_ctrl_c_ends_the_call_and_the_next_works(local, mode, least):
-    spins = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(9)]]
-    sharded = build(spins, ["t9"])
+    sharded = spin_chain(10)
     step = compile_on(sharded, np.arange(10) % 2, local, mode=mode)
     step(X)
     threads = num_threads()
@@ -123,7 +110,7 @@ def test_ctrl_c_ends_the_call_and_the_next_works(local, mode, least):
         whole_s = step.trace.finish_s.max()
         stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
         assert num_threads() == threads
-        np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-4)
+        check(sharded, step, rtol=1e-4)
         longest_s = max(whole_s, step.trace.finish_s.max())
         return np.inf if stopped_s is None else stopped_s / longest_s
 
@@ -167,9 +154,8 @@ def test_a_kernel_that_does_not_compile_names_the_task(mode, monkeypatch):
 
     monkeypatch.setitem(KERNELS, "refuse", Kernel("refuse", refuse, (BLOCK,), (BLOCK,)))
     sharded = build([("make", []), ("refuse", ["t0"])], ["t1"])
-    with pytest.raises(
-        dj.TaskError, match=r"^task 1 \(refuse1\): .*compile.*no such operation"
-    ) as caught:
+    wanted = r"^task 1 \(refuse1\): .*compile.*no such operation"
+    with pytest.raises(dj.TaskError, match=wanted) as caught:
         compile_on(sharded, [0, 1], dj.LocalDevices(), mode=mode)
     assert (caught.value.task, caught.value.device) == (1, 1)
 
@@ -179,8 +165,7 @@ def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
         def compile(self):
             raise RuntimeError("INTERNAL: no code for this")
 
-    lower = ops._lower
-    make = KERNELS["make"]
+    lower, make = ops._lower, KERNELS["make"]
     monkeypatch.setattr(
         ops, "_lower", lambda *key: Refused() if key[0] is make else lower(*key)
     )
@@ -197,13 +182,12 @@ def test_a_timeout_names_what_ran_and_the_next_call_works(local, mode, monkeypat
     step(X)
     threads = num_threads()
     monkeypatch.setitem(FAILING, "sleep_s", 0.8)
-    with pytest.raises(
-        dj.TaskError, match=r"^task 1 \(boom1\) .*device 1 .*TimeoutError.* 0.3 s"
-    ):
+    wanted = r"^task 1 \(boom1\) .*device 1 .*TimeoutError.* 0.3 s"
+    with pytest.raises(dj.TaskError, match=wanted):
         step(X)
     assert num_threads() == threads  # it ended within the grace
     monkeypatch.setitem(FAILING, "sleep_s", 0.0)
-    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    check(sharded, step)
 
 
 @all_modes
@@ -221,7 +205,7 @@ def test_a_timeout_does_not_wait_for_a_stuck_task(local, mode, monkeypatch):
     finally:
         go_on.set()
     monkeypatch.setitem(FAILING, "wait", None)
-    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    check(sharded, step)
     while num_threads() > threads:  # what was stuck ends by itself
         time.sleep(0.01)
 
@@ -233,10 +217,9 @@ def test_a_worker_that_dies_ends_the_call(local, mode, monkeypatch):
     threads = num_threads()
     with monkeypatch.context() as patch:
         patch.setattr(Buffers, "made", lambda *_: 1 / 0)
-        with pytest.raises(
-            dj.TaskError, match=r"worker 'compute \d' died on device \d .*ZeroDivision"
-        ) as caught:
+        wanted = r"worker 'compute \d' died on device \d .*ZeroDivision"
+        with pytest.raises(dj.TaskError, match=wanted) as caught:
             step(X)
     assert caught.value.task == -1
     assert num_threads() == threads
-    np.testing.assert_allclose(step(X)["out"], run_plainly(sharded, X)["out"], rtol=1e-5)
+    check(sharded, step)

@@ -11,9 +11,7 @@ from doppler_jax.engine.devices import Options
 from doppler_jax.engine.plan import make_plan
 from doppler_jax.engine.stream import infer_times
 from doppler_jax.engine.trace import Record
-from tests.kernels.conftest import build, random_program
-
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+from tests.kernels.conftest import X, build, compile_on, random_program, spin_chain
 
 
 def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
@@ -36,8 +34,7 @@ def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
 @pytest.mark.parametrize("mode", ["stream", "work_conserving"])
 def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
     sharded = random_program(5, 8)
-    cuts = []
-    cut = memory.slice_block
+    cuts, cut = [], memory.slice_block
     monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a) or cut(*a))
     devices = dj.LocalDevices(jax.devices()[:2])
     compiled = devices.executables
@@ -53,10 +50,8 @@ def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
 
 
 def test_longer_work_measures_longer(local, least):
-    one = build([("spin", ["i0"])], ["t0"])
-    three = build([("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(2)]], ["t2"])
     placed = []
-    for program in (one, three):
+    for program in (spin_chain(1), spin_chain(3)):
         measure = dj.make_measure(program, (X,), local[:1], repeats=3)
         placed.append((measure, np.zeros(program.graph.num_tasks, int)))
     seconds = [np.inf, np.inf]
@@ -71,19 +66,26 @@ def test_longer_work_measures_longer(local, least):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "options", "message"),
     [
-        ({"repeats": 0}, "repeats is 0"),
-        ({"warmup": -1}, "warmup is -1"),
-        ({"mode": "eager"}, "unknown mode 'eager'"),
-        ({"devices": []}, "devices is empty"),
-        ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
+        (dj.make_measure, {"repeats": 0}, "repeats is 0"),
+        (dj.make_measure, {"mode": "eager"}, "unknown mode 'eager'"),
+        (dj.make_measure, {"devices": []}, "devices is empty"),
+        (dj.make_paired_measure, {"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a numb"),
+        *(
+            (make, options, message)
+            for make in (dj.make_measure, dj.make_paired_measure)
+            for options, message in (
+                ({"warmup": -1}, "warmup is -1"),
+                ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
+            )
+        ),
     ],
 )
-def test_make_measure_refuses(options, message):
+def test_what_measures_is_not_made_of_bad_arguments(make, options, message):
     arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
     with pytest.raises(ValueError, match=message):
-        dj.make_measure(random_program(0, 2), **arguments)
+        make(random_program(0, 2), **arguments)
 
 
 def test_measure_refuses_a_bad_placement():
@@ -179,10 +181,9 @@ def test_other_errors_of_a_candidate_pass():
         pairing(Bench(old=[1, 1], new=[error]))(NEW, OLD, 9)
 
 
-def test_a_call_out_of_time_is_recognised():
+def test_a_call_out_of_time_is_recognised(local):
     """What `_Pairing` looks for is what the engine raises."""
-    program = build([("spin", ["i0"]), ("spin", ["t0"])], ["t1"])
-    step = dj.compile(program, np.zeros(2, int), devices=jax.devices()[:1], timeout_s=1e-4)
+    step = compile_on(spin_chain(2), np.zeros(2, int), local, 1, timeout_s=1e-4)
     with pytest.raises(dj.TaskError) as caught:
         step(X)
     assert isinstance(caught.value.__cause__, TimeoutError)
@@ -198,20 +199,6 @@ def test_placements_are_measured_in_pairs_on_devices(local):
     assert paired.trace.finish_s.max() == np.median(paired.candidate_s)
     np.testing.assert_array_equal(paired.trace.placement, split)
     dj.validate(sharded.graph, paired.trace)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a number above 1"),
-        ({"warmup": -1}, "warmup is -1"),
-        ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
-    ],
-)
-def test_make_paired_measure_refuses(options, message):
-    arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
-    with pytest.raises(ValueError, match=message):
-        dj.make_paired_measure(random_program(0, 2), **arguments)
 
 
 def test_inferred_times_are_what_watching_proves():

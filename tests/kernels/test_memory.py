@@ -1,5 +1,6 @@
 """What lies where, for how long, and what is moved without a copy."""
 
+import dataclasses
 import gc
 import pathlib
 import resource
@@ -18,14 +19,20 @@ from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.engine import ops
 from doppler_jax.engine.memory import MIN_BYTES
-from doppler_jax.programs.partition import partition
-from doppler_jax.programs.trace import trace
-from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.types import RESIDENT, Kernel
-from tests.kernels.conftest import KERNELS, all_modes, at_home, build, compile_on
+from tests.kernels.conftest import (
+    KERNELS,
+    X,
+    all_modes,
+    at_home,
+    blocking_modes,
+    build,
+    compile_on,
+    partitioned,
+    wrap_tasks,
+)
 
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 THREADS = pathlib.Path("/proc/self/task")
 BIG = jax.ShapeDtypeStruct((MIN_BYTES // 4,), jnp.float32)
@@ -42,23 +49,23 @@ def big_kernels(monkeypatch):
         monkeypatch.setitem(KERNELS, name, kernel)
 
 
+def big_chain(num_tasks):
+    tasks = [("big", []), *[("scale", [f"t{v}"]) for v in range(num_tasks - 1)]]
+    return build(tasks, [f"t{num_tasks - 1}"])
+
+
 def with_sizes(sharded):
     """The program with the sizes of its tensors, which `build` takes for small."""
-    sizes = [
-        float(np.prod(a.shape) * a.dtype.itemsize)
-        for kernel in sharded.kernels
-        for a in kernel.results
-    ]
-    object.__setattr__(sharded, "graph", sharded.graph.replace(tensor_bytes=np.array(sizes)))
-    return sharded
+    arrays = [a for kernel in sharded.kernels for a in kernel.results]
+    sizes = np.array([float(np.prod(a.shape) * a.dtype.itemsize) for a in arrays])
+    graph = sharded.graph.replace(tensor_bytes=sizes)
+    return dataclasses.replace(sharded, graph=graph)
 
 
 @all_modes
 @pytest.mark.parametrize("name", ["chainmm", "ffnn"])
 def test_peak_is_the_simulators_of_the_trace(name, mode):
-    workload = make_workload(name, preset="small")
-    args = make_arrays(workload, jax.random.key(0))
-    sharded = partition(trace(workload.fn, *workload.args), 4)
+    sharded, args, _ = partitioned(name, 4, preset="small")
     costs = make_costs(sharded.graph, make_cluster("p100x4"))
     placement = np.random.default_rng(0).integers(0, 3, sharded.graph.num_tasks)
     step = compile_on(sharded, placement, dj.LocalDevices(), 3, mode=mode)
@@ -68,7 +75,7 @@ def test_peak_is_the_simulators_of_the_trace(name, mode):
         np.testing.assert_allclose(step.peak_bytes, expected, rtol=0.1)
 
 
-@pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
+@blocking_modes
 def test_peak_counts_what_lies_there(local, mode):
     # Four bytes a number: inputs of 16 each, tensors of 16 each.
     sharded = build([("mean", ["i0", "i2"]), ("split", ["t0"]), ("make", [])], ["t2"])
@@ -85,21 +92,14 @@ def test_peak_counts_what_lies_there(local, mode):
 
 @all_modes
 def test_a_chain_holds_two_tensors_at_most(mode):
-    tasks = [("big", []), *[("scale", [f"t{v}"]) for v in range(12)]]
-    step = compile_on(
-        with_sizes(build(tasks, ["t12"])), [0] * 13, dj.LocalDevices(), 1, mode=mode
-    )
+    sharded = with_sizes(big_chain(13))
+    step = compile_on(sharded, [0] * 13, dj.LocalDevices(), 1, mode=mode)
     step(X)
     assert step.peak_bytes[0] == 2 * MIN_BYTES + 16
     if mode == "stream":
         return  # the host is far ahead of what it could count
     seen = []
-    job = step._loaded
-    calls = [
-        lambda *operands, run=run: seen.append(big_bytes()) or run(*operands)
-        for run in job.executables
-    ]
-    object.__setattr__(job, "executables", tuple(calls))
+    wrap_tasks(step, lambda v, run, *operands: seen.append(big_bytes()) or run(*operands))
     gc.collect()
     before = big_bytes()
     step(X)
@@ -110,29 +110,23 @@ def big_bytes():
     return sum(a.nbytes for a in jax.live_arrays() if a.nbytes == MIN_BYTES)
 
 
-@pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
+@blocking_modes
 def test_results_take_the_memory_of_what_nobody_reads_any_more(mode):
     tasks = [("big", []), ("scale", ["t0"]), ("add", ["t1", "t1"]), ("add", ["t2", "t3"])]
     sharded = build([*tasks[:3], ("big", []), ("add", ["t2", "t3"])], ["t4"])
     shared = dj.LocalDevices()
     step = compile_on(sharded, [0] * 5, shared, 1, mode=mode)
     pointers, alive = {}, {}
-    job = step._loaded
 
-    def watch(v, run):
-        def call(*operands):
-            before = [a.unsafe_buffer_pointer() for a in operands]
-            (result,) = run(*operands)
-            result.block_until_ready()
-            pointers[v] = (before, result.unsafe_buffer_pointer())
-            alive[v] = [not a.is_deleted() for a in operands]
-            return (result,)
+    def watch(v, run, *operands):
+        before = [a.unsafe_buffer_pointer() for a in operands]
+        (result,) = run(*operands)
+        result.block_until_ready()
+        pointers[v] = (before, result.unsafe_buffer_pointer())
+        alive[v] = [not a.is_deleted() for a in operands]
+        return (result,)
 
-        return call
-
-    object.__setattr__(
-        job, "executables", tuple(watch(v, run) for v, run in enumerate(job.executables))
-    )
+    wrap_tasks(step, watch)
     np.testing.assert_allclose(step(X)["out"], 4.0)
     assert pointers[1][1] == pointers[1][0][0]  # in place
     assert alive[1] == [False]
@@ -143,25 +137,13 @@ def test_results_take_the_memory_of_what_nobody_reads_any_more(mode):
 
 def test_keeps_what_others_read():
     # Read by two tasks, moved, an output; a graph input that is big.
-    sharded = build(
-        [
-            ("big", []),
-            ("scale", ["t0"]),
-            ("scale", ["t0"]),
-            ("big", []),
-            ("scale", ["t3"]),
-            ("scale", ["t4"]),
-            ("big", []),
-            ("scale", ["t6"]),
-        ],
-        ["t1", "t2", "t5", "t6", "t7"],
-    )
+    read = [None, "t0", "t0", None, "t3", "t4", None, "t6"]
+    tasks = [("scale", [operand]) if operand else ("big", []) for operand in read]
+    sharded = build(tasks, ["t1", "t2", "t5", "t6", "t7"])
     shared = dj.LocalDevices()
-    compile_on(sharded, [0, 0, 0, 0, 0, 0, 0, 0], shared)
-    donated = [
-        key.donated for key in shared.executables._compiled if key.kernel.name == "scale"
-    ]
-    assert sorted(donated) == [(), (0,)]
+    compile_on(sharded, [0] * 8, shared)
+    compiled = shared.executables._compiled
+    assert sorted(k.donated for k in compiled if k.kernel.name == "scale") == [(), (0,)]
     step = compile_on(sharded, [0, 0, 1, 0, 1, 0, 0, 0], shared)
     out = step(X)["out"].reshape(5, -1)
     np.testing.assert_allclose(out, np.repeat([[1.0], [1.0], [0.5], [2.0], [1.0]], BIG.size, 1))
@@ -170,15 +152,13 @@ def test_keeps_what_others_read():
 
 def test_stream_donates_nothing():
     shared = dj.LocalDevices()
-    compile_on(build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 0], shared, mode="stream")
+    compile_on(big_chain(2), [0, 0], shared, mode="stream")
     assert {key.donated for key in shared.executables._compiled} == {()}
 
 
 @all_modes
 def test_a_call_leaves_nothing_behind(mode):
-    step = compile_on(
-        build([("big", []), ("scale", ["t0"])], ["t1"]), [0, 1], dj.LocalDevices(), mode=mode
-    )
+    step = compile_on(big_chain(2), [0, 1], dj.LocalDevices(), mode=mode)
     gc.collect()
     before = big_bytes()  # other tests of this process may keep some
     for _ in range(3):
@@ -208,8 +188,7 @@ def main(mode):
     """Prints by how much a thousand calls grew peak memory (KiB), threads and arrays."""
     jax.config.update("jax_num_cpu_devices", 2)
     KERNELS.update(BIG_KERNELS)
-    tasks = [("big", []), *[("scale", [f"t{v}"]) for v in range(6)]]
-    step = compile_on(build(tasks, ["t6"]), np.arange(7) % 2, dj.LocalDevices(), mode=mode)
+    step = compile_on(big_chain(7), np.arange(7) % 2, dj.LocalDevices(), mode=mode)
 
     def held():
         gc.collect()

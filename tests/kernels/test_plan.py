@@ -1,17 +1,10 @@
 """What a plan waits for, moves and lays, by hand and against the graph."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from doppler_jax.engine.plan import Transfer, make_plan
-from tests.kernels.conftest import build, random_program
-
-
-def with_homes(sharded, homes):
-    return dataclasses.replace(sharded, graph=sharded.graph.replace(input_home=np.array(homes)))
-
+from tests.kernels.conftest import at_home, build, random_program
 
 # Task 0 reads x's first block and the constant, task 1 the same block, task 2 the results.
 TASKS = build(
@@ -31,7 +24,7 @@ def test_resident_inputs_lie_wherever_they_are_read():
 
 
 def test_inputs_of_a_call_leave_their_home_at_time_0():
-    sharded = with_homes(TASKS, [0, 0, -1])
+    sharded = at_home(TASKS, [0, 0, -1])
     plan = make_plan(sharded, np.array([1, 2, 0]), None)
     moves = {(t.tensor, t.destination): t for t in plan.transfers}
     assert list(moves) == [(~0, 1), (~0, 2), (0, 0), (1, 0)]
@@ -50,7 +43,7 @@ def test_inputs_of_a_call_leave_their_home_at_time_0():
 
 
 def test_inputs_of_a_call_stay_where_they_are_read_at_home():
-    plan = make_plan(with_homes(TASKS, [1, 0, 1]), np.array([1, 1, 1]), None)
+    plan = make_plan(at_home(TASKS, [1, 0, 1]), np.array([1, 1, 1]), None)
     assert plan.transfers == ()
     assert plan.num_inputs == (0, 0, 2)
     assert {(i, device) for i, device, _ in plan.inputs} == {(0, 1), (1, 0), (2, 1)}
@@ -60,7 +53,7 @@ def test_inputs_of_a_call_stay_where_they_are_read_at_home():
 def test_every_task_gets_what_it_reads(seed):
     """Executes the plan on names of values instead of arrays."""
     rng = np.random.default_rng(seed)
-    sharded = with_homes(random_program(seed, 25), rng.integers(-1, 3, 3))
+    sharded = at_home(random_program(seed, 25), rng.integers(-1, 3, 3))
     placement = rng.integers(0, 3, 25)
     plan = make_plan(sharded, placement, rng.permutation(25))
     where = {slot: (f"i{i}", device) for i, device, slot in plan.inputs}

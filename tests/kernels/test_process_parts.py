@@ -22,25 +22,12 @@ PLAN = make_plan(SHARDED, np.array([0, 1, 0]), None)
 
 def results(ahead_s):
     """Tasks of 1 s and transfers of 0.1 s on devices whose clocks are 10 s, and `ahead_s`."""
-    a, b = 10.0, ahead_s
-    return [
-        DeviceResult(
-            [(0, a, a + 1.0), (2, a + 2.2, a + 3.2)],
-            [(1, b + 2.1, a + 2.2)],
-            [(a + 1.0, a + 1.05), (a + 2.1, a + 2.2)],
-            {},
-            None,
-            None,
-        ),
-        DeviceResult(
-            [(1, b + 1.1, b + 2.1)],
-            [(0, a + 1.0, b + 1.1)],
-            [(b + 1.0, b + 1.1)],
-            {},
-            None,
-            None,
-        ),
-    ]
+    a, b, no_more = 10.0, ahead_s, ({}, None, None)
+    tasks = [(0, a, a + 1.0), (2, a + 2.2, a + 3.2)]
+    handling = [(a + 1.0, a + 1.05), (a + 2.1, a + 2.2)]
+    first = DeviceResult(tasks, [(1, b + 2.1, a + 2.2)], handling, *no_more)
+    tasks, handling = [(1, b + 1.1, b + 2.1)], [(b + 1.0, b + 1.1)]
+    return [first, DeviceResult(tasks, [(0, a + 1.0, b + 1.1)], handling, *no_more)]
 
 
 @pytest.mark.parametrize("error_s", [0.0, 0.05, 0.5, -0.5])

@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
 
-import doppler_jax as dj
 from doppler_jax.engine.profile import dispatch_gaps_s, measured_lower_bound_s, profile
 from doppler_jax.engine.trace import make_handling
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.synchronous import simulate_synchronous
-from tests.kernels.conftest import build
+from tests.kernels.conftest import X, all_modes, build, compile_on
 from tests.simulator.cases import change, small_problem
 
 # Device 0 runs tasks 0 and 1; both send 2 and 3 bytes to task 3 on device 1, behind task 2.
@@ -137,19 +136,14 @@ def test_refuses_what_does_not_fit():
         profile(GRAPH, early, NAMES, DEVICES, [7.0, 9.0])
 
 
-@pytest.mark.parametrize("mode", ["work_conserving", "stream", "bulk_synchronous"])
+@all_modes
 def test_of_a_real_call(mode, local):
     tasks = [("spin", ["i0"]), ("spin", ["i1"]), ("mean", ["t0", "t1"]), ("spin", ["t2"])]
-    step = dj.compile(
-        build(tasks, ["t3"]),
-        [0, 1, 1, 0],
-        devices=local[:2],
-        mode=mode,
-    )
+    step = compile_on(build(tasks, ["t3"]), [0, 1, 1, 0], local, mode=mode)
     for read in (step.profile, lambda: step.lower_bound_s):
         with pytest.raises(ValueError, match="call the function first"):
             read()
-    step(np.arange(8, dtype=np.float32))
+    step(X)
     found = step.profile()
     assert found.makespan_s == step.trace.finish_s.max()
     assert found.num_transfers == 2

@@ -1,11 +1,13 @@
 """Device processes, two of Ray: results, traces, memory, and what goes wrong."""
 
+import functools
 import os
 import pathlib
 import signal
 import sys
 import threading
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,24 +17,21 @@ import doppler_jax as dj
 from doppler_jax.engine.processes import driver
 from doppler_jax.engine.processes.driver import ProcessDevices
 from doppler_jax.engine.processes.session import ProcessDevice
-from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.types import Kernel
+from tests.kernels import conftest
 from tests.kernels.conftest import (
     BLOCK,
     KERNELS,
+    WORKLOADS,
     build,
+    partitioned,
     random_program,
-    run_plainly,
     seconds_until_ctrl_c,
+    spin_chain,
 )
 
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
-SIZES = {
-    "chainmm": {"n": 64},
-    "ffnn": {"batch": 64, "features": 64, "hidden": 64, "classes": 32},
-}
-
 ray = pytest.importorskip("ray")
 both_modes = pytest.mark.parametrize("mode", ProcessDevices.modes)
 
@@ -41,11 +40,7 @@ def compile_on(sharded, placement, devices, **options):
     return dj.compile(sharded, placement, devices=devices, **options)
 
 
-def check(sharded, step, x=X):
-    out, expected = step(x), run_plainly(sharded, x)
-    for name in ("in", "out"):
-        np.testing.assert_allclose(out[name], expected[name], rtol=1e-4)
-    dj.validate(sharded.graph, step.trace, tolerance=0)
+check = functools.partial(conftest.check, x=X, rtol=1e-4)
 
 
 @both_modes
@@ -58,43 +53,33 @@ def test_runs_random_programs(ray_pair, num_tasks, mode):
         priority = rng.permutation(num_tasks) if seed % 2 else None
         step = compile_on(sharded, placement, ray_pair, mode=mode, priority=priority)
         for scale in (1.0, 2.0):
-            check(sharded, step, scale * X)
+            check(sharded, step, x=scale * X)
         np.testing.assert_array_equal(step.trace.placement, placement)
 
 
 @both_modes
-@pytest.mark.parametrize("name", sorted(SIZES))
-def test_equals_the_plain_function(ray_pair, name, mode):
-    workload = make_workload(name, **SIZES[name])
-    args = make_arrays(workload, jax.random.key(0))
-    sharded = dj.partition(dj.trace(workload.fn, *workload.args), 4)
-    expected = jax.jit(workload.fn)(*args)
+def check_placements(ray_pair, mode, workload, count, tolerance):
+    sharded, args, fn = workload
+    expected = fn(*args)
     rng = np.random.default_rng(0)
-    for _ in range(3):
+    for _ in range(count):
         placement = rng.integers(0, 2, sharded.graph.num_tasks)
         step = compile_on(sharded, placement, ray_pair, mode=mode)
-        np.testing.assert_allclose(step(*args), expected, atol=1e-4, rtol=1e-4)
+        chex.assert_trees_all_close(step(*args), expected, atol=tolerance, rtol=tolerance)
         dj.validate(sharded.graph, step.trace, tolerance=0)
+
+
+@both_modes
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_equals_the_plain_function(ray_pair, name, mode):
+    check_placements(ray_pair, mode, partitioned(name, 4, **WORKLOADS[name]), 3, 1e-4)
 
 
 @pytest.mark.slow
 @both_modes
 @pytest.mark.parametrize("name", dj.list_workloads())
 def test_every_workload_on_twenty_placements(ray_pair, name, mode):
-    workload = make_workload(name, preset="small")
-    args = make_arrays(workload, jax.random.key(0))
-    sharded = dj.partition(dj.trace(workload.fn, *workload.args), 2)
-    expected = jax.jit(workload.fn)(*args)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        placement = rng.integers(0, 2, sharded.graph.num_tasks)
-        step = compile_on(sharded, placement, ray_pair, mode=mode)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-3),
-            step(*args),
-            expected,
-        )
-        dj.validate(sharded.graph, step.trace, tolerance=0)
+    check_placements(ray_pair, mode, partitioned(name, 2, preset="small"), 20, 1e-3)
 
 
 def test_keys_and_small_floats_travel(ray_pair):
@@ -163,21 +148,17 @@ def test_the_smallest_priority_goes_first(ray_pair):
 
 @both_modes
 def test_counts_memory_as_the_simulator_does(ray_pair, mode):
-    workload = make_workload("chainmm", n=64)
-    sharded = dj.partition(dj.trace(workload.fn, *workload.args), 4)
+    sharded, args, _ = partitioned("chainmm", 4, n=64)
     step = compile_on(sharded, np.arange(sharded.graph.num_tasks) % 2, ray_pair, mode=mode)
-    step(*make_arrays(workload, jax.random.key(0)))
+    step(*args)
     costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
     predicted = peak_memory_bytes(sharded.graph, costs, step.trace)[:2]
     np.testing.assert_allclose(step.peak_bytes, predicted, rtol=0.1)
 
 
 def test_lays_arguments_once_and_forgets_them(ray_pair, monkeypatch):
-    asked = []
-    ask_all = driver.ask_all
-    monkeypatch.setattr(
-        driver, "ask_all", lambda *args: asked.append(args[1]) or ask_all(*args)
-    )
+    asked, ask_all = [], driver.ask_all
+    monkeypatch.setattr(driver, "ask_all", lambda *a: asked.append(a[1]) or ask_all(*a))
     sharded = build([("mean", ["i0", "i2"]), ("mean", ["i0", "i1"])], ["t0", "t1"])
     x, session = jnp.asarray(X), ray_pair[0].session
     first, second = (compile_on(sharded, [0, v], ray_pair) for v in (0, 1))
@@ -272,8 +253,7 @@ KERNELS["log"] = Kernel("log", lambda a: (jnp.log(a),), (BLOCK,), (BLOCK,))
 
 
 def test_a_failing_task_ends_the_call_and_the_next_works(ray_pair):
-    tasks = [("mean", ["i0", "i0"]), ("huge", ["t0"]), ("mean", ["t1", "t0"])]
-    sharded = build(tasks, ["t2"])
+    sharded = build([("mean", ["i0", "i0"]), ("huge", ["t0"]), ("mean", ["t1", "t0"])], ["t2"])
     step = compile_on(sharded, [0, 1, 0], ray_pair)
     sound = random_program(0, 8)
     for _ in range(2):
@@ -291,14 +271,7 @@ def test_checks_for_nan_on_request(ray_pair, mode):
     step = compile_on(sharded, [1, 0], ray_pair, mode=mode, check_nan=True)
     with pytest.raises(dj.TaskError, match=r"task 0 \(log0\) .*device 1.*NaN"):
         step(-1 - X)
-    check(sharded, step, 1 + X)
-
-
-def spin_chain(num_tasks):
-    return [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(num_tasks - 1)]]
-
-
-SPINS = spin_chain(10)
+    check(sharded, step, x=1 + X)
 
 
 @both_modes
@@ -319,7 +292,7 @@ def _seconds(step):
 
 
 def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair, least):
-    sharded = build(spin_chain(60), ["t59"])  # long beside the looks for Ctrl-C
+    sharded = spin_chain(60)  # long beside the looks for Ctrl-C
     step = compile_on(sharded, np.arange(60) % 2, ray_pair)
 
     def share():
@@ -339,7 +312,7 @@ def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair, least):
 )
 def test_ctrl_c_while_devices_are_told(ray_pair, monkeypatch, mode, interrupted):
     """At the start only some devices run the call; a second Ctrl-C leaves one at it."""
-    sharded = build(SPINS, ["t9"])
+    sharded = spin_chain(10)
     step = compile_on(sharded, np.arange(10) % 2, ray_pair, mode=mode, timeout_s=60)
     left = list(interrupted)
     tell = ProcessDevice.call
@@ -383,7 +356,7 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
 
 
 def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
-    sharded = build(spin_chain(200), ["t199"])  # most of it is left however late the kill
+    sharded = spin_chain(200)  # most of it is left however late the kill
     with dj.ray_devices(2) as devices:
         step = compile_on(sharded, np.arange(200) % 2, devices)
         whole_s = _seconds(step)
@@ -408,10 +381,7 @@ def test_a_kernel_that_does_not_compile_is_named(ray_pair, monkeypatch):
     monkeypatch.setattr(exports, "of", lambda sharded: (tuple(serialised), serialised))
     with pytest.raises(dj.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
         compile_on(sharded, [0, 1], ray_pair)
-    assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == {
-        "digest of make",
-        "digest of mean",
-    }
+    assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == set(serialised)
 
 
 def test_a_kernel_that_cannot_travel_is_named(ray_pair):

@@ -5,18 +5,15 @@ import subprocess
 import sys
 import threading
 
-import jax
 import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.programs.workloads import make_arrays, make_workload
-from tests.kernels.conftest import build, run_plainly
+from tests.kernels.conftest import WORKLOADS, X, check, partitioned, spin_chain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 # Seconds of work: a busy machine takes its time to kill a node.
-SPINS = build([("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(199)]], ["t199"])
+SPINS = spin_chain(200)
 
 
 @pytest.mark.slow
@@ -39,21 +36,17 @@ def main():
     with dj.ray_devices(2, address=cluster.address) as devices:
         run_a_workload(devices)
         left = lose_a_node(devices, lambda: cluster.remove_node(second, allow_graceful=False))
-        step = dj.compile(SPINS, np.zeros(200, int), devices=left)
-        expected = run_plainly(SPINS, X)["out"]
-        np.testing.assert_allclose(step(X)["out"], expected, rtol=1e-4)
+        check(SPINS, dj.compile(SPINS, np.zeros(200, int), devices=left), rtol=1e-4)
     cluster.shutdown()
     print("the rest went on")
 
 
 def run_a_workload(devices):
-    workload = make_workload("ffnn", batch=64, features=64, hidden=64, classes=32)
-    args = make_arrays(workload, jax.random.key(0))
-    sharded = dj.partition(dj.trace(workload.fn, *workload.args), 2)
+    sharded, args, fn = partitioned("ffnn", 2, **WORKLOADS["ffnn"])
     placement = np.arange(sharded.graph.num_tasks) % 2
     for mode in ("work_conserving", "bulk_synchronous"):
         step = dj.compile(sharded, placement, devices=devices, mode=mode)
-        np.testing.assert_allclose(step(*args), jax.jit(workload.fn)(*args), atol=1e-4)
+        np.testing.assert_allclose(step(*args), fn(*args), atol=1e-4)
         dj.validate(sharded.graph, step.trace, tolerance=0)
 
 

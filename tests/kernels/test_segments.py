@@ -1,8 +1,8 @@
 """Segments compute the same, move the same, and are as coarse as delays nothing."""
 
-import dataclasses
 import gc
 
+import chex
 import jax
 import networkx as nx
 import numpy as np
@@ -18,11 +18,8 @@ from doppler_jax.graphs.build import task_edges
 from doppler_jax.programs.evaluate import evaluate
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
-from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.simulator.validate import validate
-from tests.kernels.conftest import build, random_program
-
-X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+from tests.kernels.conftest import X, at_home, build, compile_on, partitioned, random_program
 
 
 @st.composite
@@ -30,11 +27,10 @@ def placed_programs(draw):
     seed, num_tasks = draw(st.integers(0, 10_000)), draw(st.integers(0, 30))
     sharded = random_program(seed, num_tasks) if num_tasks else build([], ["i0", "i2"])
     rng = np.random.default_rng(seed)
-    homes = rng.integers(-1, 2, 3)
-    graph = sharded.graph.replace(input_home=homes)
+    sharded = at_home(sharded, rng.integers(-1, 2, 3))
     placement = rng.integers(0, draw(st.integers(1, 3)), num_tasks)
     priority = rng.permutation(num_tasks).astype(float) if draw(st.booleans()) else None
-    return dataclasses.replace(sharded, graph=graph), placement, priority
+    return sharded, placement, priority
 
 
 def transfers_around(sharded, placement):
@@ -73,8 +69,7 @@ def test_same_results_same_transfers_and_no_coarser_grouping(case):
     sharded, placement, priority = case
     fused, places, rank = fuse_segments(sharded, placement, priority)
     expected, out = evaluate(sharded, X), evaluate(fused, X)
-    for name in expected:
-        np.testing.assert_array_equal(out[name], expected[name])
+    chex.assert_trees_all_equal(out, expected)
     around = transfers_around(sharded, placement)
     groups = {}
     for v, sets in enumerate(around):
@@ -96,14 +91,10 @@ def test_deterministic_and_idempotent(case):
     sharded, placement, priority = case
     fused, places, rank = fuse_segments(sharded, placement, priority)
     again, again_places, _ = fuse_segments(sharded, placement, priority)
-    assert (again.names, again.kernels, again.operands) == (
-        fused.names,
-        fused.kernels,
-        fused.operands,
-    )
     twice, twice_places, _ = fuse_segments(fused, places, rank)
-    assert twice.names == fused.names
-    assert twice.kernels == fused.kernels
+    assert again.operands == fused.operands
+    assert again.names == twice.names == fused.names
+    assert again.kernels == twice.kernels == fused.kernels
     np.testing.assert_array_equal(twice_places, again_places)
 
 
@@ -120,17 +111,9 @@ def test_a_device_alone_is_one_task():
 
 def test_a_tensor_that_leaves_ends_its_segment():
     # Device 1 reads task 1; 2 and 3 need not be ready for that. Task 4 waits for device 1.
-    sharded = build(
-        [
-            ("make", []),
-            ("mean", ["t0", "i0"]),
-            ("mean", ["t0", "i1"]),
-            ("mean", ["t2", "t2"]),
-            ("mean", ["t5", "t3"]),
-            ("split", ["t1"]),
-        ],
-        ["t4"],
-    )
+    operands = [["t0", "i0"], ["t0", "i1"], ["t2", "t2"], ["t5", "t3"]]
+    tasks = [("make", []), *(("mean", pair) for pair in operands), ("split", ["t1"])]
+    sharded = build(tasks, ["t4"])
     placement = np.array([0, 0, 0, 0, 0, 1])
     fused, places, _ = fuse_segments(sharded, placement, None)
     assert fused.names == ("make0+1", "mean2+1", "mean4", "split5")
@@ -146,10 +129,7 @@ def test_an_argument_on_its_way_holds_up_only_its_readers():
     sharded = build([("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "t1"])], ["t2"])
     places = np.ones(3, int)
     assert fuse_segments(sharded, places, None)[0].names == ("make0+2",)
-    moved = dataclasses.replace(
-        sharded, graph=sharded.graph.replace(input_home=np.array([0, -1, -1]))
-    )
-    fused, _, _ = fuse_segments(moved, places, None)
+    fused, _, _ = fuse_segments(at_home(sharded, [0, -1, -1]), places, None)
     assert fused.names == ("make0", "mean1+1")
     assert fused.graph.input_home.tolist() == [0, -1, -1]
 
@@ -180,16 +160,8 @@ def test_segments_run(local, mode):
     for seed in range(6):
         sharded = random_program(seed, 30)
         placement = np.arange(30) % 7 // 4
-        step = dj.compile(
-            sharded,
-            placement,
-            devices=local[:2],
-            mode=mode,
-            fuse_segments=True,
-        )
-        out, expected = step(X), evaluate(sharded, X)
-        for name in expected:
-            np.testing.assert_allclose(out[name], expected[name], rtol=1e-5, atol=1e-6)
+        step = compile_on(sharded, placement, local, mode=mode, fuse_segments=True)
+        chex.assert_trees_all_close(step(X), evaluate(sharded, X), rtol=1e-5, atol=1e-6)
         assert len(step.names) == step.graph.num_tasks < 30
         validate(step.graph, step.trace, tolerance=0)
 
@@ -202,12 +174,8 @@ def test_a_print_in_a_segment_runs_once(capfd):
 
     x = np.ones((4, 4), np.float32)
     sharded = partition(trace(fn, x), 1)
-    step = dj.compile(
-        sharded,
-        np.zeros(sharded.graph.num_tasks, int),
-        devices=jax.devices()[:1],
-        fuse_segments=True,
-    )
+    placement, devices = np.zeros(sharded.graph.num_tasks, int), jax.devices()[:1]
+    step = dj.compile(sharded, placement, devices=devices, fuse_segments=True)
     assert len(step.names) == 1 < sharded.graph.num_tasks
     np.testing.assert_allclose(step(x), fn(x))
     jax.effects_barrier()
@@ -215,14 +183,12 @@ def test_a_print_in_a_segment_runs_once(capfd):
 
 
 def test_workload_in_segments():
-    workload = make_workload("ffnn", batch=32, features=32, hidden=32, classes=16)
-    sharded = partition(trace(workload.fn, *workload.args), 4, strategy="uniform")
+    sizes = {"batch": 32, "features": 32, "hidden": 32, "classes": 16}
+    sharded, args, fn = partitioned("ffnn", 4, strategy="uniform", **sizes)
     num_tasks = sharded.graph.num_tasks
     placement = np.arange(num_tasks) * 2 // num_tasks
     fused, _, _ = fuse_segments(sharded, placement, None)
     assert len(fused.origins) == fused.graph.num_tasks < num_tasks
-    assert sum(len(o.primitives) for o in fused.origins) == sum(
-        len(o.primitives) for o in sharded.origins
-    )
-    args = make_arrays(workload, jax.random.key(0))
-    np.testing.assert_allclose(evaluate(fused, *args), workload.fn(*args), rtol=1e-4, atol=1e-5)
+    count, wanted = (sum(len(o.primitives) for o in p.origins) for p in (fused, sharded))
+    assert count == wanted
+    np.testing.assert_allclose(evaluate(fused, *args), fn(*args), rtol=1e-4, atol=1e-5)
