@@ -18,7 +18,7 @@ from doppler_jax.graphs.formats import save_graph
 from tests.generators import random_problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-UPDATES = {"stage1": 200, "stage2": 80, "stage3": 40}
+UPDATES = {"stage1": 200, "stage2": 120, "stage3": 40}
 pytestmark = pytest.mark.slow
 
 
@@ -35,7 +35,7 @@ def stage_command(stage, graph, runs, save_every_s=0.2):
     command += ["--num-updates", str(UPDATES[stage]), "--save-every-s", str(save_every_s)]
     if stage == "stage1":
         return [*command, "--policy.width", "8", "--policy.rounds", "1"]
-    return [*command, "--training.num-elites", "4"]
+    return [*command, "--training.batch", "32", "--training.num-chains", "32"]
 
 
 def stage3_command(graph, folder, mode):
