@@ -18,6 +18,17 @@ TEXT = "4\n0,\n0, 0,\n1, 2,\n5,20\n6,24\n7,28\n"
 """A DOPPLER text: tasks 0, 1, 2, edges 0 -> 1 and 0 -> 2."""
 
 
+def graph_json(**changes):
+    """Two tasks and a tensor between them as `save_graph` writes it; None takes a field out."""
+    graph = {
+        "format": "doppler_jax.task_graph", "version": 1,
+        "flops": [1.0, 2], "tensor_producer": [0], "tensor_bytes": [4.0],
+        "edge_tensor": [0], "edge_reader": [1],
+        "input_bytes": [], "input_home": [], "input_edge_input": [], "input_edge_reader": [],
+    }  # fmt: skip
+    return json.dumps({k: v for k, v in (graph | changes).items() if v is not None})
+
+
 def run(monkeypatch, main, settings, *words):
     """Returns the exit code of `python -m MODULE WORDS`, run in this process."""
     monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])

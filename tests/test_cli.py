@@ -15,6 +15,7 @@ from doppler_jax.policies.features import FEATURE_VERSION
 from tests.commands import (
     TEXT,
     assert_one_error_line,
+    graph_json,
     run,
     save_tiny_checkpoint,
     set_feature_version,
@@ -45,51 +46,16 @@ def refuse(command, capsys, tmp_path):
     return check
 
 
-def graph_json(**changes):
-    graph = {
-        "format": "doppler_jax.task_graph", "version": 1,
-        "flops": [1.0, 2.0], "tensor_producer": [0], "tensor_bytes": [4.0],
-        "edge_tensor": [0], "edge_reader": [1],
-        "input_bytes": [], "input_home": [], "input_edge_input": [], "input_edge_reader": [],
-    }  # fmt: skip
-    return json.dumps(graph | changes)
-
-
+# What else can be wrong in a file, `graphs/test_formats.py` knows.
 BAD_GRAPHS = {
     "a cycle": (
-        TEXT.replace("0, 0,\n1, 2,", "0, 1,\n1, 0,"), "tasks form a cycle: 0 -> 1 -> 0",
-    ),
-    "a cycle in JSON": (
-        graph_json(tensor_producer=[0, 1], tensor_bytes=[1, 1], edge_tensor=[0, 1],
-                   edge_reader=[1, 0]),
+        TEXT.replace("0, 0,\n1, 2,", "0, 1,\n1, 0,"),
         "tasks form a cycle: 0 -> 1 -> 0",
     ),
-    "a dangling edge": (TEXT.replace("1, 2,", "1, 7,"), "line 4: an edge names task 7"),
-    "a dangling edge in JSON": (
-        graph_json(edge_reader=[2]), "edge_reader[0] is 2, but there are 2 tasks",
-    ),
-    "a field twice": (
-        graph_json().replace("{", '{"flops": [3.0], ', 1), "field 'flops' is given twice",
-    ),
-    "NaN": (TEXT.replace("5,20", "nan,20"), "line 5: compute is 'nan'"),
-    "NaN in JSON": (graph_json(flops=[1.0, float("nan")]), "NaN is no JSON number"),
-    "a negative cost": (TEXT.replace("6,24", "6,-24"), "line 6: communication is '-24'"),
     "a negative cost in JSON": (graph_json(flops=[1.0, -2.0]), "flops[1] is -2.0"),
-    "nothing": ("", "the file is empty"),
-    "blanks": (" \n \n", "the file is empty"),
-    "no task in JSON": (
-        graph_json(flops=[], tensor_producer=[], tensor_bytes=[], edge_tensor=[],
-                   edge_reader=[]),
-        "the graph has no tasks",
-    ),
-    "a truncated file": (TEXT[: TEXT.index("7,28")], "but 2 task lines follow"),
-    "a truncated header": (TEXT[:4], "2 lines; expected 4"),
     "truncated JSON": (graph_json()[:60], "line 1 column", "not valid JSON"),
     "binary": (b"\x7fELF\x02\x01\x00\xff\xfe", "not a text file"),
-    "a NUL": (TEXT.encode() + b"\0", "not a text file"),
-    "another JSON": ("[1, 2]", "1 lines; expected 4"),
-    "prose": ("once\nupon\na\ntime\n", "line 1: expected integers, found 'once'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_GRAPHS)
@@ -140,11 +106,7 @@ def cluster_json(**changes):
         (cluster_json()[:50], "not valid JSON"),
         ("[]", "expected a JSON object, found a list"),
         (cluster_json(version=2), "field 'version': expected 1, found 2"),
-        (cluster_json(speed=1), "field 'speed' is unknown"),
         (cluster_json(launch_s=[0.0, -1.0]), "launch_s[1] is -1.0"),
-        (cluster_json(launch_s=[0.0]), "launch_s has shape (1,); expected (2,)"),
-        (cluster_json(flops_per_s=[1.0, "fast"]), "flops_per_s[1] is 'fast'"),
-        (cluster_json(latency_s=[[0.0, 1.0], [1.0]]), "rows of unequal length"),
         (graph_json(), "field 'format': expected 'doppler_jax.cluster'"),
     ],
 )
@@ -180,9 +142,8 @@ def test_a_broken_checkpoint_is_refused(refuse):
 def test_a_policy_is_for_doppler_alone(refuse):
     save_tiny_checkpoint(pathlib.Path("run"))
     words = ["place", "g.txt", "--policy", "run", "--method", "single"]
-    refuse(
-        words, "method 'single' takes no policy; only these do: 'doppler', 'doppler+search', "
-    )
+    known = "'doppler', 'doppler+search', "
+    refuse(words, f"method 'single' takes no policy; only these do: {known}")
 
 
 def test_place_writes_what_it_found(command, capsys):
@@ -244,9 +205,8 @@ def test_errors_become_one_line(monkeypatch, capsys):
 
     assert run(monkeypatch, main(ValueError("one\n  two")), entry.List) == 2
     assert capsys.readouterr().err == "error: one two\n"
-    assert (
-        run(monkeypatch, main(PermissionError(13, "Permission denied", "a")), entry.List) == 2
-    )
+    denied = PermissionError(13, "Permission denied", "a")
+    assert run(monkeypatch, main(denied), entry.List) == 2
     assert_one_error_line(capsys.readouterr().err, "Permission denied: 'a'")
     assert run(monkeypatch, main(KeyboardInterrupt()), entry.List) == 130
     assert capsys.readouterr().err == "stopped\n"

@@ -1,7 +1,6 @@
 """What docs/embedding.md shows works in a process of its own, with other devices."""
 
 import ast
-import functools
 import json
 import os
 import pathlib
@@ -15,7 +14,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies import FEATURE_VERSION, PolicyConfig, init_params, make_policy_inputs
-from tests.generators import random_problem
+from tests.generators import random_params, random_problem
 from tests.test_readme import ROOT, read_blocks
 
 _, EXAMPLE, USE = (code for _, code in read_blocks(ROOT / "docs" / "embedding.md", {"python"}))
@@ -27,12 +26,7 @@ def folder(tmp_path_factory):
     """A folder with the checkpoint `policy`, its parameters random, beside nothing else."""
     folder = tmp_path_factory.mktemp("embedding")
     problem = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 2))
-    init = functools.partial(init_params, config=CONFIG, problem=problem)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype("f4"),
-        jax.eval_shape(init, jax.random.key(0)),
-    )
+    params = random_params(lambda key, p: init_params(key, CONFIG, p), problem)
     params = jax.device_put(params, jax.devices()[-1])  # one that others need not have
     dj.save_policy(folder / "policy", dj.Policy(params=params, config=CONFIG), {"seed": 7})
     return folder
@@ -84,7 +78,7 @@ def test_meta_says_what_the_checkpoint_is(folder):
     assert meta["format"] == "doppler_jax.checkpoint"
     assert meta["policy"]["feature_version"] == FEATURE_VERSION
     assert (meta["policy"]["features"], meta["policy"]["width"]) == ("coparent", 4)
-    assert meta["seed"] == 7
+    assert (meta["seed"], meta["method"]) == (7, "doppler")
 
 
 def test_another_feature_version_is_refused_here_too():

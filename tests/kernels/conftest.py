@@ -156,8 +156,14 @@ def check_failures(step, monkeypatch, calls):
     for fails in calls:
         monkeypatch.setitem(FAILING, "now", fails)
         if fails:
-            with pytest.raises(dj.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"):
+            with pytest.raises(
+                dj.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"
+            ) as e:
                 step(X)
+            assert (e.value.task, e.value.device) == (2, 1)
+            assert isinstance(e.value, RuntimeError)
+            assert "boom" in str(e.value.__cause__)
+            assert len(str(e.value).splitlines()) == 1
         else:
             check(FAILING_PROGRAM, step, rtol=1e-4)
         assert num_threads() == threads

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import doppler_jax as dj
 from doppler_jax.engine import ops
 from doppler_jax.programs.evaluate import evaluate
-from tests.kernels.conftest import X, check, compile_on, random_program
+from tests.kernels.conftest import X, random_program
 
 
 @pytest.fixture
@@ -81,27 +81,6 @@ def test_devices_say_what_they_are():
         message = rf"s\[{len(devices) - 1}\] is 'cpu:.'; expected a JAX device, or dj.ray_dev"
         with pytest.raises(ValueError, match=message):
             dj.compile(random_program(0, 3), [0, 0, 0], devices=devices)
-
-
-def test_fuses_segments(local):
-    sharded = random_program(4, 30)
-    options = {"fuse_segments": True, "priority": range(30)}
-    step = compile_on(sharded, np.arange(30) % 2, local, **options)
-    check(sharded, step)
-    assert step.graph.num_tasks == len(step.names) == len(step.trace.start_s) < 30
-
-
-def test_tells_what_the_latest_call_went_on(local):
-    sharded = random_program(0, 8)
-    step = compile_on(sharded, np.arange(8) % 2, local)
-    for tell in (step.profile, lambda: step.lower_bound_s):
-        with pytest.raises(ValueError, match="call the function first"):
-            tell()
-    step(X)
-    assert 0 < step.lower_bound_s <= step.trace.finish_s.max()
-    assert "critical chain" in str(step.profile())
-    assert step.profile().peak_bytes.tolist() == step.peak_bytes.tolist()
-    assert step.device_names == tuple(map(str, jax.devices()[:2]))
 
 
 @pytest.fixture

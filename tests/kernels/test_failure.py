@@ -39,20 +39,6 @@ def test_a_failing_kernel_ends_the_call_and_the_next_works(local, mode, monkeypa
     check_failures(step, monkeypatch, (True, False, True, False))
 
 
-@all_modes
-def test_the_error_names_task_and_device(local, mode, monkeypatch):
-    monkeypatch.setitem(FAILING, "now", True)
-    step = compile_on(FAILING_PROGRAM, [0, 0, 3, 0, 0, 1], local, 4, mode=mode)
-    with pytest.raises(dj.TaskError) as caught:
-        step(X)
-    assert (caught.value.task, caught.value.device) == (2, 3)
-    assert isinstance(caught.value, RuntimeError)
-    assert "boom" in str(caught.value.__cause__)
-    assert len(str(caught.value).splitlines()) == 1
-    monkeypatch.setitem(FAILING, "now", False)
-    step(X)
-
-
 class Poisoned:
     """A result that turns out to have failed when waited for, as on an asynchronous device."""
 

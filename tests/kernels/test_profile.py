@@ -147,10 +147,11 @@ def test_of_a_real_call(mode, local):
     found = step.profile()
     assert found.makespan_s == step.trace.finish_s.max()
     assert found.num_transfers == 2
-    assert found.lower_bound_s == step.lower_bound_s <= found.makespan_s * (1 + 1e-9)
+    assert 0 < found.lower_bound_s == step.lower_bound_s <= found.makespan_s * (1 + 1e-9)
     # Two of the loops may run at once, the third waits for both.
     assert found.lower_bound_s >= (found.task_s[3] + found.task_s[:2].max()) * (1 - 1e-9)
     assert found.peak_bytes.tolist() == step.peak_bytes.tolist()
     assert not found.handling_s.any()
     assert f"| 1 ({step.device_names[1]}) |" in str(found)
     assert "| spin3 |" in str(found)
+    assert "critical chain" in str(found)

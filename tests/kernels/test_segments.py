@@ -160,9 +160,10 @@ def test_segments_run(local, mode):
     for seed in range(6):
         sharded = random_program(seed, 30)
         placement = np.arange(30) % 7 // 4
-        step = compile_on(sharded, placement, local, mode=mode, fuse_segments=True)
+        options = {"fuse_segments": True, "priority": range(30) if seed % 2 else None}
+        step = compile_on(sharded, placement, local, mode=mode, **options)
         chex.assert_trees_all_close(step(X), evaluate(sharded, X), rtol=1e-5, atol=1e-6)
-        assert len(step.names) == step.graph.num_tasks < 30
+        assert len(step.names) == len(step.trace.start_s) == step.graph.num_tasks < 30
         validate(step.graph, step.trace, tolerance=0)
 
 

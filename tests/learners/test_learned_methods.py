@@ -6,7 +6,6 @@ import json
 import chex
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 import doppler_jax as dj
@@ -66,20 +65,15 @@ def test_proposals_of_the_trained_policy_compete(monkeypatch):
 
 
 def test_the_best_of_training_competes(monkeypatch):
-    monkeypatch.setattr(
-        Toy,
-        "propose",
-        lambda learner, params, problem, key, count, links: np.zeros((count, 8), int),
-    )
+    monkeypatch.setattr(Toy, "propose", lambda _, *args: np.zeros((args[3], 8), int))
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
     assert (placed.placement != 0).any()
 
 
 def test_a_policy_proposes_and_does_not_train(monkeypatch):
     monkeypatch.setattr(learned, "train_learner", None)
-    placed = dj.place(
-        *slow_device(), method="toy", policy=toy_policy((0, 0, 1)), max_evaluations=2
-    )
+    policy = toy_policy((0, 0, 1))
+    placed = dj.place(*slow_device(), method="toy", policy=policy, max_evaluations=2)
     assert placed.evaluations == 2
     np.testing.assert_array_equal(placed.placement, np.full(8, 2))  # the likeliest
 
@@ -99,6 +93,7 @@ def test_policies_of_other_methods_are_refused(method, of, message):
         dj.place(*slow_device(), method=method, policy=policy)
 
 
+VERSION = {"feature_version": FEATURE_VERSION}
 ABLATIONS = (PerStep(), Placeto(once=True), Doppler(policy=PolicyConfig(select="b_level")))
 
 
@@ -115,25 +110,12 @@ def test_every_policy_is_written_and_read(learner, tmp_path):
         dj.save_policy(tmp_path / "here", policy)
 
 
-def test_orbax_alone_restores_a_policy(tmp_path):
-    dj.save_policy(tmp_path, toy_policy((1.0, 2.0, 3.0)), {"seed": 7})
-    found = ocp.StandardCheckpointer().restore(tmp_path / "0" / "params")
-    np.testing.assert_array_equal(found["logits"], [1.0, 2.0, 3.0])
-    meta = json.loads((tmp_path / "0" / "meta" / "metadata").read_text())
-    assert meta["seed"] == 7
-    assert meta["method"] == "toy"
-    assert meta["policy"]["feature_version"] == FEATURE_VERSION
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"method": "oracle"}, "a policy of the unknown method 'oracle'"),
         ({"policy": {"feature_version": 1}}, "feature version 1, this library"),
-        (
-            {"policy": {"feature_version": FEATURE_VERSION, "depth": 3}},
-            "settings that 'toy' does not know: .*'depth'",
-        ),
+        ({"policy": {**VERSION, "depth": 3}}, "settings that 'toy' does not know: .*'depth'"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path, changes, message):
