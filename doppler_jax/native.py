@@ -21,7 +21,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-MODULES = ("doppler_jax.simulator.native_kernels",)
+MODULES = (
+    "doppler_jax.simulator.native_kernels",
+    "doppler_jax.simulator.memory_kernels",
+)
 """All modules of compiled code."""
 
 KEPT = 8

@@ -5,7 +5,8 @@ Read in this order:
 - `disciplines`: which of its tasks a device starts next. A new queue discipline starts there.
 - `oracle` (with `durations`): the rules in plain Python, which judge all the rest.
 - `simulate`: the doors, `simulate` for users and `simulate_padded` for use inside `jit`.
-- `native`, `native_kernels`: the same rules compiled by Numba, for CPUs.
+- `native`, `native_kernels`: the same rules compiled by Numba, for CPUs; `memory_kernels`: and
+  the rule of `memory`.
 - `lockstep` (on `lanes`): the same rules in JAX, for accelerators and for use inside `jit`.
 - `validate`, `validate_transfers`: is a schedule, simulated or measured, legal?
 - `noise`: random durations and orders; `memory`: what lies where; `critical_chain`: why a

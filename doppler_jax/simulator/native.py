@@ -7,7 +7,7 @@ Results equal those of `oracle.py` in every bit. The compiled loops are in
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import LINKS
 from doppler_jax.simulator.disciplines import check_ranks, find_discipline, rank_order
-from doppler_jax.simulator.durations import check_placements
-from doppler_jax.types import RESIDENT, Costs, TaskGraph
+from doppler_jax.simulator.durations import check_placement, check_placements
+from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
 
 if TYPE_CHECKING:
     from doppler_jax.simulator.native_kernels import NativeProblem
@@ -38,7 +38,7 @@ def prepare(graph: TaskGraph, costs: Costs) -> "NativeProblem":
     # their home here, and kernels would look the device up in each placement.
     reads = np.flatnonzero(graph.input_home[graph.input_edge_input] != RESIDENT)
     reads = reads[np.lexsort((graph.input_edge_reader[reads], graph.input_edge_input[reads]))]
-    inputs = graph.input_edge_input[reads]
+    inputs, tensors = graph.input_edge_input[reads], graph.edge_tensor[by_producer]
     handling_s = per_byte = np.empty(0)
     if costs.handling_s is not None and costs.handling_s_per_byte is not None:
         handling_s, per_byte = costs.handling_s, costs.handling_s_per_byte
@@ -46,19 +46,22 @@ def prepare(graph: TaskGraph, costs: Costs) -> "NativeProblem":
         compute_s=_floats(costs.compute_s),
         latency_s=_floats(costs.latency_s),
         seconds_per_byte=_floats(costs.seconds_per_byte),
+        num_inputs=graph.num_inputs,
         num_tensors=graph.num_tensors,
+        home=graph.input_home[inputs].astype(np.uint32),
+        producer=senders[by_producer].astype(np.uint32),
+        first_move=(len(reads) + _bounds(senders, n)).astype(np.uint32),
+        item=np.append(inputs, graph.num_inputs + tensors).astype(np.uint32),
+        reader=np.append(graph.input_edge_reader[reads], readers[by_producer]).astype(
+            np.uint32
+        ),
+        num_bytes=np.append(
+            np.asarray(costs.input_bytes, np.float64)[inputs], tensor_bytes[tensors]
+        ),
         in_first=_bounds(readers, n),
         in_producer=senders[by_reader].astype(np.uint32),
         in_tensor=graph.edge_tensor[by_reader].astype(np.uint32),
         in_bytes=tensor_bytes[graph.edge_tensor[by_reader]],
-        out_first=_bounds(senders, n),
-        out_reader=readers[by_producer].astype(np.uint32),
-        out_tensor=graph.edge_tensor[by_producer].astype(np.uint32),
-        out_bytes=tensor_bytes[graph.edge_tensor[by_producer]],
-        home_input=inputs.astype(np.uint32),
-        home_device=graph.input_home[inputs].astype(np.uint32),
-        home_reader=graph.input_edge_reader[reads].astype(np.uint32),
-        home_bytes=np.asarray(costs.input_bytes, np.float64)[inputs],
         handling_s=_floats(handling_s),
         handling_s_per_byte=_floats(per_byte),
     )
@@ -110,6 +113,7 @@ def simulate_native(
     compute_factor: np.ndarray | None = None,
     transfer_factor: np.ndarray | None = None,
     schedule: bool = False,
+    transfers: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """Simulates placements under one draw of noise, if any.
 
@@ -123,10 +127,13 @@ def simulate_native(
       compute_factor: `[N]` multiplies the seconds of each task.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
       schedule: whether starts and finishes are wanted.
+      transfers: whether those of transfers are wanted, too.
 
     Returns:
-      Makespans `[B]`, and with `schedule` starts and finishes `[B, N]`, float64 seconds; inf
-      for what never starts or never ends.
+      Makespans `[B]`, with `schedule` starts and finishes `[B, N]`, and with `transfers` those
+      of the transfer of each move, `[B, F + E]` (see `NativeProblem`; moves that bring one
+      tensor to one device share it, and where nothing moves they say nothing); float64
+      seconds, inf for what never starts or never ends.
 
     Raises:
       ValueError: ranks are invalid under the queue.
@@ -143,7 +150,11 @@ def simulate_native(
     if discipline.waits and shared:
         order = rank_order(keys[0]).astype(np.uint32)
     makespan_s = np.zeros(batch)
-    start_s, finish_s = np.empty((2, batch if schedule else 0, n if schedule else 0))
+    times = start_s, finish_s, sent_s, arrival_s = [
+        np.empty((batch, size) if wanted else (0, 0))
+        for wanted, size in ((schedule, n), (transfers, len(problem.reader)))
+        for _ in range(2)
+    ]
 
     def run(rows: slice) -> bool:
         mine = keys if shared else keys[rows]
@@ -156,6 +167,8 @@ def simulate_native(
             makespan_s=makespan_s[rows],
             start_s=start_s[rows],
             finish_s=finish_s[rows],
+            sent_s=sent_s[rows],
+            arrival_s=arrival_s[rows],
         )
         code = native_kernels.run_rows(
             problem, share, discipline.ranked, discipline.waits, LINKS.index(links)
@@ -165,7 +178,67 @@ def simulate_native(
     if batch and n and not _in_threads(run, batch, n):
         for row in keys:
             check_ranks(graph, queue, row)  # says which task, and why
-    return (makespan_s, start_s, finish_s) if schedule else (makespan_s,)
+    return makespan_s, *times[: 2 * (schedule + transfers)]
+
+
+def simulate_one(
+    graph: TaskGraph,
+    costs: Costs,
+    placement: ArrayLike,
+    *,
+    links: str = "parallel",
+    queue: str = "fifo",
+    priority: ArrayLike | None = None,
+) -> Schedule:
+    """Returns what `simulate_oracle` does, from compiled code: the same in every bit.
+
+    Args:
+      graph: the task graph, N tasks.
+      costs: its costs on D devices, seconds.
+      placement: `[N]` device of each task.
+      links: one of `LINKS`.
+      queue: one of `QUEUES`.
+      priority: `[N]` ranks; None under `fifo`.
+
+    Raises:
+      ValueError: as `simulate_oracle` does.
+    """
+    device, ranks = (
+        check_placement(graph, costs, placement),
+        check_ranks(graph, queue, priority),
+    )
+    problem = prepare(graph, costs)
+    options: dict[str, Any] = {"links": links, "queue": queue, "ranks": ranks}
+    _, start_s, finish_s, sent_s, arrival_s = (
+        array[0]
+        for array in simulate_native(
+            graph,
+            problem,
+            device[None].astype(np.uint32),
+            **options,
+            schedule=True,
+            transfers=True,
+        )
+    )
+    source = np.append(problem.home, device[problem.producer]).astype(np.int64)
+    destination, item = device[problem.reader], problem.item.astype(np.int64)
+    item = np.where(item < problem.num_inputs, ~item, item - problem.num_inputs)
+    # One of all moves that bring an item to a device.
+    moved = np.flatnonzero((source != destination) & np.isfinite(sent_s))
+    order = np.lexsort((destination[moved], item[moved], sent_s[moved]))
+    moved = moved[order]
+    pairs = np.stack([item[moved], destination[moved]])
+    moved = moved[np.append(True, (pairs[:, 1:] != pairs[:, :-1]).any(0))[: len(moved)]]
+    return Schedule(
+        placement=device,
+        start_s=start_s,
+        finish_s=finish_s,
+        transfer_tensor=item[moved],
+        transfer_source=source[moved],
+        transfer_destination=destination[moved],
+        transfer_start_s=sent_s[moved],
+        transfer_finish_s=arrival_s[moved],
+    )
 
 
 def _floats(array: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ are three loops over executions:
 Sums are made in the order in which the oracle makes them, without fast-math, so that results
 are equal and not merely close. Indices are unsigned: they need no test for negative ones.
 Functions that are called for every task are inlined: calls would count references to arrays.
+Slices are filled by loops, for Numba compiles each assignment to one as a function.
 """
 
 # NumPy scalars and Python ints are one kind to Numba.
@@ -35,32 +36,30 @@ OK = -1
 ONE = np.uint32(1)
 NOBODY = np.uint32(0xFFFFFFFF)
 
-WIDE_TABLES = 1 << 20
-"""Entries above which tables hold N + D in all instead of N + 1 per device."""
-
 
 class NativeProblem(NamedTuple):
-    """Graph and costs as contiguous arrays; E edges, F reads of graph inputs with a home."""
+    """Graph and costs as contiguous arrays: N tasks, E edges, F reads of inputs with a home.
+
+    Items are what is moved: the I graph inputs, then the tensors. Moves are what is read: the
+    F reads by input, then the E edges by producer, then tensor.
+    """
 
     compute_s: Array  # [N, D]
     latency_s: Array  # [D, D]
     seconds_per_byte: Array  # [D, D]
+    num_inputs: int
     num_tensors: int
-    # Edges by reader, then tensor.
+    home: Array  # [F] uint32, device
+    producer: Array  # [E] uint32, of edges in the order of moves
+    first_move: Array  # [N + 1] uint32, task u makes moves first_move[u] to first_move[u + 1]
+    item: Array  # [F + E] uint32
+    reader: Array  # [F + E] uint32
+    num_bytes: Array  # [F + E]
+    # The edges again, by reader, then tensor.
     in_first: Array  # [N + 1] uint32, task v reads edges in_first[v] to in_first[v + 1]
     in_producer: Array  # [E] uint32
     in_tensor: Array  # [E] uint32
     in_bytes: Array  # [E]
-    # The same edges by producer, then tensor.
-    out_first: Array  # [N + 1] uint32
-    out_reader: Array  # [E] uint32
-    out_tensor: Array  # [E] uint32
-    out_bytes: Array  # [E]
-    # Reads of graph inputs that have a home, by input.
-    home_input: Array  # [F] uint32
-    home_device: Array  # [F] uint32
-    home_reader: Array  # [F] uint32
-    home_bytes: Array  # [F]
     handling_s: Array  # [D], or [0] where devices spend no time on transfers
     handling_s_per_byte: Array  # [D], or [0]
 
@@ -76,26 +75,52 @@ class Rows(NamedTuple):
     makespan_s: Array  # [B], to be written
     start_s: Array  # [B, N], to be written; [0, 0] where it is not wanted
     finish_s: Array  # likewise
+    sent_s: Array  # [B, F + E], to be written: when a move's transfer starts; [0, 0] likewise
+    arrival_s: Array  # likewise: when it ends
 
 
 class Links(NamedTuple):
-    """Serial links, and what of the tensor in hand has been sent."""
+    """Serial links, and what of the item in hand has been sent."""
 
     free_s: Array  # [D, D] when a link has carried all that was requested
-    sent: Array  # [D] int64, the tensor that was last sent to each device
-    sent_s: Array  # [D] when it is there
+    sent: Array  # [D] int64, the item that was last sent to each device
+    sent_s: Array  # [D] when its transfer started
+    arrival_s: Array  # [D] and ended
 
 
 @jit
-def _write_order(ranks: Array, order: Array) -> None:
+def sort_by_key(key: Array, order: Array, spare: Array) -> None:
+    """Sorts ids `[n]`, which ascend at first, by (key, id); `spare` `[n]` is overwritten."""
+    n, width = len(order), 1
+    while width < n:
+        for low in range(0, n, 2 * width):
+            middle, high = min(low + width, n), min(low + 2 * width, n)
+            i, j = low, middle
+            for k in range(low, high):
+                if i < middle and (j >= high or key[order[i]] <= key[order[j]]):
+                    spare[k] = order[i]
+                    i += 1
+                else:
+                    spare[k] = order[j]
+                    j += 1
+        for k in range(n):
+            order[k] = spare[k]
+        width *= 2
+
+
+@jit
+def _write_order(ranks: Array, order: Array, spare: Array) -> None:
     """Writes the tasks by (rank, id): scattered if ranks are a permutation, else sorted."""
     n = len(order)
-    order[:] = NOBODY
+    for v in range(n):
+        order[v] = NOBODY
     for v in range(n):
         rank = ranks[v]
         k = np.uint32(rank) if 0.0 <= rank < n else np.uint32(n)
         if k >= n or k != rank or order[k] != NOBODY:
-            order[:] = np.argsort(ranks, kind="mergesort")
+            for u in range(n):
+                order[u] = u
+            sort_by_key(ranks, order, spare)
             return
         order[k] = v
 
@@ -132,37 +157,53 @@ def _write_seconds(
         seconds[v] += count[v] * each_s + size[v] * per_byte
 
 
+@jit
+def _write_move_seconds(problem: NativeProblem, rows: Rows, b: int, move_s: Array) -> None:
+    """Writes how long every move takes, with noise; 0 where an item is already there."""
+    placement, reads = rows.placements[b], len(problem.home)
+    for k in range(len(move_s)):
+        here = problem.home[k] if k < reads else placement[problem.producer[k - reads]]
+        there = placement[problem.reader[k]]
+        move_s[k] = _move_s(problem, here, there, problem.num_bytes[k])
+    if len(rows.transfer_factor) > 0:
+        for k in range(reads, len(move_s)):
+            tensor = problem.item[k] - np.uint32(problem.num_inputs)
+            move_s[k] *= rows.transfer_factor[tensor, placement[problem.reader[k]]]
+
+
 @inlined
 def _move_s(problem: NativeProblem, here: int, there: int, size: float) -> float:
     return problem.latency_s[here, there] + size * problem.seconds_per_byte[here, there]
 
 
-@inlined
-def _arrival_s(
-    links: Links, serial: bool, here: int, there: int, item: int, made_s: float, move_s: float
-) -> float:
-    """Returns when what was made at `made_s` on `here` is on `there`; once per destination."""
-    arrival_s = made_s + move_s
-    if serial:
-        arrival_s = made_s
-        if here != there:
-            if links.sent[there] != item:
-                links.sent[there] = item
-                links.sent_s[there] = max(made_s, links.free_s[here, there]) + move_s
-                links.free_s[here, there] = links.sent_s[there]
-            arrival_s = links.sent_s[there]
-    return arrival_s
-
-
 @jit
 def _make_links(devices: int) -> Links:
-    square = np.empty((devices, devices))
-    return Links(square, np.empty(devices, np.int64), np.empty(devices))
+    square, row = np.empty((devices, devices)), np.empty(devices)
+    return Links(square, np.empty(devices, np.int64), row, np.empty(devices))
+
+
+@inlined
+def _send(
+    links: Links, serial: bool, here: int, there: int, item: int, made_s: float, move_s: float
+) -> tuple[float, float]:
+    """Returns when the transfer of what was made at `made_s` starts and ends.
+
+    A serial link carries an item once to a destination, in the order of calls.
+    """
+    sent_s, arrival_s = made_s, made_s + move_s
+    if serial and here != there:
+        if links.sent[there] != item:
+            links.sent[there] = item
+            links.sent_s[there] = max(made_s, links.free_s[here, there])
+            links.arrival_s[there] = links.sent_s[there] + move_s
+            links.free_s[here, there] = links.arrival_s[there]
+        sent_s, arrival_s = links.sent_s[there], links.arrival_s[there]
+    return sent_s, arrival_s
 
 
 @inlined
 def _carry_inputs(
-    problem: NativeProblem, placement: Array, links: Links, serial: bool, ready_s: Array
+    problem: NativeProblem, rows: Rows, b: int, links: Links, serial: bool, ready_s: Array
 ) -> None:
     """Frees the links; writes when graph inputs are there, which they carry first, by id."""
     for k in range(len(links.sent)):
@@ -171,13 +212,25 @@ def _carry_inputs(
             links.free_s[k, j] = 0.0
     for v in range(len(ready_s)):
         ready_s[v] = 0.0
-    for f in range(len(problem.home_input)):
-        v, here, i = problem.home_reader[f], problem.home_device[f], problem.home_input[f]
-        move_s = _move_s(problem, here, placement[v], problem.home_bytes[f])
-        arrival_s = _arrival_s(links, serial, here, placement[v], i, 0.0, move_s)
+    for f in range(len(problem.home)):
+        v, here = problem.reader[f], problem.home[f]
+        there = rows.placements[b, v]
+        move_s = _move_s(problem, here, there, problem.num_bytes[f])
+        sent_s, arrival_s = _send(links, serial, here, there, problem.item[f], 0.0, move_s)
         ready_s[v] = max(ready_s[v], arrival_s)
-    for k in range(len(links.sent)):
-        links.sent[k] = -1
+        if len(rows.sent_s) > 0:
+            rows.sent_s[b, f], rows.arrival_s[b, f] = sent_s, arrival_s
+
+
+@inlined
+def _clear(rows: Rows, b: int) -> None:
+    """Lets nothing start until something does."""
+    if len(rows.start_s) > 0:
+        for v in range(rows.start_s.shape[1]):
+            rows.start_s[b, v] = rows.finish_s[b, v] = np.inf
+    if len(rows.sent_s) > 0:
+        for k in range(rows.sent_s.shape[1]):
+            rows.sent_s[b, k] = rows.arrival_s[b, k] = np.inf
 
 
 @jit
@@ -188,20 +241,22 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
         len(rows.start_s) > 0,
         len(rows.order) > 0,
     )
-    handles = len(problem.handling_s) > 0
-    plain = len(rows.compute_factor) == 0 and not handles
+    handles, sends = len(problem.handling_s) > 0, len(rows.sent_s) > 0
+    plain, pushes = len(rows.compute_factor) == 0 and not handles, serial or sends
     order = rows.order.copy() if shared else np.empty(n, np.uint32)
+    spare = np.empty(n, np.uint32)
     done_s, seconds, free_s, ready_s = np.empty(n), np.empty(n), np.empty(devices), np.zeros(n)
     seen = np.full((problem.num_tensors * handles, devices), -1)
-    links, has_inputs = _make_links(devices), len(problem.home_input) > 0
+    links, has_inputs = _make_links(devices), len(problem.home) > 0
     for b in range(len(rows.placements)):
         placement = rows.placements[b]
         if not shared:
-            _write_order(rows.ranks[b], order)
+            _write_order(rows.ranks[b], order, spare)
         if not plain:
             _write_seconds(problem, rows, b, seen, seconds)
-        if serial or has_inputs:
-            _carry_inputs(problem, placement, links, serial, ready_s)
+        _clear(rows, b)
+        if pushes or has_inputs:
+            _carry_inputs(problem, rows, b, links, serial, ready_s)
         for k in range(devices):
             free_s[k] = 0.0
         for v in range(n):
@@ -214,7 +269,7 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
             for e in range(problem.in_first[v], problem.in_first[v + ONE]):
                 u = problem.in_producer[e]
                 least_s = min(least_s, done_s[u])  # -1 if the producer is still to come
-                if not serial:
+                if not pushes:
                     move_s = _move_s(problem, placement[u], here, problem.in_bytes[e])
                     if noisy:
                         move_s *= rows.transfer_factor[problem.in_tensor[e], here]
@@ -224,16 +279,19 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
             latest_s = max(latest_s, finish)
             if keeps:
                 rows.start_s[b, v], rows.finish_s[b, v] = start, finish
-            if serial:
+            if pushes:
                 # In the order of their source's finishes: links know no other.
-                for e in range(problem.out_first[v], problem.out_first[v + ONE]):
-                    reader, x = problem.out_reader[e], problem.out_tensor[e]
+                for m in range(problem.first_move[v], problem.first_move[v + ONE]):
+                    reader, item = problem.reader[m], problem.item[m]
                     there = placement[reader]
-                    move_s = _move_s(problem, here, there, problem.out_bytes[e])
+                    move_s = _move_s(problem, here, there, problem.num_bytes[m])
                     if noisy:
-                        move_s *= rows.transfer_factor[x, there]
-                    arrival_s = _arrival_s(links, True, here, there, x, finish, move_s)
+                        tensor = item - np.uint32(problem.num_inputs)
+                        move_s *= rows.transfer_factor[tensor, there]
+                    sent_s, arrival_s = _send(links, serial, here, there, item, finish, move_s)
                     ready_s[reader] = max(ready_s[reader], arrival_s)
+                    if sends:
+                        rows.sent_s[b, m], rows.arrival_s[b, m] = sent_s, arrival_s
         if least_s < 0.0:
             return b
         rows.makespan_s[b] = latest_s
@@ -242,7 +300,7 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
 
 @inlined
 def _is_before(key: Array, u: np.uint32, v: np.uint32) -> bool:
-    return key[u] < key[v] or (key[u] == key[v] and u < v)
+    return (key[u] < key[v]) | ((key[u] == key[v]) & (u < v))
 
 
 @inlined
@@ -282,164 +340,113 @@ def _pop_heap(heap: Array, base: int, length: Array, d: int, key: Array) -> np.u
 
 
 @inlined
-def _write_bases(placement: Array, stride: int, base: Array) -> None:
-    """Writes where each device's part of flat tables begins: its tasks, and one entry more."""
-    for d in range(len(base)):
-        base[d] = d * stride
-    if stride == 0:
-        for v in range(len(placement)):
-            base[placement[v]] += ONE
-        total = np.uint32(0)
-        for d in range(len(base)):
-            length = base[d]
-            base[d] = total
-            total = np.uint32(total + length + ONE)
-
-
-@inlined
 def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) -> int:
     n, devices = problem.compute_s.shape
-    noisy, keeps = len(rows.transfer_factor) > 0, len(rows.start_s) > 0
-    handles = len(problem.handling_s) > 0
-    plain = len(rows.compute_factor) == 0 and not handles
-    # Out of the tuple once: in the loop each look into it would count references.
-    compute_s, latency_s, per_byte = (
-        problem.compute_s,
-        problem.latency_s,
-        problem.seconds_per_byte,
-    )
-    out_first, out_reader = problem.out_first, problem.out_reader
-    out_tensor, out_bytes = problem.out_tensor, problem.out_bytes
-    factor, links = rows.transfer_factor, _make_links(devices)
-    link_free_s, sent, sent_s = links.free_s, links.sent, links.sent_s
-    seconds, ready_s, missing = np.empty(n), np.empty(n), np.empty(n, np.int32)
-    seen = np.full((problem.num_tensors * handles, devices), -1)
-    # What waits for each device, in its part of flat tables, which begins at `base`: tasks
-    # that are to become ready later than it is free, sorted by (ready, key, id) from head to
-    # tail, inf behind; and in a heap those that are ready by then, if tasks are ranked.
-    stride = n + 1 if (n + 1) * devices <= WIDE_TABLES else 0
-    entries = (n + 1) * devices if stride else n + devices
-    base, head = np.empty(devices, np.uint32), np.empty(devices, np.uint32)
-    tail, length = np.empty(devices, np.uint32), np.zeros(devices, np.uint32)
-    queue_s, queue = np.empty(entries), np.empty(entries, np.uint32)
-    heap = np.empty(entries if ranked else 0, np.uint32)
-    free_s, next_s = np.empty(devices), np.empty(devices)
-
-    # Functions in here are inlined by Numba as they are, without a table being passed.
-    def first_task(d: int) -> np.uint32:
-        return heap[base[d]] if ranked and length[d] else queue[head[d]]
-
-    def release(d: int, task: int, at_s: float, key: Array) -> None:
-        """Lets a task wait for device d."""
-        if ranked and at_s <= free_s[d]:
-            _push_heap(heap, base[d], length, d, key, task)
-            next_s[d] = free_s[d]
-        else:
-            # Sorted in from the end, where what became ready last belongs.
-            i, front = tail[d], head[d]
-            tail[d] = i + ONE
-            queue_s[i + ONE] = np.inf
-            while i > front:
-                j = i - ONE
-                ahead_s, ahead = queue_s[j], queue[j]
-                if ahead_s < at_s or (
-                    ahead_s == at_s
-                    and (key[ahead] < key[task] or (key[ahead] == key[task] and ahead < task))
-                ):
-                    break
-                queue_s[i] = ahead_s
-                queue[i] = ahead
-                i = j
-            queue_s[i] = at_s
-            queue[i] = task
-            if not ranked or length[d] == 0:
-                next_s[d] = max(free_s[d], queue_s[front])
-
+    keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
+    reader, item, first_move = problem.reader, problem.item, problem.first_move
+    seen = np.full((problem.num_tensors * (len(problem.handling_s) > 0), devices), -1)
+    links, seconds, move_s = _make_links(devices), np.empty(n), np.empty(len(reader))
+    missing, ready_s = np.empty(n, np.int32), np.empty(n)  # inputs to come; last arrival
+    # Per device: tasks that wait, by (ready time, key, id), from head to tail, -inf before and
+    # inf behind; under ranks a heap of those that are ready when the device is idle, too.
+    # Pages of these tables that nothing touches take no memory.
+    stride = n + 2
+    queue_s, queue = np.empty(stride * devices), np.empty(stride * devices, np.uint32)
+    heap = np.empty(stride * devices if ranked else 0, np.uint32)
+    head, tail = np.empty(devices, np.uint32), np.empty(devices, np.uint32)
+    length = np.empty(devices, np.uint32)
+    free_s, next_s = np.empty(devices), np.empty(devices)  # when idle, when next busy
+    fresh = np.empty(n + 1, np.uint32)  # tasks that have just become ready
     key = ready_s
-    num_reads = np.empty(n, np.int32)
-    for v in range(n):
-        num_reads[v] = problem.in_first[v + 1] - problem.in_first[v]
-    entry = np.flatnonzero(num_reads == 0).astype(np.uint32)
+
+    def first_task(d: int) -> np.uint32:
+        return heap[d * stride] if ranked and length[d] else queue[head[d]]
+
     for b in range(len(rows.placements)):
         placement = rows.placements[b]
         if ranked:
             key = rows.ranks[b if len(rows.ranks) > 1 else 0]
-        if not plain:
-            _write_seconds(problem, rows, b, seen, seconds)
-        if keeps:
-            rows.start_s[b] = np.inf
-            rows.finish_s[b] = np.inf
-        _write_bases(placement, stride, base)
+        _write_seconds(problem, rows, b, seen, seconds)
+        _write_move_seconds(problem, rows, b, move_s)
+        _clear(rows, b)
+        _carry_inputs(problem, rows, b, links, serial, ready_s)
         for d in range(devices):
-            head[d] = tail[d] = base[d]
+            head[d] = tail[d] = d * stride + 1
             length[d] = 0
             free_s[d] = 0.0
-            next_s[d] = queue_s[base[d]] = np.inf
-        _carry_inputs(problem, placement, links, serial, ready_s)
+            next_s[d] = queue_s[head[d]] = np.inf
+            queue_s[head[d] - ONE], queue[head[d] - ONE] = -np.inf, 0
+        count = 0
         for v in range(n):
-            missing[v] = num_reads[v]
-        for v in entry:
-            release(placement[v], v, ready_s[v], key)
+            missing[v] = problem.in_first[v + 1] - problem.in_first[v]
+            fresh[count] = v
+            count += missing[v] == 0
         latest_s = 0.0
         for _ in range(n):
-            # The device whose next task is first by (start, key, id) of all.
-            here, ties = np.uint32(0), 0
-            start = next_s[0]
+            for j in range(count):
+                v = fresh[j]
+                d, at_s = placement[v], ready_s[v]
+                next_s[d] = min(next_s[d], max(free_s[d], at_s))
+                if ranked and at_s <= free_s[d]:
+                    _push_heap(heap, d * stride, length, d, key, v)
+                else:
+                    # Sorted in from the end, where what became ready last belongs.
+                    i = tail[d]
+                    tail[d] = i + ONE
+                    queue_s[i + ONE] = np.inf
+                    while True:
+                        ahead_s, ahead = queue_s[i - ONE], queue[i - ONE]
+                        if (ahead_s < at_s) | ((ahead_s == at_s) & _is_before(key, ahead, v)):
+                            break
+                        queue_s[i], queue[i] = ahead_s, ahead
+                        i -= ONE
+                    queue_s[i], queue[i] = at_s, v
+            # The device whose next task is first by (start, key, id) of all. Without branches,
+            # for they could not be predicted.
+            here, start, second = np.uint32(0), next_s[0], np.inf
             for d in range(1, devices):
-                earlier = next_s[d] < start  # selections: a branch could not be predicted
-                ties = 0 if earlier else ties + (next_s[d] == start)
-                here = np.uint32(d) if earlier else here
-                start = next_s[d] if earlier else start
-            if start == np.inf:  # a task that cannot run, and what waits for it
-                latest_s = np.inf
-                break
-            if ties > 0:
+                here = np.uint32(d) if next_s[d] < start else here
+                second = min(second, max(start, next_s[d]))
+                start = min(start, next_s[d])
+            if start == second:
+                if start == np.inf:  # a task that cannot run, and what waits for it
+                    latest_s = np.inf
+                    break
                 best = first_task(here)
                 for d in range(here + ONE, devices):
-                    if next_s[d] == start:
-                        other = first_task(d)
-                        if _is_before(key, other, best):
-                            here, best = np.uint32(d), other
+                    if next_s[d] == start and _is_before(key, first_task(d), best):
+                        here, best = np.uint32(d), first_task(d)
+            i = head[here]
             if ranked and length[here]:
-                u = _pop_heap(heap, base[here], length, here, key)
+                u = _pop_heap(heap, here * stride, length, here, key)
             else:
-                u = queue[head[here]]
-                head[here] += ONE
-            finish = start + (compute_s[u, here] if plain else seconds[u])
+                u = queue[i]
+                queue_s[i] = -np.inf
+                i += ONE
+            finish = start + seconds[u]
             latest_s = max(latest_s, finish)
             free_s[here] = finish
+            if ranked:
+                while queue_s[i] <= finish and queue_s[i] < np.inf:
+                    _push_heap(heap, here * stride, length, here, key, queue[i])
+                    i += ONE
+            head[here] = i
+            next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
             if keeps:
                 rows.start_s[b, u], rows.finish_s[b, u] = start, finish
-            if ranked:
-                i = head[here]
-                while queue_s[i] <= finish and queue_s[i] < np.inf:
-                    _push_heap(heap, base[here], length, here, key, queue[i])
-                    i = np.uint32(i + ONE)
-                head[here] = i
-                next_s[here] = finish if length[here] else queue_s[i]
-            else:
-                next_s[here] = max(finish, queue_s[head[here]])
-            for e in range(out_first[u], out_first[u + ONE]):
-                v = out_reader[e]
+            count = 0
+            for k in range(first_move[u], first_move[u + ONE]):
+                v = reader[k]
                 there = placement[v]
-                move_s = latency_s[here, there] + out_bytes[e] * per_byte[here, there]
-                if noisy:
-                    move_s *= factor[out_tensor[e], there]
-                arrival_s = finish + move_s
-                if serial:
-                    arrival_s = finish
-                    if here != there:
-                        if sent[there] != out_tensor[e]:
-                            sent[there] = out_tensor[e]
-                            sent_s[there] = max(finish, link_free_s[here, there]) + move_s
-                            link_free_s[here, there] = sent_s[there]
-                        arrival_s = sent_s[there]
-                latest = max(arrival_s, ready_s[v])
-                ready_s[v] = latest
-                left = missing[v] - np.int32(1)
-                missing[v] = left
-                if left == 0:
-                    release(there, v, latest, key)
+                sent_s, arrival_s = _send(
+                    links, serial, here, there, item[k], finish, move_s[k]
+                )
+                if sends:
+                    rows.sent_s[b, k], rows.arrival_s[b, k] = sent_s, arrival_s
+                ready_s[v] = max(ready_s[v], arrival_s)
+                missing[v] -= np.int32(1)
+                fresh[count] = v
+                count += missing[v] == 0
         rows.makespan_s[b] = latest_s
     return OK
 
@@ -454,164 +461,135 @@ def _ranked(problem: NativeProblem, rows: Rows, serial: bool) -> int:
     return _by_start(problem, rows, True, serial)
 
 
-class Ready(NamedTuple):
-    """The tasks that are ready, or under `in_order` all that have not started."""
+class Waiting(NamedTuple):
+    """Transfers, named by their first move; those of a pair of devices wait in a list."""
 
-    base: Array  # [D] uint32, where each device's part of the table begins
-    table: Array  # uint32, heaps by (key, id), or tasks in order
-    head: Array  # [D] uint32, where the first one is
-    length: Array  # [D] uint32
-    missing: Array  # [N] int32, inputs of a task that are to come
-    ready_s: Array  # [N] when the last one came
-
-
-class Transfers(NamedTuple):
-    """Transfers, numbered as they are requested; those of a pair of devices wait in a list."""
-
-    item: Array  # uint32, tensor or graph input
-    is_tensor: Array
-    first: Array  # uint32, its first edge or read
-    request_s: Array
-    move_s: Array
-    before: Array  # int64, the one before it in its list, or -1
-    behind: Array
+    request_s: Array  # [F + E]
+    before: Array  # [F + E] int64, the one before it in its list, or -1
+    behind: Array  # [F + E]
     front: Array  # [D, D] int64, the first of each list, or -1
     back: Array  # [D, D]
-    count: Array  # [D] int64, transfers that wait at each source
 
 
 @inlined
-def _arrives(ready: Ready, d: int, task: int, now: float, waits: bool, key: Array) -> None:
-    """Notes that one of the inputs of a task came."""
-    ready.missing[task] -= np.int32(1)
-    if ready.missing[task] == 0:
-        ready.ready_s[task] = now
-        if not waits:
-            _push_heap(ready.table, ready.base[d], ready.length, d, key, task)
-
-
-@inlined
-def _goes_first(t: Transfers, k: int, other: int) -> bool:
-    """Whether transfer k goes before another by (request, graph input first, id)."""
-    if t.request_s[k] != t.request_s[other]:
-        return t.request_s[k] < t.request_s[other]
-    if t.is_tensor[k] != t.is_tensor[other]:
-        return t.is_tensor[k] < t.is_tensor[other]
-    return t.item[k] < t.item[other]
+def _goes_first(wait: Waiting, item: Array, k: int, other: int) -> bool:
+    """Whether a transfer goes before another by (request, item), graph inputs first."""
+    return (wait.request_s[k] < wait.request_s[other]) | (
+        (wait.request_s[k] == wait.request_s[other]) & (item[k] < item[other])
+    )
 
 
 @jit
 def _request(
-    t: Transfers,
-    k: int,
-    here: int,
-    there: int,
-    item: int,
-    is_tensor: bool,
-    first: int,
-    now: float,
-    move_s: float,
+    wait: Waiting, item: Array, k: np.int64, here: np.int64, there: np.int64, now: float
 ) -> None:
-    """Lets transfer k wait in the list of its pair of devices, sorted in from the end."""
-    t.item[k], t.is_tensor[k], t.first[k] = item, is_tensor, first
-    t.request_s[k], t.move_s[k] = now, move_s
-    j = t.back[here, there]
-    while j >= 0 and _goes_first(t, k, j):
-        j = t.before[j]
-    behind = t.front[here, there] if j < 0 else t.behind[j]
-    t.before[k], t.behind[k] = j, behind
+    """Lets a transfer wait in the list of its pair of devices, sorted in from the end."""
+    wait.request_s[k] = now
+    j = wait.back[here, there]
+    while j >= 0 and _goes_first(wait, item, k, j):
+        j = wait.before[j]
+    behind = wait.front[here, there] if j < 0 else wait.behind[j]
+    wait.before[k], wait.behind[k] = j, behind
     if j < 0:
-        t.front[here, there] = k
+        wait.front[here, there] = k
     else:
-        t.behind[j] = k
+        wait.behind[j] = k
     if behind < 0:
-        t.back[here, there] = k
+        wait.back[here, there] = k
     else:
-        t.before[behind] = k
-    t.count[here] += 1
+        wait.before[behind] = k
+
+
+@inlined
+def _next_transfer(
+    wait: Waiting, item: Array, sending: Array, receives: Array
+) -> tuple[int, int, int]:
+    """Returns the transfer that starts next, or -1, and from where to where it goes.
+
+    Of equal requests of one item that with the smaller destination goes first.
+    """
+    best, source, goal = -1, 0, 0
+    for here in range(len(sending)):
+        for there in range(len(sending)):
+            k = wait.front[here, there]
+            can_start = k >= 0 and sending[here] < 0 and not receives[there]
+            if can_start and (best < 0 or _goes_first(wait, item, k, best)):
+                best, source, goal = k, here, there
+    return best, source, goal
 
 
 @jit
 def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> int:
     n, devices = problem.compute_s.shape
-    edges, reads = len(problem.out_reader), len(problem.home_reader)
-    noisy, keeps = len(rows.transfer_factor) > 0, len(rows.start_s) > 0
-    order, shared = np.empty(n, np.uint32), len(rows.order) > 0
-    seconds, ready_s, done = np.empty(n), np.empty(n), np.empty(n, np.bool_)
+    moves, reads, stride = len(problem.reader), len(problem.home), n + 1
+    item, reader, first_move = problem.item, problem.reader, problem.first_move
+    keeps, sends, shared = len(rows.start_s) > 0, len(rows.sent_s) > 0, len(rows.order) > 0
     seen = np.full((problem.num_tensors * (len(problem.handling_s) > 0), devices), -1)
-    ready = Ready(
-        base=np.empty(devices, np.uint32),
-        table=np.empty(n + devices, np.uint32),
-        head=np.empty(devices, np.uint32),
-        length=np.empty(devices, np.uint32),
-        missing=np.empty(n, np.int32),
-        ready_s=ready_s,
-    )
-    t = Transfers(
-        item=np.empty(edges + reads, np.uint32),
-        is_tensor=np.empty(edges + reads, np.bool_),
-        first=np.empty(edges + reads, np.uint32),
-        request_s=np.empty(edges + reads),
-        move_s=np.empty(edges + reads),
-        before=np.empty(edges + reads, np.int64),
-        behind=np.empty(edges + reads, np.int64),
-        front=np.empty((devices, devices), np.int64),
-        back=np.empty((devices, devices), np.int64),
-        count=np.empty(devices, np.int64),
-    )
+    seconds, move_s = np.empty(n), np.empty(moves)
+    missing, ready_s = np.empty(n, np.int32), np.empty(n)  # inputs to come; last arrival
+    done, fresh = np.empty(n, np.bool_), np.empty(n, np.uint32)  # tasks that became ready now
+    order, spare = np.empty(n, np.uint32), np.empty(n, np.uint32)
+    # Per device: a heap of the ready tasks, or under `in_order` all that have not started.
+    table = np.empty(stride * devices, np.uint32)
+    head, length = np.empty(devices, np.uint32), np.empty(devices, np.uint32)
     running, end_s = np.empty(devices, np.uint32), np.empty(devices)
-    busy, receives = np.empty(devices, np.bool_), np.empty(devices, np.bool_)
+    wait = Waiting(
+        np.empty(moves),
+        np.empty(moves, np.int64),
+        np.empty(moves, np.int64),
+        np.empty((devices, devices), np.int64),
+        np.empty((devices, devices), np.int64),
+    )
     sending, goal = np.empty(devices, np.int64), np.empty(devices, np.int64)
-    sent_s, mark = np.empty(devices), np.empty(devices, np.int64)
+    receives, busy = np.empty(devices, np.bool_), np.empty(devices, np.bool_)
+    last = np.empty(devices, np.int64)  # the item that was last requested for each device
+    began_s, sent_s = np.empty(devices), np.empty(devices)
     for b in range(len(rows.placements)):
         placement, key = rows.placements[b], ready_s
         if ranked:
             key = rows.ranks[b if len(rows.ranks) > 1 else 0]
-        if waits and shared:
-            order[:] = rows.order
-        elif waits:
-            _write_order(key, order)
-            done[:] = False
-            for v in order:
+        for d in range(devices):
+            head[d] = d * stride
+            length[d] = 0
+            end_s[d] = sent_s[d] = np.inf
+            sending[d] = last[d] = -1
+            receives[d] = busy[d] = False
+            for there in range(devices):
+                wait.front[d, there] = wait.back[d, there] = -1
+        if waits:
+            if shared:
+                for k in range(n):
+                    order[k] = rows.order[k]
+            else:
+                _write_order(key, order, spare)
+            for v in range(n):
+                done[v] = False
+            for k in range(n):
+                v = order[k]
                 done[v] = True
                 for e in range(problem.in_first[v], problem.in_first[v + ONE]):
                     if not done[problem.in_producer[e]]:
                         return b
-        _write_seconds(problem, rows, b, seen, seconds)
-        if keeps:
-            rows.start_s[b] = np.inf
-            rows.finish_s[b] = np.inf
-        _write_bases(placement, 0, ready.base)
-        ready.head[:] = ready.base
-        ready.length[:] = 0
-        t.front[:], t.back[:], t.count[:] = -1, -1, 0
-        end_s[:], sent_s[:], sending[:], mark[:] = np.inf, np.inf, -1, -1
-        busy[:] = False
-        receives[:] = False
-        if waits:
-            for v in order:
                 d = placement[v]
-                ready.table[ready.base[d] + ready.length[d]] = v
-                ready.length[d] += ONE
+                table[head[d] + length[d]] = v
+                length[d] += ONE
+        _write_seconds(problem, rows, b, seen, seconds)
+        _write_move_seconds(problem, rows, b, move_s)
+        _clear(rows, b)
         for v in range(n):
-            ready.missing[v] = problem.in_first[v + 1] - problem.in_first[v]
-        requests = 0
-        for f in range(reads):
-            here, v, i = problem.home_device[f], problem.home_reader[f], problem.home_input[f]
-            there = placement[v]
+            missing[v] = problem.in_first[v + 1] - problem.in_first[v]
+        count, now, latest_s, started = 0, 0.0, 0.0, 0
+        for k in range(reads):
+            here, there = np.int64(problem.home[k]), np.int64(placement[reader[k]])
             if there != here:
-                ready.missing[v] += np.int32(1)
-                if mark[there] != i:
-                    mark[there] = i
-                    move_s = _move_s(problem, here, there, problem.home_bytes[f])
-                    _request(t, requests, here, there, i, False, f, 0.0, move_s)
-                    requests += 1
-        mark[:] = -1
+                missing[reader[k]] += np.int32(1)
+                if last[there] != item[k]:
+                    last[there] = item[k]
+                    _request(wait, item, np.int64(k), here, there, 0.0)
         for v in range(n):
-            if ready.missing[v] == 0:
-                ready.missing[v] = np.int32(1)
-                _arrives(ready, placement[v], np.uint32(v), 0.0, waits, key)
-        now, latest_s, started = 0.0, 0.0, 0
+            if missing[v] == 0:
+                fresh[count] = v
+                count += 1
         while now < np.inf:
             # Completions and arrivals of this instant, and the start of one transfer, until
             # there are none left; then the start of one task.
@@ -619,61 +597,62 @@ def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> 
                 if end_s[here] == now:
                     u = running[here]
                     end_s[here], busy[here] = np.inf, False
-                    for e in range(problem.out_first[u], problem.out_first[u + ONE]):
-                        v, x = problem.out_reader[e], problem.out_tensor[e]
-                        there = placement[v]
+                    for m in range(first_move[u], first_move[u + ONE]):
+                        v = reader[m]
+                        there = np.int64(placement[v])
                         if there == here:
-                            _arrives(ready, there, v, now, waits, key)
-                        elif mark[there] != x:
-                            mark[there] = x
-                            move_s = _move_s(problem, here, there, problem.out_bytes[e])
-                            if noisy:
-                                move_s *= rows.transfer_factor[x, there]
-                            _request(t, requests, here, there, x, True, e, now, move_s)
-                            requests += 1
-            for here in range(devices):
+                            missing[v] -= np.int32(1)
+                            if missing[v] == 0:
+                                fresh[count] = v
+                                count += 1
+                        elif last[there] != item[m]:
+                            last[there] = item[m]
+                            _request(wait, item, np.int64(m), np.int64(here), there, now)
                 if sent_s[here] == now:
                     k, there = sending[here], goal[here]
+                    x = item[k]
                     sent_s[here], sending[here], receives[there] = np.inf, -1, False
-                    e, end = t.first[k], np.uint32(edges if t.is_tensor[k] else reads)
-                    items = problem.out_tensor if t.is_tensor[k] else problem.home_input
-                    readers = problem.out_reader if t.is_tensor[k] else problem.home_reader
-                    while e < end and items[e] == t.item[k]:
-                        if placement[readers[e]] == there:
-                            _arrives(ready, there, readers[e], now, waits, key)
-                        e = np.uint32(e + ONE)
-            best, here, there = -1, 0, 0
-            for s in range(devices):
-                if t.count[s] == 0 or sending[s] >= 0:
-                    continue
-                for d in range(devices):
-                    k = t.front[s, d]
-                    # Of equal requests of one tensor the smaller destination goes first.
-                    if k >= 0 and not receives[d] and (best < 0 or _goes_first(t, k, best)):
-                        best, here, there = k, s, d
-            if best >= 0:
-                t.front[here, there] = t.behind[best]
-                if t.behind[best] < 0:
-                    t.back[here, there] = -1
+                    while k < moves and item[k] == x:
+                        v = reader[k]
+                        if placement[v] == there:
+                            if sends:
+                                rows.sent_s[b, k], rows.arrival_s[b, k] = began_s[here], now
+                            missing[v] -= np.int32(1)
+                            if missing[v] == 0:
+                                fresh[count] = v
+                                count += 1
+                        k += 1
+            for j in range(count):
+                v = fresh[j]
+                d = placement[v]
+                ready_s[v] = now
+                if not waits:
+                    _push_heap(table, d * stride, length, d, key, v)
+            count = 0
+            k, here, there = _next_transfer(wait, item, sending, receives)
+            if k >= 0:
+                behind = wait.behind[k]
+                wait.front[here, there] = behind
+                if behind < 0:
+                    wait.back[here, there] = -1
                 else:
-                    t.before[t.behind[best]] = -1
-                t.count[here] -= 1
-                sending[here], goal[here], receives[there] = best, there, True
-                sent_s[here] = now + t.move_s[best]
+                    wait.before[behind] = -1
+                sending[here], goal[here], receives[there] = k, there, True
+                began_s[here], sent_s[here] = now, now + move_s[k]
                 continue
             task, here = NOBODY, 0
             for d in range(devices):
-                if not busy[d] and ready.length[d] > 0:
-                    v = ready.table[ready.head[d]]
-                    is_ready = not waits or ready.missing[v] == 0
+                if not busy[d] and length[d] > 0:
+                    v = table[head[d]]
+                    is_ready = not waits or missing[v] == 0
                     if is_ready and (task == NOBODY or _is_before(key, v, task)):
                         task, here = v, d
             if task != NOBODY:
                 if waits:
-                    ready.head[here] += ONE
-                    ready.length[here] -= ONE
+                    head[here] += ONE
+                    length[here] -= ONE
                 else:
-                    _pop_heap(ready.table, ready.base[here], ready.length, here, key)
+                    _pop_heap(table, here * stride, length, here, key)
                 started += 1
                 running[here], busy[here] = task, True
                 end_s[here] = now + seconds[task]
@@ -681,7 +660,9 @@ def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> 
                 if keeps:
                     rows.start_s[b, task], rows.finish_s[b, task] = now, end_s[here]
                 continue
-            now = min(end_s.min(), sent_s.min())
+            now = np.inf
+            for d in range(devices):
+                now = min(now, end_s[d], sent_s[d])
         rows.makespan_s[b] = latest_s if started == n else np.inf
     return OK
 

@@ -207,7 +207,11 @@ def input_transfers(graph: TaskGraph, costs: Costs, device: np.ndarray) -> list[
 def make_schedule(
     device: np.ndarray, start_s: ArrayLike, finish_s: ArrayLike, carried: Sequence[Transfer]
 ) -> Schedule:
-    """Returns the schedule of tasks `[N]` and of the transfers that were carried."""
+    """Returns the schedule of tasks `[N]` and of the transfers that were carried.
+
+    Transfers are listed by (start, item, destination).
+    """
+    carried = sorted(carried, key=lambda t: (t.start_s, t.item, t.destination))
     transfer_start_s = np.array([t.start_s for t in carried], dtype=np.float64)
     return Schedule(
         placement=device,

@@ -1,0 +1,205 @@
+"""Peak memory of one execution, compiled: the rule of `memory.residency`, for use in searches.
+
+Where sizes are whole numbers below 2**53, as bytes are, sums are exact and the result is that
+of `memory.peak_memory_bytes` in every bit; else they differ by rounding, for sums are made in
+another order there.
+"""
+
+# NumPy scalars and Python ints are one kind to Numba.
+# mypy: disable-error-code="assignment, arg-type, return-value, call-overload"
+
+from typing import NamedTuple
+
+import numpy as np
+
+from doppler_jax.native import jit
+from doppler_jax.simulator.native_kernels import NOBODY, NativeProblem, sort_by_key
+from doppler_jax.types import RESIDENT, Costs, TaskGraph
+
+Array = np.ndarray
+
+NO_HOME = RESIDENT - 1
+
+
+class MemoryProblem(NamedTuple):
+    """What may lie in memory: X items as in `NativeProblem`, and who reads them."""
+
+    item_bytes: Array  # [X]
+    maker: Array  # [X] uint32 task, NOBODY for graph inputs
+    home: Array  # [X] int64 device of an input, or RESIDENT; NO_HOME for tensors
+    first: Array  # [X] uint32, item x is read by reader[first[x]] to reader[end[x]]
+    end: Array  # [X] uint32
+    reader: Array  # [F + E + R] uint32, of the moves, then of R reads of resident inputs
+    enough_bytes: Array  # [D], see `peak_bytes`
+
+
+class MemoryWork(NamedTuple):
+    """Room to work in: S stays, each of one item on one device, at most X + F + E + R."""
+
+    device: Array  # [S] uint32
+    item: Array  # [S] uint32
+    time_s: Array  # [2 S] when each stay ends, then when each begins
+    order: Array  # [2 S] uint32
+    spare: Array  # [2 S] uint32
+    last: Array  # [D] int64, the item that was last found on each device
+    stay: Array  # [D] int64, and its stay
+    held: Array  # [D] bytes
+
+
+def prepare_memory(
+    graph: TaskGraph, costs: Costs, problem: NativeProblem, enough_bytes: Array | None = None
+) -> MemoryProblem:
+    """Returns what `peak_bytes` takes of a problem, in O(N + E).
+
+    Args:
+      graph: the task graph.
+      costs: sizes, and the number of devices D.
+      problem: what `native.prepare` made of them.
+      enough_bytes: `[D]`, see `peak_bytes`; 0 by default, for exact peaks.
+    """
+    inputs, items = graph.num_inputs, graph.num_inputs + graph.num_tensors
+    resident = np.flatnonzero(graph.input_home[graph.input_edge_input] == RESIDENT)
+    resident = resident[np.argsort(graph.input_edge_input[resident], kind="stable")]
+    item = np.append(problem.item, graph.input_edge_input[resident].astype(np.uint32))
+    first = np.zeros(items, np.uint32)
+    first[item[::-1]] = np.arange(len(item), dtype=np.uint32)[::-1]
+    nobody = np.full(inputs, NOBODY)
+    return MemoryProblem(
+        item_bytes=np.append(costs.input_bytes, costs.tensor_bytes).astype(np.float64),
+        maker=np.append(nobody, graph.tensor_producer.astype(np.uint32)).astype(np.uint32),
+        home=np.append(graph.input_home, np.full(graph.num_tensors, NO_HOME)).astype(np.int64),
+        first=first,
+        end=(first + np.bincount(item, minlength=items)).astype(np.uint32),
+        reader=np.append(problem.reader, graph.input_edge_reader[resident]).astype(np.uint32),
+        enough_bytes=np.zeros(costs.num_devices)
+        if enough_bytes is None
+        else np.array(enough_bytes, np.float64),
+    )
+
+
+@jit
+def make_memory_work(memory: MemoryProblem) -> MemoryWork:
+    """Returns the room that `peak_bytes` needs; one for each thread."""
+    most, devices = len(memory.item_bytes) + len(memory.reader), len(memory.enough_bytes)
+    return MemoryWork(
+        np.empty(most, np.uint32),
+        np.empty(most, np.uint32),
+        np.empty(2 * most),
+        np.empty(2 * most, np.uint32),
+        np.empty(2 * most, np.uint32),
+        np.empty(devices, np.int64),
+        np.empty(devices, np.int64),
+        np.empty(devices),
+    )
+
+
+@jit
+def _write_stays(
+    memory: MemoryProblem,
+    work: MemoryWork,
+    placement: Array,
+    start_s: Array,
+    finish_s: Array,
+    sent_s: Array,
+    arrival_s: Array,
+) -> int:
+    """Writes what lies on which device when; returns how many stays there are."""
+    stays, most = np.uint32(0), np.uint32(len(work.device))
+    begin_s, end_s = work.time_s[most:], work.time_s[:most]
+    for d in range(len(work.last)):
+        work.last[d] = -1
+    for x in range(len(memory.item_bytes)):
+        first, end, home = memory.first[x], memory.end[x], memory.home[x]
+        if home != NO_HOME and first == end:
+            continue  # an input that nobody reads lies nowhere
+        own = stays
+        if home != RESIDENT:
+            here = placement[memory.maker[x]] if home == NO_HOME else np.uint32(home)
+            work.device[own], work.item[own] = here, x
+            begin_s[own] = start_s[memory.maker[x]] if home == NO_HOME else 0.0
+            end_s[own] = np.inf if first == end else 0.0
+            work.last[here], work.stay[here] = x, own
+            stays += np.uint32(1)
+        for k in range(first, end):
+            v = memory.reader[k]
+            there = placement[v]
+            if work.last[there] != x:
+                work.last[there], work.stay[there] = x, stays
+                work.device[stays], work.item[stays] = there, x
+                begin_s[stays] = 0.0 if home == RESIDENT else sent_s[k]
+                end_s[stays] = np.inf if home == RESIDENT else 0.0
+                stays += np.uint32(1)
+            stay = work.stay[there]
+            end_s[stay] = max(end_s[stay], finish_s[v])
+            if stay != own and home != RESIDENT:
+                end_s[own] = max(end_s[own], arrival_s[k])
+    return stays
+
+
+@jit
+def peak_bytes(
+    memory: MemoryProblem,
+    work: MemoryWork,
+    placement: Array,
+    start_s: Array,
+    finish_s: Array,
+    sent_s: Array,
+    arrival_s: Array,
+    peak: Array,
+) -> None:
+    """Writes the most memory that each device holds at any time, in O((N + E) log N).
+
+    At one instant memory is freed before it is allocated. A device on which all that ever lies
+    there sums up to at most its `enough_bytes` is not looked at closer: the sum is written,
+    which is an upper bound. A search that asks whether a placement fits gives the capacities.
+
+    Args:
+      memory: what `prepare_memory` returns.
+      work: what `make_memory_work` returns; overwritten.
+      placement: `[N]` uint32 devices.
+      start_s: `[N]` as `run_rows` writes them, inf for what never starts.
+      finish_s: `[N]`.
+      sent_s: `[F + E]` as `run_rows` writes them.
+      arrival_s: `[F + E]`.
+      peak: `[D]` bytes, to be written.
+    """
+    stays = _write_stays(memory, work, placement, start_s, finish_s, sent_s, arrival_s)
+    most, time_s = np.uint32(len(work.device)), work.time_s
+    for d in range(len(peak)):
+        peak[d] = work.held[d] = 0.0
+    for j in range(stays):
+        if time_s[most + j] < time_s[j]:
+            peak[work.device[j]] += memory.item_bytes[work.item[j]]
+    for d in range(len(peak)):
+        work.last[d] = peak[d] > memory.enough_bytes[d]  # whether to look closer
+        if work.last[d]:
+            peak[d] = 0.0
+    events = 0
+    for part in range(2):  # ends before beginnings
+        for j in range(stays):
+            event = np.uint32(part * most + j)
+            lies = time_s[most + j] < time_s[j] and time_s[event] < np.inf
+            if lies and work.last[work.device[j]]:
+                work.order[events] = event
+                events += 1
+    sort_by_key(time_s, work.order[:events], work.spare[:events])
+    for i in range(events):
+        event = work.order[i]
+        j = event % most
+        d, size = work.device[j], memory.item_bytes[work.item[j]]
+        work.held[d] += size if event >= most else -size
+        peak[d] = max(peak[d], work.held[d])
+
+
+def warm() -> None:
+    """Compiles `peak_bytes`, on a task."""
+    from doppler_jax.costs.build import from_edge_delays
+    from doppler_jax.simulator.native import prepare
+
+    graph, costs = from_edge_delays([1.0], [], num_devices=1)
+    memory = prepare_memory(graph, costs, prepare(graph, costs))
+    times = np.zeros((4, 1))
+    start_s, finish_s, sent_s, arrival_s = times
+    placement, peak = np.zeros(1, np.uint32), np.empty(1)
+    work = make_memory_work(memory)
+    peak_bytes(memory, work, placement, start_s, finish_s, sent_s, arrival_s, peak)
