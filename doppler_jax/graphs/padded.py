@@ -98,164 +98,133 @@ class PaddedProblem:
         return self.compute_s.shape[1]
 
 
+def needed_sizes(graph: TaskGraph, costs: Costs) -> Sizes:
+    """Returns the least sizes that a problem can be padded to."""
+    return _needed_sizes(graph, costs, chain_cover(graph))
+
+
 def pad_problem(
     graph: TaskGraph,
     costs: Costs,
     dtype: DTypeLike = np.float32,
     sizes: Sizes | None = None,
 ) -> PaddedProblem:
-    """Returns the padded problem, every size rounded up to its bucket (see `bucket_size`).
+    """Returns the padded problem, by default every size rounded up to its bucket.
 
     Args:
       graph: the task graph.
       costs: its costs.
       dtype: of times and sizes in bytes.
-      sizes: what to pad to instead, so that several problems share a compilation.
+      sizes: what to pad to instead (see `bucket_size`), so that several problems share a
+        compilation. Devices that are added can run nothing; no makespan changes.
 
     Raises:
       ValueError: the problem does not fit into `sizes`.
     """
-    if sizes is not None:
-        return pad_further(pad_problem(graph, costs, dtype), sizes)
-    n = graph.num_tasks
-    size = bucket_size(n, smallest=8)
+    chains = chain_cover(graph)
+    needed = _needed_sizes(graph, costs, chains)
+    sizes = sizes or _buckets(needed)
+    if not sizes.holds(needed):
+        raise ValueError(f"a problem of {needed} does not fit into {sizes}")
     senders, receivers = task_edges(graph)
     edge_bytes = np.asarray(costs.tensor_bytes, dtype)[graph.edge_tensor]
-    pred_task, pred_bytes = _table(receivers, senders, edge_bytes, size)
-    succ_task, succ_bytes = _table(senders, receivers, edge_bytes, size)
+    n, rows, d = sizes.tasks, sizes.tasks + 1, sizes.devices
+    pred_task, pred_bytes = _table(receivers, senders, edge_bytes, n, sizes.producers)
+    succ_task, succ_bytes = _table(senders, receivers, edge_bytes, n, sizes.readers)
+    compute_s = _pad(np.asarray(costs.compute_s, dtype), rows, d)
+    compute_s[:, costs.num_devices :] = np.inf
     return PaddedProblem(
-        num_tasks=np.int32(n),
-        compute_s=_pad_rows(np.asarray(costs.compute_s, dtype), size + 1),
-        input_ready_s=_pad_rows(input_ready_s(graph, costs).astype(dtype), size + 1),
-        latency_s=np.asarray(costs.latency_s, dtype),
-        seconds_per_byte=np.asarray(costs.seconds_per_byte, dtype),
+        num_tasks=np.int32(graph.num_tasks),
+        compute_s=compute_s,
+        input_ready_s=_pad(input_ready_s(graph, costs).astype(dtype), rows, d),
+        latency_s=_pad(np.asarray(costs.latency_s, dtype), d, d),
+        seconds_per_byte=_pad(np.asarray(costs.seconds_per_byte, dtype), d, d),
         pred_task=pred_task,
         pred_bytes=pred_bytes,
         succ_task=succ_task,
         succ_bytes=succ_bytes,
-        num_producers=np.bincount(receivers, minlength=size + 1).astype(np.int32),
-        **_edges(graph, edge_bytes, size),
-        **_home_reads(graph, costs, size, dtype),
-        **_chains(graph, size),
-        **_handling(costs, dtype),
+        num_producers=np.bincount(receivers, minlength=rows).astype(np.int32),
+        **_edges(graph, edge_bytes, sizes),
+        **_home_reads(graph, costs, sizes, dtype),
+        **_chains(chains, sizes),
+        **_handling(costs, sizes, dtype),
     )
 
 
-def padded_sizes(padded: PaddedProblem) -> Sizes:
-    """Returns the sizes that a padded problem's arrays have."""
+def _needed_sizes(graph: TaskGraph, costs: Costs, chains: list[list[int]]) -> Sizes:
+    senders, receivers = task_edges(graph)
     return Sizes(
-        tasks=padded.padded_tasks,
-        edges=padded.edge_reader.shape[0] - 1,
-        producers=padded.pred_task.shape[1],
-        readers=padded.succ_task.shape[1],
-        chains=padded.chain_head.shape[0],
-        devices=padded.num_devices,
-        home_reads=padded.home_reader.shape[0],
+        tasks=graph.num_tasks,
+        edges=graph.num_edges,
+        producers=int(np.bincount(receivers, minlength=1).max()),
+        readers=int(np.bincount(senders, minlength=1).max()),
+        chains=len(chains),
+        devices=costs.num_devices,
+        home_reads=int((graph.input_home[graph.input_edge_input] != RESIDENT).sum()),
     )
 
 
-def pad_further(padded: PaddedProblem, sizes: Sizes) -> PaddedProblem:
-    """Returns the problem in NumPy arrays of given sizes; no makespan changes.
-
-    Devices that are added can run nothing.
-
-    Raises:
-      ValueError: the problem does not fit.
-    """
-    if not sizes.holds(padded_sizes(padded)):
-        raise ValueError(f"a problem of {padded_sizes(padded)} does not fit into {sizes}")
-    old, new = padded.padded_tasks, sizes.tasks
-    spare = sizes.devices - padded.num_devices
-
-    def rows(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, axis_padding(array, new + 1), mode="edge")
-
-    def ids(array: np.ndarray) -> np.ndarray:
-        return np.where(array == old, np.int32(new), array)
-
-    def links(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, ((0, spare), (0, spare)))
-
-    def devices(array: np.ndarray | None) -> np.ndarray | None:
-        return None if array is None else np.pad(array, (0, spare))
-
-    return PaddedProblem(
-        num_tasks=padded.num_tasks,
-        compute_s=fill_columns(rows(padded.compute_s), np.inf, sizes.devices),
-        input_ready_s=fill_columns(rows(padded.input_ready_s), 0, sizes.devices),
-        latency_s=links(padded.latency_s),
-        seconds_per_byte=links(padded.seconds_per_byte),
-        pred_task=fill_columns(ids(rows(padded.pred_task)), new, sizes.producers),
-        pred_bytes=fill_columns(rows(padded.pred_bytes), 0, sizes.producers),
-        succ_task=fill_columns(ids(rows(padded.succ_task)), new, sizes.readers),
-        succ_bytes=fill_columns(rows(padded.succ_bytes), 0, sizes.readers),
-        num_producers=rows(padded.num_producers),
-        num_edges=rows(padded.num_edges),
-        first_edge=rows(padded.first_edge),
-        edge_reader=fill_rows(ids(padded.edge_reader), new, sizes.edges + 1),
-        edge_tensor=fill_rows(padded.edge_tensor, 0, sizes.edges + 1),
-        edge_bytes=fill_rows(padded.edge_bytes, 0, sizes.edges + 1),
-        edge_opens=fill_rows(padded.edge_opens, False, sizes.edges + 1),
-        home_reader=fill_rows(ids(padded.home_reader), new, sizes.home_reads),
-        home_device=fill_rows(padded.home_device, 0, sizes.home_reads),
-        home_bytes=fill_rows(padded.home_bytes, 0, sizes.home_reads),
-        home_opens=fill_rows(padded.home_opens, False, sizes.home_reads),
-        chain=rows(padded.chain),
-        chain_head=fill_rows(ids(padded.chain_head), new, sizes.chains),
-        chain_next=ids(rows(padded.chain_next)),
-        handling_s=devices(padded.handling_s),
-        handling_s_per_byte=devices(padded.handling_s_per_byte),
+def _buckets(needed: Sizes) -> Sizes:
+    return Sizes(
+        tasks=bucket_size(needed.tasks, smallest=8),
+        edges=bucket_size(needed.edges, smallest=16),
+        producers=bucket_size(needed.producers, smallest=4),
+        readers=bucket_size(needed.readers, smallest=4),
+        chains=bucket_size(needed.chains, smallest=8),
+        devices=needed.devices,
+        home_reads=needed.home_reads and bucket_size(needed.home_reads, smallest=2),
     )
 
 
-def _edges(graph: TaskGraph, edge_bytes: np.ndarray, size: int) -> dict[str, np.ndarray]:
+def _edges(graph: TaskGraph, edge_bytes: np.ndarray, sizes: Sizes) -> dict[str, np.ndarray]:
     senders, receivers = task_edges(graph)
     order = np.lexsort((receivers, graph.edge_tensor, senders))
-    readers = receivers[order].astype(np.int32)
     tensor = graph.edge_tensor[order]
-    degree = np.bincount(senders, minlength=size + 1)
-    spare = bucket_size(len(order), smallest=16) + 1 - len(order)
+    degree = np.bincount(senders, minlength=sizes.tasks + 1)
+    count = sizes.edges + 1
     return {
         "num_edges": degree.astype(np.int32),
         "first_edge": (np.cumsum(degree) - degree).astype(np.int32),
-        "edge_reader": np.pad(readers, (0, spare), constant_values=size),
-        "edge_tensor": np.pad(tensor, (0, spare)).astype(np.int32),
-        "edge_bytes": np.pad(edge_bytes[order], (0, spare)),
-        "edge_opens": np.pad(np.diff(tensor, prepend=-1) != 0, (0, spare)),
+        "edge_reader": _pad(receivers[order].astype(np.int32), count, fill=sizes.tasks),
+        "edge_tensor": _pad(tensor.astype(np.int32), count),
+        "edge_bytes": _pad(edge_bytes[order], count),
+        "edge_opens": _pad(np.diff(tensor, prepend=-1) != 0, count),
     }
 
 
 def _home_reads(
-    graph: TaskGraph, costs: Costs, size: int, dtype: DTypeLike
+    graph: TaskGraph, costs: Costs, sizes: Sizes, dtype: DTypeLike
 ) -> dict[str, np.ndarray]:
     reads = np.flatnonzero(graph.input_home[graph.input_edge_input] != RESIDENT)
     reads = reads[np.argsort(graph.input_edge_input[reads], kind="stable")]
-    inputs = graph.input_edge_input[reads]
-    spare = bucket_size(len(reads), smallest=2) - len(reads) if len(reads) else 0  # often none
-    readers = np.pad(graph.input_edge_reader[reads], (0, spare), constant_values=size)
+    inputs, readers = graph.input_edge_input[reads], graph.input_edge_reader[reads]
+    count = sizes.home_reads
     return {
-        "home_reader": readers.astype(np.int32),
-        "home_device": np.pad(graph.input_home[inputs], (0, spare)).astype(np.int32),
-        "home_bytes": np.pad(np.asarray(costs.input_bytes, dtype)[inputs], (0, spare)),
-        "home_opens": np.pad(np.diff(inputs, prepend=-1) != 0, (0, spare)),
+        "home_reader": _pad(readers.astype(np.int32), count, fill=sizes.tasks),
+        "home_device": _pad(graph.input_home[inputs].astype(np.int32), count),
+        "home_bytes": _pad(np.asarray(costs.input_bytes, dtype)[inputs], count),
+        "home_opens": _pad(np.diff(inputs, prepend=-1) != 0, count),
     }
 
 
-def _handling(costs: Costs, dtype: DTypeLike) -> dict[str, np.ndarray | None]:
+def _handling(costs: Costs, sizes: Sizes, dtype: DTypeLike) -> dict[str, np.ndarray | None]:
     names = ("handling_s", "handling_s_per_byte")
     found = {name: getattr(costs, name) for name in names}
-    return {k: None if y is None else np.asarray(y, dtype) for k, y in found.items()}
+    return {
+        name: None if each is None else _pad(np.asarray(each, dtype), sizes.devices)
+        for name, each in found.items()
+    }
 
 
-def _chains(graph: TaskGraph, size: int) -> dict[str, np.ndarray]:
-    chains = chain_cover(graph)
-    chain_head = np.full(bucket_size(len(chains), smallest=8), size, np.int32)
-    chain_head[: len(chains)] = [chain[0] for chain in chains]
-    chain = np.zeros(size + 1, np.int32)
-    chain_next = np.full(size + 1, size, np.int32)
+def _chains(chains: list[list[int]], sizes: Sizes) -> dict[str, np.ndarray]:
+    nobody = sizes.tasks
+    chain = np.zeros(nobody + 1, np.int32)
+    chain_next = np.full(nobody + 1, nobody, np.int32)
     for c, tasks in enumerate(chains):
         chain[tasks] = c
         chain_next[tasks[:-1]] = tasks[1:]
+    heads = np.array([tasks[0] for tasks in chains], np.int32)
+    chain_head = _pad(heads, sizes.chains, fill=nobody)
     return {"chain": chain, "chain_head": chain_head, "chain_next": chain_next}
 
 
@@ -272,37 +241,22 @@ def input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:
     return ready
 
 
-def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
-    padded = np.zeros((rows, *array.shape[1:]), array.dtype)
-    padded[: array.shape[0]] = array
+def _pad(array: np.ndarray, *shape: int, fill: float = 0) -> np.ndarray:
+    """Returns the array with what pads it at the end of every axis."""
+    padded = np.full(shape, fill, array.dtype)
+    padded[tuple(map(slice, array.shape))] = array
     return padded
 
 
 def _table(
-    row: np.ndarray, task: np.ndarray, num_bytes: np.ndarray, size: int
+    row: np.ndarray, task: np.ndarray, num_bytes: np.ndarray, nobody: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lists, per row, the tasks at the other end of its edges and the bytes they carry."""
-    count = np.bincount(row, minlength=size + 1)
-    width = bucket_size(int(count.max()), smallest=4)
+    count = np.bincount(row, minlength=nobody + 1)
     order = np.argsort(row, kind="stable")
     column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    tasks = np.full((size + 1, width), size, np.int32)
-    sizes = np.zeros((size + 1, width), num_bytes.dtype)
+    tasks = np.full((nobody + 1, width), nobody, np.int32)
+    sizes = np.zeros((nobody + 1, width), num_bytes.dtype)
     tasks[row[order], column] = task[order]
     sizes[row[order], column] = num_bytes[order]
     return tasks, sizes
-
-
-def axis_padding(array: np.ndarray, size: int) -> list[tuple[int, int]]:
-    """Returns the padding that makes the first axis `size` long."""
-    return [(0, size - array.shape[0])] + [(0, 0)] * (array.ndim - 1)
-
-
-def fill_rows(array: np.ndarray, value: float, size: int) -> np.ndarray:
-    """Returns the array with a first axis of `size`."""
-    return np.pad(array, axis_padding(array, size), constant_values=value)
-
-
-def fill_columns(array: np.ndarray, value: float, size: int) -> np.ndarray:
-    """Returns the table with `size` columns."""
-    return np.pad(array, ((0, 0), (0, size - array.shape[1])), constant_values=value)

@@ -3,7 +3,7 @@
 `features.py` makes what they see of a problem. `model.py` maps it to tables: `encoder.py`
 embeds tasks once, `select.py` scores them, `place.py` prepares PLC. `rollout.py` runs episodes
 on the tables over a growing `list_schedule.py`, and gives their log-probabilities
-(`frontier.py`: of wide graphs). `stacking.py` pads problems to common sizes.
+(`frontier.py`: of wide graphs).
 
 A device feature is a row of `device_features.py`, a static one a column in `features.py`.
 """

@@ -4,6 +4,8 @@ FEATURE_VERSION names this module's and `device_features.py`'s features together
 of another version is refused.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from chex import Array
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs import levels
 from doppler_jax.graphs.build import task_edges, topological_order
-from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
+from doppler_jax.graphs.padded import PaddedProblem, Sizes, pad_problem
 from doppler_jax.graphs.relatives import NUM_RELATIVES, nearest_relatives
 from doppler_jax.types import Costs, TaskGraph, pytree
 
@@ -45,14 +47,24 @@ class PolicyInputs:
     graph_features: Array  # [2] devices, and mean compute per device over longest path
 
 
-def make_policy_inputs(graph: TaskGraph, costs: Costs) -> PolicyInputs:
+def make_policy_inputs(
+    graph: TaskGraph, costs: Costs, sizes: Sizes | None = None
+) -> PolicyInputs:
     """Returns graph and costs as the policies and the simulator take them.
 
     Times are means over the devices that can run a task and over pairs of devices, and
     are divided by one unit for compute and communication alike, so that their ratio
     survives.
+
+    Args:
+      graph: the task graph.
+      costs: its costs.
+      sizes: to pad to, as in `pad_problem`; they change no feature.
+
+    Raises:
+      ValueError: the problem does not fit into `sizes`.
     """
-    padded = pad_problem(graph, costs)
+    padded = pad_problem(graph, costs, sizes=sizes)
     costs = as_transfers(costs)  # features know nothing of handling
     n, size = graph.num_tasks, padded.padded_tasks
     senders, receivers = task_edges(graph)
@@ -64,7 +76,7 @@ def make_policy_inputs(graph: TaskGraph, costs: Costs) -> PolicyInputs:
     unit_s = unit_s if unit_s > 0 else 1.0
     b_level_s = levels.b_level(graph, costs)
 
-    num_edges = bucket_size(len(senders), smallest=8)
+    num_edges = len(padded.edge_reader) - 1
     ends = np.full((2, num_edges), size, np.int32)
     ends[:, : len(senders)] = senders, receivers
     edge_features = np.zeros((num_edges, 1), np.float32)
@@ -84,11 +96,16 @@ def make_policy_inputs(graph: TaskGraph, costs: Costs) -> PolicyInputs:
         b_rank=b_rank,
         topological_rank=_topological_rank(graph, size),
         unit_s=np.float32(unit_s),
-        succ_transfer_s=_mean_transfer_s(padded),
+        succ_transfer_s=_mean_transfer_s(padded, costs.num_devices),
         **_relatives(graph, costs, size),
         graph_features=_graph_features(compute_s, b_level_s, costs.num_devices),
     )
     return jax.tree.map(jnp.asarray, problem)
+
+
+def stack_problems(problems: Sequence[PolicyInputs]) -> PolicyInputs:
+    """Returns problems of equal sizes as one, in NumPy, with a leading axis on every array."""
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *problems)
 
 
 def _task_features(
@@ -138,11 +155,11 @@ def _graph_features(
     return np.log1p(np.array([num_devices, share], np.float32))
 
 
-def _mean_transfer_s(padded: PaddedProblem) -> np.ndarray:
-    d = padded.num_devices
+def _mean_transfer_s(padded: PaddedProblem, d: int) -> np.ndarray:
     pairs = max(d * (d - 1), 1)
     real = padded.succ_task != padded.padded_tasks
-    latency_s, seconds_per_byte = (array.sum() / pairs for array in padded.links)
+    # Without the devices that pad, which handling would let cost something.
+    latency_s, seconds_per_byte = (array[:d, :d].sum() / pairs for array in padded.links)
     return np.where(real, latency_s + padded.succ_bytes * seconds_per_byte, 0.0).astype(
         np.float32
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from chex import Array, ArrayTree, PRNGKey
 
-from doppler_jax.policies.device_features import count_features
+from doppler_jax.policies.device_features import column, count_features
 from doppler_jax.policies.encoder import Encoder
 from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs, sinusoids
 from doppler_jax.policies.place import PRECISION, Place, earliest_tables
@@ -91,6 +91,48 @@ def _positions(problem: PolicyInputs) -> Array:
 def init_params(key: PRNGKey, config: PolicyConfig, problem: PolicyInputs) -> ArrayTree:
     """Returns fresh parameters; `problem` is any, their shapes do not depend on it."""
     return DopplerPolicy(config).init(key, problem)["params"]
+
+
+B_LEVEL = 3
+"""Column of the b-level among the task features."""
+
+LATE, RELATED = column("late finish"), column("placed relatives there")
+"""The device features that a fresh policy reads."""
+
+SHARPNESS, TOGETHER = 8.0, 3.0
+"""What fresh scores make of b-levels and of late finishes, and of relatives."""
+
+
+def init_list_scheduler(key: PRNGKey, policy: PolicyConfig, problem: PolicyInputs) -> ArrayTree:
+    """Returns fresh parameters whose greedy choices are a list scheduler's; consumes the key.
+
+    SEL takes the largest b-level, PLC an early finish beside the tasks that belong together:
+    a hidden unit for each hands on just that. Training goes on from there.
+
+    Raises:
+      ValueError: the policy has not the features `general`, or SEL or PLC is not learned.
+    """
+    if (policy.features, policy.select, policy.place) != ("general", "learned", "learned"):
+        raise ValueError(f"a base policy needs features 'general', all learned; got {policy}")
+    params = jax.jit(init_params, static_argnums=1)(key, policy, problem)
+    params = jax.tree.map(jnp.asarray, params)
+    select, place = params["Select_0"], params["Place_0"]
+    own, hidden, score = (select[f"Dense_{i}"]["kernel"] for i in range(3))
+    first_own = hidden.shape[0] - own.shape[1]  # after embedding and path sums
+    select["Dense_0"]["kernel"] = _unit(own, 0, B_LEVEL)
+    select["Dense_1"]["kernel"] = _unit(hidden, 0, first_own)
+    select["Dense_2"]["kernel"] = score.at[0].set(SHARPNESS)
+    task = place["Dense_1"]["kernel"]
+    place["Dense_1"]["kernel"] = task.at[:, :2].set(0.0)
+    place["member_kernel"] = place["member_kernel"].at[:, :2].set(0.0)
+    place["kernel"] = _unit(_unit(place["kernel"], 0, LATE), 1, RELATED)
+    place["out"] = place["out"].at[:2, 0].set(jnp.array([-SHARPNESS, TOGETHER]))
+    return params
+
+
+def _unit(kernel: Array, column: int, row: int) -> Array:
+    """Returns the kernel with a column that passes on one input alone."""
+    return kernel.at[:, column].set(0.0).at[row, column].set(1.0)
 
 
 def apply(params: ArrayTree, config: PolicyConfig, problem: PolicyInputs) -> PolicyTables:

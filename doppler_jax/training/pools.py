@@ -1,27 +1,28 @@
-"""Pools of problems to pretrain on: drawn at random in buckets, and the best known of some."""
+"""Problems to pretrain on: drawn at random in buckets, and the best known of some."""
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from chex import Array, PRNGKey
+from chex import PRNGKey
 
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import make_family
-from doppler_jax.graphs.padded import Sizes
+from doppler_jax.graphs.padded import Sizes, needed_sizes
+from doppler_jax.objective import Objective
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
-from doppler_jax.policies.stacking import pad_problem, problem_sizes, stack_problems
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import list_workloads, make_workload
-from doppler_jax.simulator.simulate import simulate_padded
-from doppler_jax.training.state import best_of
-from doppler_jax.training.tempering import RUNGS, Chains, temper
-from doppler_jax.types import Costs, TaskGraph, pytree
+from doppler_jax.search.anytime import run_search
+from doppler_jax.search.memetic import Memetic
+from doppler_jax.search.objective import SearchProblem
+from doppler_jax.simulator.finalists import best_placement
+from doppler_jax.simulator.oracle import makespan_s
+from doppler_jax.types import Costs, TaskGraph
 
 WORKLOADS = "workload"
 """The source that draws from the registry's workloads, traced and cut."""
@@ -114,9 +115,8 @@ def _draw(rng: np.random.Generator, bucket: Bucket, source: str) -> Drawn:
         ccr = float(np.exp(rng.uniform(*np.log(CCR))))
         latency_share = 0.2 if rng.random() < 0.2 else 0.0
         costs = costs_of_ccr(graph, random_cluster(rng, kind), ccr, latency_share)
-        problem = make_policy_inputs(graph, costs)
-        if bucket.sizes.holds(problem_sizes(problem)):
-            return Drawn(source, graph, costs, pad_problem(problem, bucket.sizes))
+        if bucket.sizes.holds(needed_sizes(graph, costs)):
+            return Drawn(source, graph, costs, make_policy_inputs(graph, costs, bucket.sizes))
     raise ValueError(f"{source}: {TRIES} draws, and none fits {bucket.sizes}")
 
 
@@ -146,84 +146,34 @@ def workload_graphs() -> tuple[TaskGraph, ...]:
     return tuple(graphs)
 
 
-ROUNDS = 20
-"""Moves of every chain in one call of `search`."""
-
-
-@pytree
-class Pool:
-    """K problems of a bucket with what is known of them."""
-
-    problem: PolicyInputs  # [K, ...]
-    best_placement: Array  # [K, N] int32
-    best_s: Array  # [K]
-    chain_placement: Array  # [K, C, N] int32, of a ladder of temperatures
-    chain_s: Array  # [K, C]
-
-
-def make_pool(drawn: list[Drawn], starts: list[np.ndarray], links: str) -> Pool:
-    """Returns the pool of problems of one bucket.
+def best_known_s(
+    drawn: Drawn, starts: np.ndarray, key: PRNGKey, links: str, evaluations: int
+) -> float:
+    """Returns the shortest makespan that a search from placements `[S, n]` finds, or theirs.
 
     Args:
-      drawn: K problems.
-      starts: per problem, placements `[S, n]` to begin with, S >= 1.
+      drawn: the problem.
+      starts: to search from.
+      key: of the search; it is consumed.
       links: of what is simulated.
+      evaluations: simulations of the search.
     """
-    problem = stack_problems([one.problem for one in drawn])
-    size = problem.padded.compute_s.shape[1] - 1
-    chains = np.zeros((len(drawn), RUNGS, size), np.int32)
-    for chain, start in zip(chains, starts, strict=True):
-        chain[:, : start.shape[1]] = np.resize(start, (RUNGS, start.shape[1]))
-    chain_s = np.asarray(_simulate(problem, chains, links))
-    best = chain_s.argmin(1)
-    return Pool(
-        problem=problem,
-        best_placement=chains[np.arange(len(drawn)), best],
-        best_s=chain_s.min(1),
-        chain_placement=chains,
-        chain_s=chain_s,
+    objective = Objective(links)
+    found = run_search(
+        Memetic(),
+        objective,
+        # As the policy sees it: problems of a bucket share a compilation.
+        SearchProblem(
+            padded=drawn.problem.padded,
+            topological_rank=np.asarray(drawn.problem.topological_rank)[:-1],
+            factors=None,
+            memory=None,
+        ),
+        starts,
+        key,
+        Budget(evaluations=evaluations),
+        CurveRecorder(),
+        choose=True,
     )
-
-
-@partial(jax.jit, static_argnames="links")
-def _simulate(problem: PolicyInputs, placements: Array, links: str) -> Array:
-    def one(entry: tuple[PolicyInputs, Array]) -> Array:
-        return simulate_padded(entry[0].padded, entry[1], links=links).makespan_s
-
-    return jax.lax.map(one, (problem, placements))
-
-
-@partial(jax.jit, static_argnames="links")
-def search(key: PRNGKey, pool: Pool, links: str) -> Pool:
-    """Returns the entries after `ROUNDS` of tempering each; the key is consumed.
-
-    What is best so far is proposed to the coldest chains.
-    """
-    number = jnp.arange(RUNGS, dtype=jnp.int32)
-
-    def one(inputs: tuple[PRNGKey, Pool]) -> Pool:
-        key, entry = inputs
-        size = entry.best_placement.shape[0]
-        # To the coldest rungs alone: the others are to find something else.
-        cold = number >= RUNGS - RUNGS // 4
-        known = Chains(
-            placement=jnp.broadcast_to(entry.best_placement[None], (RUNGS, size)),
-            makespan_s=jnp.where(cold, entry.best_s, jnp.inf),
-        )
-        chains = Chains(placement=entry.chain_placement, makespan_s=entry.chain_s)
-        chains, met = temper(
-            key, entry.problem.padded, number, chains, known, entry.best_s, ROUNDS, links
-        )
-        best, best_s = best_of(
-            entry.best_placement, entry.best_s, met.placement, met.makespan_s
-        )
-        return dataclasses.replace(
-            entry,
-            best_placement=best,
-            best_s=best_s,
-            chain_placement=chains.placement,
-            chain_s=chains.makespan_s,
-        )
-
-    count = pool.best_s.shape[0]
-    return jax.lax.map(one, (jax.random.split(key, count), pool))
+    candidates = np.concatenate([starts, found.placements])
+    return makespan_s(best_placement(drawn.graph, drawn.costs, candidates, links)[1])

@@ -24,15 +24,14 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.heft import heft
 from doppler_jax.budget import Budget
 from doppler_jax.graphs.families import HELD_OUT
+from doppler_jax.objective import Objective
 from doppler_jax.policies import model, rollout
-from doppler_jax.policies.device_features import column
-from doppler_jax.policies.features import PolicyInputs
-from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.features import PolicyInputs, stack_problems
+from doppler_jax.policies.model import PolicyConfig, init_list_scheduler
 from doppler_jax.policies.rollout import PolicyTables
-from doppler_jax.policies.stacking import stack_problems
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.problems import use_host_devices
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.simulate import simulate, simulate_padded
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.devices import CUT, WHOLE, cut_over, everywhere, most_shards
 from doppler_jax.training.loop import Phase, RunFolder, train
@@ -41,9 +40,8 @@ from doppler_jax.training.pools import (
     TRAINED,
     Bucket,
     Drawn,
+    best_known_s,
     draw_problems,
-    make_pool,
-    search,
 )
 from doppler_jax.training.reinforce import (
     Lesson,
@@ -61,15 +59,6 @@ MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run")
 SAMPLES = 64
 """Placements drawn of each held-out problem."""
 
-B_LEVEL = 3
-"""Column of the b-level among the task features."""
-
-LATE, RELATED = column("late finish"), column("placed relatives there")
-"""The device features that a fresh policy reads."""
-
-SHARPNESS, TOGETHER = 8.0, 3.0
-"""What fresh scores make of b-levels and of late finishes, and of relatives."""
-
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSettings:
@@ -83,8 +72,8 @@ class PretrainSettings:
     """Problems of each bucket."""
     held_out: int = 20
     """Problems of each bucket that only measure, half of them of families never trained on."""
-    searches: int = 30
-    """Searches of 672 simulations for the best known placement of every held-out problem."""
+    search_evaluations: int = 20_000
+    """Simulations of the search for the best known placement of every held-out problem."""
     group: int = 8
     """Problems of an update."""
     batch: int = 16
@@ -156,8 +145,7 @@ class _Task:
     problems: PolicyInputs  # [K, ...], to train on
     held_out: PolicyInputs  # [H, ...]
     baselines: dict[str, np.ndarray]  # makespans of list schedulers on the held-out problems
-    families: list[str]  # of the held-out problems
-    best_s: np.ndarray  # [H] best known makespans, as far as the start
+    drawn: list[Drawn]  # the held-out problems
 
 
 class Pretraining:
@@ -175,7 +163,6 @@ class Pretraining:
         self._settings = settings
         self._initial = settings.initial and _params_of(settings.initial, settings.policy)
         self._tasks: list[_Task] = []
-        self._pools: list[Any] = []
         self._validated_s = 0.0
         self.budget = Budget(seconds=settings.budget_s)
 
@@ -199,23 +186,27 @@ class Pretraining:
 
     def begin(self, params: ArrayTree) -> PretrainState:
         """Returns the state before the first update of some parameters."""
-        best_s = np.concatenate([task.best_s for task in self._tasks])
+        count = sum(len(task.drawn) for task in self._tasks)
         problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
         key = jax.random.key(self._settings.seed)
-        return begin_pretraining(key, params, problem, best_s)
+        return begin_pretraining(key, params, problem, np.full(count, np.inf, np.float32))
 
     def search(self, state: PretrainState) -> PretrainState:
-        """Returns the state with better placements known of the held-out problems."""
+        """Returns the state with placements known of the held-out problems."""
         key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
         best_s = []
-        for task, pool in zip(self._tasks, self._pools, strict=True):
-            for turn in range(self._settings.searches):
-                pool = search(jax.random.fold_in(key, turn), pool, task.bucket.links)
-            best_s.append(np.asarray(pool.best_s))
+        count = self._settings.search_evaluations
+        for task in self._tasks:
+            links = task.bucket.links
+            found_s = [
+                best_known_s(one, _list_schedules(one), key, links, count) for one in task.drawn
+            ]
+            best_s.append(np.array(found_s))
             means = {k: float((v / best_s[-1]).mean()) for k, v in task.baselines.items()}
             ratios = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
             print(f"{task.bucket.name}: {ratios}", flush=True)
-        return dataclasses.replace(state, held_out_s=jnp.asarray(np.concatenate(best_s)))
+        held_out_s = jnp.asarray(np.concatenate(best_s), jnp.float32)
+        return dataclasses.replace(state, held_out_s=held_out_s)
 
     def update(self, state: PretrainState) -> tuple[PretrainState, dict[str, Any]]:
         """Takes a step on some problems of one bucket, and measures if it is time to."""
@@ -276,7 +267,7 @@ class Pretraining:
             }.items():
                 found.setdefault(name, []).append(np.asarray(values))
         best_s = np.minimum(state.held_out_s, np.concatenate(found[f"best of {SAMPLES}"]))
-        families = [family for task in self._tasks for family in task.families]
+        families = [one.source for task in self._tasks for one in task.drawn]
         is_new = np.isin(families, HELD_OUT)
         ratios = {}
         for name, values in found.items():
@@ -302,17 +293,16 @@ class Pretraining:
         unseen = np.random.default_rng([settings.seed, 1, number])
         held_out = draw_problems(unseen, bucket, HELD_OUT, settings.held_out - half)
         held_out += draw_problems(unseen, bucket, TRAINED, half)
-        pool = make_pool(held_out, [_list_schedules(one) for one in held_out], bucket.links)
-        self._pools.append(pool)
-        # The chains begin with the two in turn.
-        names = ("HEFT", "critical path")
+        run = partial(simulate, objective=Objective(bucket.links))
+        listed_s = [
+            run(one.graph, one.costs, _list_schedules(one)).makespan_s for one in held_out
+        ]
         return _Task(
-            bucket,
-            jax.tree.map(np.array, stack_problems([one.problem for one in drawn])),
-            pool.problem,
-            {name: np.asarray(pool.chain_s[:, i]) for i, name in enumerate(names)},
-            [one.source for one in held_out],
-            np.asarray(pool.best_s),
+            bucket=bucket,
+            problems=stack_problems([one.problem for one in drawn]),
+            held_out=stack_problems([one.problem for one in held_out]),
+            baselines=dict(zip(("HEFT", "critical path"), np.transpose(listed_s), strict=True)),
+            drawn=held_out,
         )
 
 
@@ -321,6 +311,7 @@ KINDS = ("held-out families", "trained families")
 
 
 def _list_schedules(drawn: Drawn) -> np.ndarray:
+    """Returns placements `[2, n]`, by HEFT and along the critical path."""
     return np.stack([f(drawn.graph, drawn.costs) for f in (heft, critical_path)])
 
 
@@ -375,38 +366,6 @@ def begin_pretraining(
     start = init_state(key, params, make_optimizer(0.0), problem, num_elites=0, num_chains=0)
     fields = {field.name: getattr(start, field.name) for field in dataclasses.fields(start)}
     return PretrainState(**fields, held_out_s=jnp.asarray(held_out_s))
-
-
-def init_list_scheduler(key: PRNGKey, policy: PolicyConfig, problem: PolicyInputs) -> ArrayTree:
-    """Returns fresh parameters whose greedy choices are a list scheduler's; consumes the key.
-
-    SEL takes the largest b-level, PLC an early finish beside the tasks that belong together:
-    a hidden unit for each hands on just that. Training goes on from there.
-
-    Raises:
-      ValueError: the policy has not the features `general`, or SEL or PLC is not learned.
-    """
-    if (policy.features, policy.select, policy.place) != ("general", "learned", "learned"):
-        raise ValueError(f"a base policy needs features 'general', all learned; got {policy}")
-    params = jax.jit(model.init_params, static_argnums=1)(key, policy, problem)
-    params = jax.tree.map(jnp.asarray, params)
-    select, place = params["Select_0"], params["Place_0"]
-    own, hidden, score = (select[f"Dense_{i}"]["kernel"] for i in range(3))
-    first_own = hidden.shape[0] - own.shape[1]  # after embedding and path sums
-    select["Dense_0"]["kernel"] = _unit(own, 0, B_LEVEL)
-    select["Dense_1"]["kernel"] = _unit(hidden, 0, first_own)
-    select["Dense_2"]["kernel"] = score.at[0].set(SHARPNESS)
-    task = place["Dense_1"]["kernel"]
-    place["Dense_1"]["kernel"] = task.at[:, :2].set(0.0)
-    place["member_kernel"] = place["member_kernel"].at[:, :2].set(0.0)
-    place["kernel"] = _unit(_unit(place["kernel"], 0, LATE), 1, RELATED)
-    place["out"] = place["out"].at[:2, 0].set(jnp.array([-SHARPNESS, TOGETHER]))
-    return params
-
-
-def _unit(kernel: Array, column: int, row: int) -> Array:
-    """Returns the kernel with a column that passes on one input alone."""
-    return kernel.at[:, column].set(0.0).at[row, column].set(1.0)
 
 
 @partial(jax.jit, static_argnames=("policy", "batch", "links", "shards"))

@@ -8,7 +8,6 @@ import pytest
 from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.methods import DEFAULT_METHOD, METHODS, searches
 from doppler_jax.methods.learned import doppler
-from doppler_jax.policies import features
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import init_params
 from doppler_jax.search.random_search import RandomSearch
@@ -25,7 +24,6 @@ def _one_small_compilation():
         patch.setitem(METHODS, DEFAULT_METHOD, from_samples(None))
         patch.setattr(searches, "RandomSearch", lambda: RandomSearch(draws=BOUND))
         one_size(patch)
-        patch.setattr(features, "bucket_size", lambda size, smallest: 64)
         yield
 
 

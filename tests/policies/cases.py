@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.graphs.padded import Sizes
-from doppler_jax.policies import model, rollout, stacking
+from doppler_jax.policies import model, rollout
 from doppler_jax.policies.device_features import DEVICE_FEATURES
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
@@ -26,11 +26,15 @@ EPISODES = 64
 SIZES = [0, 1, 2, 8, 24, 64]
 
 
+BUCKET = Sizes(
+    tasks=64, edges=2048, producers=64, readers=64, chains=64, devices=DEVICES, home_reads=32
+)
+
+
 def padded_problem(graph, costs, tasks=64, edges=2048):
     """The problem in arrays of given sizes; chains and readers are padded to `tasks` too."""
     sizes = Sizes(tasks, edges, tasks, tasks, tasks, costs.num_devices, home_reads=32)
-    problem = stacking.pad_problem(make_policy_inputs(graph, costs), sizes)
-    return jax.tree.map(jnp.asarray, problem)
+    return make_policy_inputs(graph, costs, sizes)
 
 
 @functools.cache
