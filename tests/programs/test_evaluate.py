@@ -89,6 +89,10 @@ def duplicate_operand(x):
     return y * y, y @ y, jnp.copy(x) * x
 
 
+def softmax(x, w):
+    return jax.nn.softmax(x @ w, axis=0)
+
+
 def size_one_dims(x):
     y = (x + 1.0)[:, None, :]
     return y.reshape(1, 4, 8, 1), jnp.squeeze(y * 2.0, axis=1), lax.expand_dims(x, (0,))
@@ -122,18 +126,14 @@ SMALL = {
         normal(1, 4, 2),
     ),
     "constants": (
-        lambda x: ((x @ TABLE) * (TABLE[:1] + np.float32(1.0)), jnp.float32(2) ** 3),
+        lambda x: ((x @ TABLE) * (TABLE[:1] + np.float32(1)), jnp.float32(2) ** 3),
         X,
     ),
     "no operands": (lambda x: jnp.sum(jnp.ones((4, 8)), axis=1) * x, normal(0, 4)),
     "nested": (nested, X),
     "duplicate operand": (duplicate_operand, normal(0, 8, 8)),
-    "odd sizes": (lambda x, w: jax.nn.softmax(x @ w, axis=0), normal(0, 3, 5), normal(1, 5, 7)),
-    "half odd sizes": (
-        lambda x, w: jax.nn.softmax(x @ w, axis=0),
-        normal(0, 6, 12),
-        normal(1, 12, 10),
-    ),
+    "odd sizes": (softmax, normal(0, 3, 5), normal(1, 5, 7)),
+    "half odd sizes": (softmax, normal(0, 6, 12), normal(1, 12, 10)),
     "size one dims": (size_one_dims, X),
 }
 
@@ -225,9 +225,8 @@ def test_partial_sums_of_short_floats_are_rounded_once():
 def test_kernels_declare_what_they_compute(name, traced):
     for kernel in set(partition(traced(name)[0], 4).kernels):
         results = jax.eval_shape(kernel.fn, *kernel.operands)
-        assert [(r.shape, r.dtype) for r in results] == [
-            (r.shape, r.dtype) for r in kernel.results
-        ]
+        found, declared = ([(r.shape, r.dtype) for r in of] for of in (results, kernel.results))
+        assert found == declared
 
 
 @pytest.mark.parametrize(

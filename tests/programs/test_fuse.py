@@ -17,10 +17,8 @@ W = np.linspace(1, 2, 64, dtype=np.float32).reshape(8, 8)
 
 def members(fn, *args):
     """Primitive names of every group."""
-    return [
-        [equation.primitive.name for equation in group.equations]
-        for group in fuse(trace(fn, *args))
-    ]
+    groups = fuse(trace(fn, *args))
+    return [[equation.primitive.name for equation in group.equations] for group in groups]
 
 
 def two_readers(x):
@@ -47,11 +45,7 @@ def output(x):
         # One contraction per group.
         (lambda x, w: x @ w + x @ (w * 2.0), (X, W), "dot_general, mul, dot_general add"),
         # Another shape ends a chain.
-        (
-            lambda x: jnp.sin(x + 1.0 + jnp.exp(x[:1] * 2.0)),
-            (X,),
-            "slice mul exp, add add sin",
-        ),
+        (lambda x: jnp.sin(x + 1.0 + jnp.exp(x[:1] * 2.0)), (X,), "slice mul exp, add add sin"),
         # [4, 8] as [32] can be cut in 4 only, and the sum alone in 32: no view.
         (lambda x: x.reshape(32) + 1.0, (X,), "reshape, add"),
         (lambda x: x.reshape(8, 4) + 1.0, (X,), "reshape, add"),
@@ -77,12 +71,8 @@ def test_views_are_applied_by_their_readers():
 
 def test_views_that_are_outputs_or_read_by_whole_tasks_are_made():
     assert members(lambda x: x.T, X) == [["transpose"]]
-    assert members(lambda x: (jnp.exp(x).T, jnp.exp(x).T + 1.0), X) == [
-        ["exp"],
-        ["transpose"],
-        ["exp"],
-        ["add"],
-    ]
+    groups = members(lambda x: (jnp.exp(x).T, jnp.exp(x).T + 1.0), X)
+    assert groups == [["exp"], ["transpose"], ["exp"], ["add"]]
 
     def whole(x):
         return lax.while_loop(lambda c: c[0, 0] < 0, lambda c: c + 1.0, x.T)
@@ -129,8 +119,7 @@ def test_root_and_epilogue_may_read_the_same_operand():
         s = np.float32(3.0)
         program = trace(each, s, W)
         groups = fuse(program)
-        plan = [max_counts(group.labelling) for group in groups]
-        sharded = cut_as(program, groups, plan)
+        sharded = cut_as(program, groups, [max_counts(group.labelling) for group in groups])
         np.testing.assert_allclose(evaluate(sharded, s, W), each(s, W), rtol=1e-5)
 
 

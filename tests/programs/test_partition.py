@@ -31,11 +31,8 @@ def kinds(sharded):
 def test_matmul_at_four_shards():
     sharded = cut(jnp.matmul, shaped(8, 8), shaped(8, 8))
     assert kinds(sharded) == {"dot_general": 8, "dot_general.sum": 4}
-    assert sharded.names[:3] == (
-        "dot_general[0,0,0]",
-        "dot_general[0,0,1]",
-        "dot_general.sum[0,0]",
-    )
+    first = ("dot_general[0,0,0]", "dot_general[0,0,1]", "dot_general.sum[0,0]")
+    assert sharded.names[:3] == first
     assert sharded.operands[1] == (InputRef(2), InputRef(3))
     assert sharded.inputs[2] == InputBlock(source=0, start=(0, 4), limit=(4, 8))
     assert sharded.inputs[3] == InputBlock(source=1, start=(4, 0), limit=(8, 4))

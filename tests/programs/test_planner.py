@@ -32,10 +32,6 @@ def shaped(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def groups_of(fn, *args):
-    return fuse(trace(fn, *args))
-
-
 def residual(a, b, c):
     h = jnp.tanh(a @ b)
     return jnp.sum(h @ c + h, axis=0)
@@ -91,20 +87,19 @@ def brute_force_s(groups, limits, weight):
 @pytest.mark.parametrize("name", ["chain", "transposes", "residual"])
 def test_plan_is_the_cheapest_of_all(name, weight):
     fn, args = PROGRAMS[name]
-    groups = groups_of(fn, *args)
+    groups = fuse(trace(fn, *args))
     limits = Limits(2, 2, 0.0)
     network = make_network(groups, limits, RATES, {})
     # The plan's own cost, by allowing each group nothing else.
     pinned = dict(enumerate(network.solve(weight)))
     network = make_network(groups, Limits(1, 1, 0.0), RATES, pinned)
     assert all(len(choices) == 1 for choices in network.choices)
-    costs = [*network.alone, *network.pairs.values()]
-    found = sum(total_s(cost, weight) for cost in costs)
+    found = sum(total_s(c, weight) for c in [*network.alone, *network.pairs.values()])
     assert found == pytest.approx(brute_force_s(groups, limits, weight), rel=1e-12)
 
 
 def test_known_costs_of_a_product():
-    (group,) = groups_of(jnp.matmul, shaped(4, 8), shaped(8, 4))
+    (group,) = fuse(trace(jnp.matmul, shaped(4, 8), shaped(8, 4)))
     (unit,) = make_units([group], [])
     i, k = group.labelling.operands[0]
     choices = np.ones((3, len(unit.max_counts)), int)
@@ -117,7 +112,7 @@ def test_known_costs_of_a_product():
 
 
 def test_known_costs_of_an_operand():
-    groups = groups_of(lambda a: jnp.tanh(a @ a) @ a, shaped(4, 4))
+    groups = fuse(trace(lambda a: jnp.tanh(a @ a) @ a, shaped(4, 4)))
     unit = make_units(groups, find_links(groups))[1]
     i = groups[1].labelling.operands[0][0]
     choices = np.ones((2, len(unit.max_counts)), int)
@@ -126,15 +121,13 @@ def test_known_costs_of_an_operand():
     cost = edge_cost(unit, 0, choices, stored, RATES)
     # Rows: stored whole, by rows, by columns. Columns: read whole, by rows. A formation
     # task takes 1 s; 64 bytes whole and 32 in a half take 1 s more than that to move.
-    whole = [0, 1 + 1 + 32]
-    by_rows = [1 + 1 + 32, 0]
-    by_columns = [1 + 1 + 32, 1 + 1 + 32]
-    assert cost.seconds.tolist() == [whole, by_rows, by_columns]
+    moved = 1 + 1 + 32
+    assert cost.seconds.tolist() == [[0, moved], [moved, 0], [moved, moved]]
     assert cost.moved_bytes.tolist() == [[0, 32], [32, 0], [32, 64]]
 
 
 def test_choices_keep_limits_and_pins():
-    groups = groups_of(jnp.matmul, shaped(8, 8), shaped(8, 8))
+    groups = fuse(trace(jnp.matmul, shaped(8, 8), shaped(8, 8)))
     (unit,) = make_units(groups, [])
     i = groups[0].labelling.operands[0][0]
     choices = list_choices(unit, Limits(4, 8, 0.0), RATES, {})
@@ -176,16 +169,11 @@ def test_small_groups_stay_whole_on_a_known_cluster():
 
 
 def test_planned_twice_is_planned_alike():
-    workload = make_workload("llama_block")
-    cluster = make_cluster("v100x8")
-    first, second = (
-        partition(trace(workload.fn, *workload.args), 8, cluster=cluster) for _ in range(2)
-    )
+    workload, cluster = make_workload("llama_block"), make_cluster("v100x8")
+    programs = [trace(workload.fn, *workload.args) for _ in range(2)]
+    first, second = (partition(program, 8, cluster=cluster) for program in programs)
     assert first.names == second.names
     assert first.tensors == second.tensors
-
-
-PRESETS = [name for name in list_clusters() if name != "host"]
 
 
 @pytest.mark.parametrize("workload", list_workloads())
@@ -193,14 +181,14 @@ def test_never_behind_uniform(workload):
     made = make_workload(workload)
     program = trace(made.fn, *made.args)
     ratios = {}
-    for name in PRESETS:
+    for name in set(list_clusters()) - {"host"}:
         cluster = make_cluster(name)
-        planner, uniform = (
-            partition(program, cluster.num_devices, strategy=strategy, cluster=cluster)
+        options = {"num_shards": cluster.num_devices, "cluster": cluster}
+        planner_s, uniform_s = (
+            simulated_s(partition(program, strategy=strategy, **options).graph, cluster)
             for strategy in ("planner", "uniform")
         )
-        before_s = simulated_s(uniform.graph, cluster)
-        ratios[name] = simulated_s(planner.graph, cluster) / before_s
+        ratios[name] = planner_s / uniform_s
     assert max(ratios.values()) <= 1.02, ratios
     assert min(ratios.values()) <= 0.8, ratios
 

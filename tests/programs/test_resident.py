@@ -111,13 +111,8 @@ def test_all_that_takes_graphs_takes_these():
     schedule = placed.schedule
     dj.validate(graph, schedule, costs)
     inputs = schedule.transfer_tensor < 0
-    read = {
-        (~i, int(placed.placement[v]))
-        for i, v in zip(
-            graph.input_edge_input.tolist(), graph.input_edge_reader.tolist(), strict=True
-        )
-        if graph.input_home[i] == 0 and placed.placement[v] != 0
-    }
+    reads = np.stack([graph.input_edge_input, placed.placement[graph.input_edge_reader]], 1)
+    read = {(~i, d) for i, d in reads.tolist() if graph.input_home[i] == 0 and d != 0}
     pairs = np.stack([schedule.transfer_tensor, schedule.transfer_destination], 1)[inputs]
     assert set(map(tuple, pairs.tolist())) == read != set()
     assert (schedule.transfer_start_s[inputs] == 0).all()

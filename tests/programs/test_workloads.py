@@ -36,6 +36,12 @@ def shapes(args):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), args)
 
 
+def tiny(name, seed, **sizes):
+    """A workload of few numbers, compiled, and arguments for it."""
+    workload = make_workload(name, **TINY[name] | sizes)
+    return jax.jit(workload.fn), *make_arrays(workload, jax.random.key(seed))
+
+
 @pytest.mark.parametrize("name", list_workloads())
 def test_sharded_workload_equals_the_function(name):
     workload = make_workload(name, **TINY[name])
@@ -94,9 +100,7 @@ def test_ffnn_rows_are_probabilities():
 
 
 def test_training_steps_lower_the_loss():
-    workload = make_workload("ffnn_train", **TINY["ffnn_train"])
-    params, data = make_arrays(workload, jax.random.key(3))
-    step = jax.jit(workload.fn)
+    step, params, data = tiny("ffnn_train", 3)
     losses = []
     for _ in range(20):
         params, loss = step(params, data)
@@ -106,9 +110,7 @@ def test_training_steps_lower_the_loss():
 
 
 def test_llama_is_causal():
-    workload = make_workload("llama_layer", **TINY["llama_layer"])
-    params, tokens = make_arrays(workload, jax.random.key(4))
-    fn = jax.jit(workload.fn)
+    fn, params, tokens = tiny("llama_layer", 4)
     before = fn(params, tokens)
     after = fn(params, tokens.at[0, 5].set((tokens[0, 5] + 1) % 12))
     changed = jnp.any(before != after, axis=(0, 2))
@@ -116,32 +118,26 @@ def test_llama_is_causal():
 
 
 def test_llama_heeds_positions():
-    workload = make_workload("llama_block", **TINY["llama_block"])
-    params, x = make_arrays(workload, jax.random.key(5))
+    fn, params, x = tiny("llama_block", 5)
     swapped = x.at[:, 0].set(x[:, 3]).at[:, 3].set(x[:, 0])
     # Without the rotary embedding the last row would not notice that others changed places.
-    fn = jax.jit(workload.fn)
     assert jnp.abs(fn(params, x) - fn(params, swapped))[0, -1].max() > 1e-3
 
 
-def test_paper_llama_is_llama_7b():
-    workload = make_workload("llama", "paper")
-    params, _ = workload.args
-    # 6,738,415,616 parameters are published for LLaMA-7B.
+def test_paper_llama_has_the_published_number_of_parameters():
+    params, _ = make_workload("llama", "paper").args
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 6_738_415_616
 
 
 def test_experts_over_capacity_pass_tokens_by():
-    workload = make_workload("moe_block", **{**TINY["moe_block"], "capacity": 1})
-    params, x = make_arrays(workload, jax.random.key(6))
-    out = jax.jit(workload.fn)(params, x)
+    fn, params, x = tiny("moe_block", 6, capacity=1)
+    out = fn(params, x)
     # Four experts of one slot each serve at most four tokens.
     assert 1 <= int(jnp.sum(jnp.any(out != 0, axis=1))) <= 4
 
 
 def test_experts_with_room_are_mixed_by_the_router():
-    workload = make_workload("moe_block", **{**TINY["moe_block"], "capacity": 16})
-    params, x = make_arrays(workload, jax.random.key(7))
+    fn, params, x = tiny("moe_block", 7, capacity=16)
     probabilities = np.asarray(jax.nn.softmax(x @ params["router"]))
     hidden = jax.nn.gelu(jnp.einsum("tw,ewf->etf", x, params["up"]))
     outputs = np.asarray(jnp.einsum("etf,efw->etw", hidden, params["down"]))
@@ -149,7 +145,7 @@ def test_experts_with_room_are_mixed_by_the_router():
     for token, row in enumerate(probabilities):
         best = np.argsort(row)[-2:]
         expected.append(row[best] @ outputs[best, token] / np.sum(row[best]))
-    np.testing.assert_allclose(jax.jit(workload.fn)(params, x), np.stack(expected), atol=1e-5)
+    np.testing.assert_allclose(fn(params, x), np.stack(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize(("num_tasks", "seed"), [(1, 0), (2, 1), (17, 2), (100, 3)])
@@ -174,7 +170,7 @@ def test_random_layered_repeats_by_seed():
         (
             ("ffnn", "huge"),
             {},
-            r"unknown preset 'huge' of ffnn; known: \['medium', 'paper', 'small'\]",
+            r"unknown preset 'huge' of ffnn; known: \['medium', 'paper', 's",
         ),
         (("chainmm",), {"m": 4}, r"unknown size 'm' of chainmm; known: \['n'\]"),
         (("chainmm",), {"n": 0}, r"size n of chainmm is 0; expected an integer >= 1"),

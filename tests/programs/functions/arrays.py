@@ -33,13 +33,8 @@ def cumulative_operations(x, i):
 def masks(x, y):
     mask = (x > 0) & ~(y > 1) | jnp.isnan(x)
     filled = jnp.where(mask, x, jnp.where(y > 0, y, -1.0))
-    return (
-        filled,
-        mask,
-        jnp.sum(x, axis=1, where=mask),
-        jnp.mean(y, where=mask),
-        mask.any(axis=0),
-    )
+    total, mean = jnp.sum(x, axis=1, where=mask), jnp.mean(y, where=mask)
+    return filled, mask, total, mean, mask.any(axis=0)
 
 
 @case(normal(0, 16, 4), integers(1, 16, low=0, high=6))

@@ -14,13 +14,8 @@ HOLES = np.where(normal(0, 8, 16) > 1.0, np.nan, normal(1, 8, 16)).astype(np.flo
 @case(TIED, np.zeros((8, 16), np.float32), tolerance=EXACT)
 def ties(x, zero):
     order = lax.sort((x, lax.broadcasted_iota(jnp.int32, x.shape, 1)), dimension=1, num_keys=1)
-    return (
-        jnp.argmax(x, axis=1),
-        jnp.argmin(x.T, axis=0),
-        jnp.argmax(zero),
-        lax.top_k(x, 5),
-        order,
-    )
+    extremes = jnp.argmax(x, axis=1), jnp.argmin(x.T, axis=0), jnp.argmax(zero)
+    return extremes, lax.top_k(x, 5), order
 
 
 @case(HOLES, tolerance=EXACT)
@@ -30,15 +25,10 @@ def not_finite(x):
         jnp.max(x, axis=1),
         jnp.nanmax(x, axis=0),
         jnp.argmax(x, axis=1),
-        jnp.max(rows, axis=0),
+        jnp.max(rows, 0),
     )
-    return (
-        extremes,
-        jnp.sort(x, axis=1),
-        1.0 / jnp.zeros_like(x),
-        jnp.isinf(rows),
-        jnp.nan_to_num(x),
-    )
+    infinite = 1.0 / jnp.zeros_like(x), jnp.isinf(rows)
+    return extremes, jnp.sort(x, axis=1), infinite, jnp.nan_to_num(x)
 
 
 @case(normal(0, 8, 12), integers(1, 8, 3, low=0, high=12))
@@ -92,13 +82,8 @@ def general_reductions(x, i):
     pair = lax.reduce((x, i), (jnp.float32(-jnp.inf), jnp.int32(0)), larger, (1,))
     hypotenuse = lax.reduce(x, jnp.float32(0.0), lambda a, b: jnp.sqrt(a * a + b * b), (0,))
     windows = lax.reduce_window(x, -jnp.inf, lax.max, (3, 2), (2, 1), "SAME")
-    return (
-        pair,
-        hypotenuse,
-        windows,
-        lax.cumsum(x, axis=1, reverse=True),
-        jnp.cumprod(i, axis=0),
-    )
+    sums = lax.cumsum(x, axis=1, reverse=True), jnp.cumprod(i, axis=0)
+    return pair, hypotenuse, windows, sums
 
 
 @case(normal(0, 8, 4, 9, 9), normal(1, 8, 2, 3, 3))
@@ -115,9 +100,8 @@ def gradient_of_grouped_convolution(x, kernel):
 
 @case(normal(0, 8, 16), normal(1, 16, 8))
 def mixed_precision(a, b):
-    short = lax.dot(
-        a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type=jnp.float32
-    )
+    halves = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+    short = lax.dot(*halves, preferred_element_type=jnp.float32)
     halves = (a.astype(jnp.float16) * jnp.float16(2)).astype(jnp.float32)
     whole = (a * 100.0).astype(jnp.int8).astype(jnp.uint32) // jnp.uint32(3)
     rounded = lax.reduce_precision(a, 8, 7), jnp.round(a, 1), jnp.floor(b)
@@ -149,14 +133,8 @@ def library_calls(x, w):
 def positions(x):
     grid = jnp.meshgrid(jnp.arange(8), jnp.arange(6), indexing="ij")
     ramp = lax.broadcasted_iota(jnp.float32, (8, 24), 0) * x[None]
-    return (
-        grid,
-        ramp,
-        jnp.eye(8, 12, k=2) + 1.0,
-        jnp.tri(12, 8),
-        jnp.linspace(0.0, x[3], 8),
-        jnp.indices((4, 8)),
-    )
+    made = jnp.eye(8, 12, k=2) + 1.0, jnp.tri(12, 8), jnp.linspace(0.0, x[3], 8)
+    return grid, ramp, made, jnp.indices((4, 8))
 
 
 @case(normal(0, 8, 16))
