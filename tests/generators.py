@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from doppler_jax.graphs.build import make_graph, task_edges, topological_order
-from doppler_jax.types import RESIDENT, Costs
+from doppler_jax.types import RESIDENT, Costs, Schedule
 
 
 def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
@@ -101,6 +101,18 @@ def random_params(init, problem, scale=0.5, seed=0):
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(init, jax.random.key(0), problem)
     return jax.tree.map(lambda leaf: rng.normal(0, scale, leaf.shape).astype("f4"), shapes)
+
+
+def make_schedule(placement, start_s, finish_s, transfers=()):
+    """A schedule; a transfer is (tensor, source, destination, start_s, finish_s)."""
+    times = {"start_s": np.array(start_s, float), "finish_s": np.array(finish_s, float)}
+    fields = ("tensor", "source", "destination", "start_s", "finish_s")
+    columns = zip(*transfers, strict=True) if transfers else [()] * 5
+    moved = {
+        f"transfer_{name}": np.array(column, float if name.endswith("_s") else np.int64)
+        for name, column in zip(fields, columns, strict=True)
+    }
+    return Schedule(placement=np.array(placement, np.int64), **times, **moved)
 
 
 def coarsen(rng, graph, costs):

@@ -18,27 +18,14 @@ FACTS = {  # tasks, edges, accelerators, bytes of all nodes, milliseconds on an 
 
 def network():
     """Three nodes, listed out of order; node 5 feeds both others."""
-    times = {2: (30.0, 3.0), 5: (10.0, 1.0), 9: (20.0, 2.0)}
-    return {
-        "maxFPGAs": 2,
-        "maxCPUs": 2,
-        "maxSizePerFPGA": 100,
-        "nodes": [
-            {
-                "id": node,
-                "supportedOnFpga": int(node != 9),
-                "cpuLatency": times[node][0],
-                "fpgaLatency": times[node][1],
-                "colorClass": node,
-                "size": 10.0 * node,
-            }
-            for node in (9, 2, 5)
-        ],
-        "edges": [
-            {"sourceId": 5, "destId": 2, "cost": 4.0},
-            {"sourceId": 5, "destId": 9, "cost": 4.0},
-        ],
-    }
+    nodes = [
+        {"id": node, "supportedOnFpga": int(node != 9), "cpuLatency": 10 * ms,
+         "fpgaLatency": ms, "colorClass": node, "size": 10.0 * node}
+        for node, ms in ((9, 2.0), (2, 3.0), (5, 1.0))
+    ]  # fmt: skip
+    edges = [{"sourceId": 5, "destId": reader, "cost": 4.0} for reader in (2, 9)]
+    limits = {"maxFPGAs": 2, "maxCPUs": 2, "maxSizePerFPGA": 100}
+    return {**limits, "nodes": nodes, "edges": edges}
 
 
 def write(tmp_path, data):
@@ -124,8 +111,7 @@ def test_a_split(tmp_path):
 
 def change(path, value):
     """Returns the network with the entry at `path` replaced."""
-    data = network()
-    place = data
+    data = place = network()
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value

@@ -10,14 +10,9 @@ from doppler_jax.costs.handling import task_handling_s
 from doppler_jax.costs.observed import refit_costs
 from tests.generators import free_costs
 
-SHARDED = dj.partition(
-    dj.trace(
-        lambda a, b, c: jnp.tanh(a @ b) @ c,
-        *(jax.ShapeDtypeStruct((64, 64), jnp.float32) for _ in range(3)),
-    ),
-    num_shards=2,
-    strategy="uniform",
-)
+SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+PROGRAM = dj.trace(lambda a, b, c: jnp.tanh(a @ b) @ c, SQUARE, SQUARE, SQUARE)
+SHARDED = dj.partition(PROGRAM, num_shards=2, strategy="uniform")
 GRAPH = SHARDED.graph
 N = GRAPH.num_tasks
 FLAT = 1 - np.eye(3)
@@ -31,12 +26,8 @@ def run(placement, costs=TRUE):
 
 
 def falsified(compute=1.0, latency=1.0, per_byte=1.0):
-    return dataclasses.replace(
-        TRUE,
-        compute_s=TRUE.compute_s * compute,
-        latency_s=TRUE.latency_s * latency,
-        seconds_per_byte=TRUE.seconds_per_byte * per_byte,
-    )
+    factors = {"compute_s": compute, "latency_s": latency, "seconds_per_byte": per_byte}
+    return TRUE.replace(**{name: TRUE[name] * factor for name, factor in factors.items()})
 
 
 @pytest.mark.parametrize("factor", [10.0, 0.1])
@@ -82,11 +73,8 @@ def test_false_costs_of_transfers_are_put_right(factor):
     assert links == {(0, 1), (1, 0)}
     found = refit_costs(SHARDED, believed, [trace])
     for size in np.unique(GRAPH.tensor_bytes):
-        np.testing.assert_allclose(
-            found.latency_s + size * found.seconds_per_byte,
-            TRUE.latency_s + size * TRUE.seconds_per_byte,
-            rtol=1e-6,
-        )
+        found_s, true_s = (c.latency_s + size * c.seconds_per_byte for c in (found, TRUE))
+        np.testing.assert_allclose(found_s, true_s, rtol=1e-6)
 
 
 def test_false_costs_of_tasks_are_put_right():

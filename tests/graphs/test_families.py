@@ -5,6 +5,10 @@ from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.families import HELD_OUT, list_families, make_family
 
 
+def edges_of(graph):
+    return list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
+
+
 def draw(name, seed, num_tasks):
     return make_family(name, np.random.default_rng(seed), num_tasks)
 
@@ -31,7 +35,7 @@ def test_a_seed_decides_the_graph(name):
 
 def test_cholesky_of_three_tiles_is_as_in_books():
     graph = draw("cholesky", 0, 10)
-    edges = set(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
+    edges = set(edges_of(graph))
     # 0 factors (0, 0); 1 and 2 solve (1, 0), (2, 0); 3, 4, 5 update (1, 1), (2, 2), (2, 1).
     first = {(0, 1), (0, 2), (1, 3), (2, 4), (2, 5), (1, 5)}
     # 6 factors (1, 1), 7 solves (2, 1), 8 updates (2, 2), 9 factors it.
@@ -40,13 +44,13 @@ def test_cholesky_of_three_tiles_is_as_in_books():
 
 def test_lu_of_two_tiles():
     graph = draw("lu", 0, 4)
-    edges = sorted(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
+    edges = sorted(edges_of(graph))
     assert edges == [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)]
 
 
 def test_series_parallel_graphs_reduce_to_one_edge():
     graph = draw("series_parallel", 3, 40)
-    edges = list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
+    edges = edges_of(graph)
     for _ in range(200):
         edges = sorted(set(edges))  # parallel ways become one
         for v in range(2, graph.num_tasks):
@@ -57,10 +61,6 @@ def test_series_parallel_graphs_reduce_to_one_edge():
         else:
             break
     assert edges == [(0, 1)]
-
-
-def edges_of(graph):
-    return list(zip(*(ends.tolist() for ends in task_edges(graph)), strict=True))
 
 
 def test_a_tree_has_one_way_between_its_root_and_each_task():

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -34,17 +32,17 @@ HEFT_UPWARD_RANK = [108, 77, 80, 80, 69, 63.333, 42.667, 35.667, 44.333, 14.667]
 def heft_problem():
     edges = [(u - 1, v - 1, delay) for u, v, delay in HEFT_EDGES]
     graph, costs = from_edge_delays(np.zeros(10), edges, num_devices=3)
-    return graph, dataclasses.replace(costs, compute_s=np.array(HEFT_COMPUTE, dtype=float))
+    return graph, costs.replace(compute_s=np.array(HEFT_COMPUTE, dtype=float))
 
 
 def chain_problem(**changes):
     """Two tasks, 8 bytes between them, two devices; link 0 -> 1 is slower than 1 -> 0."""
     graph, costs = from_edge_delays([2.0, 3.0], [(0, 1, 8.0)], num_devices=2)
-    changes = {
-        "latency_s": np.array([[0.0, 1.0], [3.0, 0.0]]),
-        "seconds_per_byte": np.array([[0.0, 0.5], [0.25, 0.0]]),
-    } | changes
-    return graph, dataclasses.replace(costs, **changes)
+    links = {
+        "latency_s": [[0.0, 1.0], [3.0, 0.0]],
+        "seconds_per_byte": [[0.0, 0.5], [0.25, 0.0]],
+    }
+    return graph, costs.replace(**{name: np.array(a) for name, a in (links | changes).items()})
 
 
 def test_upward_ranks_of_the_heft_example():
@@ -68,7 +66,7 @@ def test_levels_of_a_chain_by_hand():
 
 
 def test_means_leave_out_devices_that_cannot_run_the_task():
-    _, costs = chain_problem(compute_s=np.array([[4.0, np.inf], [1.0, 3.0]]))
+    _, costs = chain_problem(compute_s=[[4.0, np.inf], [1.0, 3.0]])
     assert mean_compute_s(costs).tolist() == [4.0, 2.0]
 
 
@@ -112,13 +110,9 @@ def test_levels_equal_the_longest_enumerated_path(num_tasks, seed):
             if w == v:
                 yield from (rest + compute[u] + seconds for rest in lengths_from_entry(u))
 
-    tasks = range(num_tasks)
-    np.testing.assert_allclose(
-        b_level(graph, costs), [max(lengths_to_exit(v)) for v in tasks], rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        t_level(graph, costs), [max(lengths_from_entry(v)) for v in tasks], rtol=1e-12
-    )
+    for level, lengths in ((b_level, lengths_to_exit), (t_level, lengths_from_entry)):
+        expected = [max(lengths(v)) for v in range(num_tasks)]
+        np.testing.assert_allclose(level(graph, costs), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -135,15 +129,13 @@ def test_following_the_paths_adds_up_to_the_levels(seed):
         assert level[v] == pytest.approx(compute[v] + rest, rel=1e-12)
         assert (w < 0) == (v not in senders)
     for v, u in enumerate(t_path(graph, costs)):
-        assert head[v] == pytest.approx(
-            0.0 if u < 0 else head[u] + compute[u] + seconds[u, v], rel=1e-12
-        )
+        before = 0.0 if u < 0 else head[u] + compute[u] + seconds[u, v]
+        assert head[v] == pytest.approx(before, rel=1e-12)
         assert (u < 0) == (v not in receivers)
 
 
 def test_lower_bound_of_unequal_devices_by_hand():
-    compute_s = np.array([[2.0, 8.0], [8.0, 3.0]])
-    graph, costs = chain_problem(compute_s=compute_s)
+    graph, costs = chain_problem(compute_s=[[2.0, 8.0], [8.0, 3.0]])
     assert lower_bound_s(graph, costs) == 5.0  # the path, each task where it is cheapest
     graph, costs = from_edge_delays([4.0, 4.0, 5.0], [], num_devices=2)
     assert lower_bound_s(graph, costs) == 6.5  # the work over two devices

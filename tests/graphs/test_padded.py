@@ -33,11 +33,8 @@ def test_tables_list_the_edges_of_every_task(num_tasks):
         assert tasks.shape == num_bytes.shape
         assert tasks.shape == (nobody + 1, bucket_size(max(count, default=0), smallest=4))
         for v in range(nobody + 1):
-            expected = [
-                (edge[1 - own], size)
-                for edge, size in zip(ends, sizes, strict=True)
-                if edge[own] == v
-            ]
+            edges = zip(ends, sizes, strict=True)
+            expected = [(edge[1 - own], size) for edge, size in edges if edge[own] == v]
             expected += [(nobody, 0.0)] * (tasks.shape[1] - len(expected))
             assert list(zip(tasks[v].tolist(), num_bytes[v].tolist(), strict=True)) == expected
 
@@ -54,10 +51,8 @@ def test_costs_are_padded_with_zeros(num_tasks):
         assert found.shape == (padded.padded_tasks + 1, 3)
         np.testing.assert_array_equal(found[:num_tasks], expected.astype(np.float32))
         assert (found[num_tasks:] == 0).all()
-    np.testing.assert_array_equal(padded.latency_s, costs.latency_s.astype(np.float32))
-    np.testing.assert_array_equal(
-        padded.seconds_per_byte, costs.seconds_per_byte.astype(np.float32)
-    )
+    for name in ("latency_s", "seconds_per_byte"):
+        np.testing.assert_array_equal(padded[name], costs[name].astype(np.float32), name)
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
@@ -106,16 +101,11 @@ def test_graphs_of_a_bucket_have_one_shape():
 
 
 def test_bucket_sizes():
-    assert [bucket_size(n) for n in range(1, 21)] == [
-        *range(1, 9), 10, 10, 12, 12, 14, 14, 16, 16, 20, 20, 20, 20,
-    ]  # fmt: skip
-    assert [bucket_size(n) for n in (21, 25, 29, 33, 41, 229, 4097)] == [
-        24, 28, 32, 40, 48, 256, 5120,
-    ]  # fmt: skip
-
-
-def test_nothing_takes_the_smallest():
-    assert bucket_size(0) == 1
+    twice_or_more = [10, 10, 12, 12, 14, 14, 16, 16, 20, 20, 20, 20]
+    assert [bucket_size(n) for n in range(1, 21)] == [*range(1, 9), *twice_or_more]
+    larger = {21: 24, 25: 28, 29: 32, 33: 40, 41: 48, 229: 256, 4097: 5120}
+    assert {n: bucket_size(n) for n in larger} == larger
+    assert bucket_size(0) == 1  # nothing takes the smallest
     assert bucket_size(0, smallest=8) == 8
     assert bucket_size(3, smallest=9) == 10
     assert bucket_size(11, smallest=8) == 12

@@ -5,21 +5,7 @@ from matplotlib.colors import to_rgb
 
 from doppler_jax.reports.gantt import draw_gantt, op_type, plot_gantt
 from doppler_jax.reports.pictures import OTHER, PALETTE
-from doppler_jax.types import Schedule
-
-
-def make_schedule(placement, start_s, finish_s):
-    none = np.zeros(0)
-    return Schedule(
-        placement=np.array(placement, np.int64),
-        start_s=np.array(start_s, float),
-        finish_s=np.array(finish_s, float),
-        transfer_tensor=none,
-        transfer_source=none,
-        transfer_destination=none,
-        transfer_start_s=none,
-        transfer_finish_s=none,
-    )
+from tests.generators import make_schedule
 
 
 def share_of(picture, colour):
@@ -55,13 +41,7 @@ def test_bars_have_the_area_of_their_tasks(tmp_path):
 
 
 def test_names_stand_where_they_fit_and_transfers_join_rows():
-    schedule = make_schedule([0, 1], [0, 0.51], [0.5, 0.52]).replace(
-        transfer_tensor=np.array([0]),
-        transfer_source=np.array([0]),
-        transfer_destination=np.array([1]),
-        transfer_start_s=np.array([0.5]),
-        transfer_finish_s=np.array([0.51]),
-    )
+    schedule = make_schedule([0, 1], [0, 0.51], [0.5, 0.52], [(0, 0, 1, 0.5, 0.51)])
     figure = draw_gantt([("one", schedule, ["mul_0[0]", "add_1[0]"])], 2)
     (ax,) = figure.axes
     assert [text.get_text() for text in ax.texts] == ["mul_0[0]"]
@@ -73,11 +53,8 @@ def test_names_stand_where_they_fit_and_transfers_join_rows():
 def test_rare_operations_are_grey(tmp_path):
     n = len(PALETTE) + 1
     schedule = make_schedule(range(n), [0] * n, [1] * n)
-    plot_gantt(
-        tmp_path / "a.png",
-        [("t", schedule, [f"op{chr(97 + i)}" for i in range(n)])],
-        num_devices=n,
-    )
+    names = [f"op{chr(97 + i)}" for i in range(n)]
+    plot_gantt(tmp_path / "a.png", [("t", schedule, names)], num_devices=n)
     picture = matplotlib.image.imread(tmp_path / "a.png")
     shares = [share_of(picture, colour) for colour in (*PALETTE, OTHER)]
     assert min(shares) > 0.02
@@ -89,27 +66,19 @@ def test_no_tasks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("placement", "start_s", "finish_s", "names", "message"),
+    ("times", "names", "message"),
     [
-        ([0, 2], [0, 0], [1, 1], "ab", "'bad': task 1 is on device 2, of 2 devices"),
-        ([0, -1], [0, 0], [1, 1], "ab", "'bad': task 1 is on device -1"),
-        ([0, 1], [0, 0], [1, 1], "abc", "3 names, 2 placements"),
-        ([0, 1], [0, 2], [1, 1], "ab", "task 1 runs from 2.0 to 1.0 s"),
-        ([0, 1], [0, 0], [1, np.nan], "ab", "task 1 runs from 0.0 to nan s"),
+        (([0, 2], [0, 0], [1, 1]), "ab", "'bad': task 1 is on device 2, of 2 devices"),
+        (([0, -1], [0, 0], [1, 1]), "ab", "'bad': task 1 is on device -1"),
+        (([0, 1], [0, 0], [1, 1]), "abc", "3 names, 2 placements"),
+        (([0, 1], [0, 2], [1, 1]), "ab", "task 1 runs from 2.0 to 1.0 s"),
+        (([0, 1], [0, 0], [1, np.nan]), "ab", "task 1 runs from 0.0 to nan s"),
     ],
 )
-def test_bad_schedule_leaves_the_old_picture(
-    tmp_path, placement, start_s, finish_s, names, message
-):
+def test_bad_schedule_leaves_the_old_picture(tmp_path, times, names, message):
     path = tmp_path / "a.png"
     path.write_bytes(b"old")
-    schedule = make_schedule(placement, start_s, finish_s)
     with pytest.raises(ValueError, match=message):
-        plot_gantt(path, [("bad", schedule, list(names))], num_devices=2)
+        plot_gantt(path, [("bad", make_schedule(*times), list(names))], num_devices=2)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_no_panel_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="panels is empty"):
-        plot_gantt(tmp_path / "a.png", [], num_devices=2)

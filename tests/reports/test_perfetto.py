@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import numpy as np
@@ -7,19 +6,11 @@ import pytest
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.critical_chain import critical_chain
 from doppler_jax.simulator.oracle import simulate_oracle
-from doppler_jax.types import Schedule
+from tests.generators import make_schedule
 from tests.simulator.cases import small_problem
 
-SCHEDULE = Schedule(
-    placement=np.array([0, 1, 1]),
-    start_s=np.array([0.0, 3.0, 0.0]),
-    finish_s=np.array([1.0, 4.0, 0.5]),
-    transfer_tensor=np.array([0, 1, 2]),
-    transfer_source=np.array([0, 0, 0]),
-    transfer_destination=np.array([1, 1, 1]),
-    transfer_start_s=np.array([1.0, 1.0, 2.0]),
-    transfer_finish_s=np.array([2.5, 2.0, 3.0]),
-)
+MOVED = [(0, 0, 1, 1.0, 2.5), (1, 0, 1, 1.0, 2.0), (2, 0, 1, 2.0, 3.0)]
+SCHEDULE = make_schedule([0, 1, 1], [0.0, 3.0, 0.0], [1.0, 4.0, 0.5], MOVED)
 NAMES = ("a", "b", "c")
 
 
@@ -31,9 +22,8 @@ def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
     path = tmp_path / "trace.json"
     write_chrome_trace(path, SCHEDULE, NAMES, device_names=["cpu:0", "cpu:1"])
     events = read(path)["traceEvents"]
-    rows = {
-        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
-    }
+    threads = [e for e in events if e["name"] == "thread_name"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in threads}
     slices = [e for e in events if e["ph"] == "X"]
     found = {e["name"]: (e["pid"], rows[e["pid"], e["tid"]], e["ts"], e["dur"]) for e in slices}
     assert found == {
@@ -65,8 +55,7 @@ def test_what_devices_spend_on_transfers_is_among_their_tasks(tmp_path):
 def test_slices_of_a_row_do_not_overlap(tmp_path):
     rng = np.random.default_rng(0)
     start = rng.random(50) * 1e-3
-    schedule = dataclasses.replace(
-        SCHEDULE,
+    schedule = SCHEDULE.replace(
         transfer_tensor=np.arange(50),
         transfer_source=rng.integers(0, 2, 50),
         transfer_destination=rng.integers(2, 4, 50),
@@ -117,8 +106,7 @@ def test_marks_inferred_starts(tmp_path, inferred):
 
 
 def test_writes_an_empty_schedule(tmp_path):
-    nothing = Schedule(**{f.name: np.zeros(0, int) for f in dataclasses.fields(Schedule)})
-    write_chrome_trace(tmp_path / "trace.json", nothing, ())
+    write_chrome_trace(tmp_path / "trace.json", make_schedule([], [], []), ())
     assert read(tmp_path / "trace.json")["traceEvents"] == []
 
 
@@ -127,12 +115,7 @@ def test_writes_an_empty_schedule(tmp_path):
     [
         (SCHEDULE, NAMES[:2], {}, "names has 2 entries, expected 3"),
         (SCHEDULE, NAMES, {"device_names": ["x"]}, "device_names has 1 of 2 devices"),
-        (
-            dataclasses.replace(SCHEDULE, finish_s=np.array([1.0, np.inf, 0.5])),
-            NAMES,
-            {},
-            "not finite",
-        ),
+        (SCHEDULE.replace(finish_s=np.array([1.0, np.inf, 0.5])), NAMES, {}, "not finite"),
     ],
 )
 def test_refuses_and_leaves_the_old_file(tmp_path, schedule, names, options, message):

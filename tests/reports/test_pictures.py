@@ -1,10 +1,13 @@
 """Pictures hold what they should: pixels are counted by colour."""
 
+import functools
+
 import matplotlib.image
 import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.pictures import (
     OTHER,
     PALETTE,
@@ -43,20 +46,6 @@ def test_other_figures_are_marked(tmp_path):
     assert black[1] > black[0]
 
 
-@pytest.mark.parametrize(
-    ("panels", "message"),
-    [
-        ([], "panels is empty"),
-        ([Bars("odd", ("a",), np.ones(2), np.ones(2), NAN)], r"'odd': \[1, 2, 2, 2\] bars"),
-        ([Bars("bare", (), np.ones(0), np.ones(0), np.ones(0))], "'bare'"),
-    ],
-)
-def test_bars_that_cannot_be_drawn_are_refused(tmp_path, panels, message):
-    with pytest.raises(ValueError, match=message):
-        plot_bars(tmp_path / "no.png", panels, **BAR_LABELS)
-    assert not list(tmp_path.iterdir())
-
-
 LINE_LABELS = {"x_label": "tasks", "y_label": "time (s)"}
 
 
@@ -65,10 +54,8 @@ def test_every_line_has_its_colour_in_every_panel(tmp_path):
     lines = (Line("a", x, np.ones(3)), Line("b", x, 2.0 * x, 1.0 * x, 3.0 * x))
     shares = []
     for count, panels in ((0, (lines[:1],)), (1, (lines,)), (2, (lines[:1], lines[1:]))):
-        path = tmp_path / f"{count}.png"
-        plot_curves(
-            path, [Lines("p", p, ("best", 1.5)) for p in panels], log_y=True, **LINE_LABELS
-        )
+        path, drawn = tmp_path / f"{count}.png", [Lines("p", p, ("best", 1.5)) for p in panels]
+        plot_curves(path, drawn, log_y=True, **LINE_LABELS)
         picture = matplotlib.image.imread(path)
         shares.append([share_of(picture, PALETTE[k]) for k in range(3)])
     assert shares[0][0] > 1e-3
@@ -83,22 +70,6 @@ def test_styles_stay_unique_beyond_the_palette():
     assert len(set(styles)) == len(styles)
 
 
-@pytest.mark.parametrize(
-    ("panels", "message"),
-    [
-        ([], "panels is empty"),
-        ([Lines("p", (Line("a", np.ones(2), np.ones(3)),))], "'p', line 'a'.*expected as many"),
-        ([Lines("p", (Line("a", np.ones(0), np.ones(0)),))], "expected as many"),
-        ([Lines("p", (Line("a", np.zeros(1), np.ones(1)),))], "x above 0"),
-        ([Lines("p", (Line("a", np.ones(1), np.array([np.nan])),))], "finite numbers"),
-    ],
-)
-def test_lines_that_cannot_be_drawn_are_refused(tmp_path, panels, message):
-    with pytest.raises(ValueError, match=message):
-        plot_curves(tmp_path / "no.png", panels, **LINE_LABELS)
-    assert not list(tmp_path.iterdir())
-
-
 def test_points_of_several_panels_are_written(tmp_path):
     points = np.array([1e-3, 2e-3, 4e-3])
     sizes = []
@@ -110,20 +81,6 @@ def test_points_of_several_panels_are_written(tmp_path):
         sizes.append(int.from_bytes(picture[16:20]))  # width in pixels
     assert sizes[1] > 2 * sizes[0]
     assert {path.name for path in tmp_path.iterdir()} == {"1.png", "4.png"}
-
-
-@pytest.mark.parametrize(
-    ("panels", "message"),
-    [
-        ([], "panels is empty"),
-        ([Points("odd", np.ones(2), np.ones(3))], "'odd' has 2 simulated and 3 measured"),
-        ([Points("bare", np.ones(0), np.ones(0))], "'bare' has 0 simulated"),
-    ],
-)
-def test_points_that_cannot_be_drawn_are_refused(tmp_path, panels, message):
-    with pytest.raises(ValueError, match=message):
-        plot_scatter(tmp_path / "no.png", panels)
-    assert not list(tmp_path.iterdir())
 
 
 EDGES = [(0, 1, 1.0), (0, 2, 1.0), (1, 3, 1.0), (2, 4, 1.0), (3, 5, 1.0), (4, 5, 1.0)]
@@ -158,17 +115,49 @@ def test_many_devices_and_no_tasks(tmp_path, graph):
     assert matplotlib.image.imread(tmp_path / "b.png").shape[1] > 0
 
 
+def bars(values, more=NAN):
+    return Bars("odd", ("a",) * len(values), np.ones(len(more)), np.ones(len(more)), more)
+
+
+def line(x, y):
+    return Lines("p", (Line("a", np.array(x, float), np.array(y, float)),))
+
+
+def points(simulated, measured):
+    return Points("odd", np.ones(simulated), np.ones(measured))
+
+
+def placed(placement):
+    return "t", dj.from_edge_delays(np.ones(6), EDGES, num_devices=2)[0], placement
+
+
+DRAW = {
+    "bars": functools.partial(plot_bars, **BAR_LABELS),
+    "lines": functools.partial(plot_curves, **LINE_LABELS),
+    "points": plot_scatter,
+    "placements": functools.partial(plot_placements, num_devices=2),
+    "gantt": functools.partial(plot_gantt, num_devices=2),
+}
+
+
 @pytest.mark.parametrize(
-    ("placement", "message"),
+    ("kind", "panels", "message"),
     [
-        ([0] * 5, r"'t': placement has shape \(5,\); expected \(6,\)"),
-        ([0, 0, 2, 0, 0, 0], "task 2 is on device 2, of 2 devices"),
-        ([0, 0, 0, -1, 0, 0], "task 3 is on device -1"),
+        *((kind, [], "panels is empty") for kind in DRAW),
+        ("bars", [bars("a")], r"'odd': \[1, 2, 2, 2\] bars"),
+        ("bars", [bars("", np.ones(0))], "'odd'"),
+        ("lines", [line([1, 1], [1, 1, 1])], "'p', line 'a'.*expected as many"),
+        ("lines", [line([], [])], "expected as many"),
+        ("lines", [line([0], [1])], "x above 0"),
+        ("lines", [line([1], [np.nan])], "finite numbers"),
+        ("points", [points(2, 3)], "'odd' has 2 simulated and 3 measured"),
+        ("points", [points(0, 0)], "'odd' has 0 simulated"),
+        ("placements", [placed([0] * 5)], r"'t': placement has shape \(5,\); expected \(6,\)"),
+        ("placements", [placed([0, 0, 2, 0, 0, 0])], "task 2 is on device 2, of 2 devices"),
+        ("placements", [placed([0, 0, 0, -1, 0, 0])], "task 3 is on device -1"),
     ],
 )
-def test_bad_placements_are_refused(tmp_path, graph, placement, message):
+def test_what_cannot_be_drawn_is_refused(tmp_path, kind, panels, message):
     with pytest.raises(ValueError, match=message):
-        plot_placements(tmp_path / "a.png", [("t", graph, placement)], num_devices=2)
-    with pytest.raises(ValueError, match="panels is empty"):
-        plot_placements(tmp_path / "a.png", [], num_devices=2)
+        DRAW[kind](tmp_path / "no.png", panels)
     assert not list(tmp_path.iterdir())

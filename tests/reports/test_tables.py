@@ -25,11 +25,8 @@ def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
 
 
-def test_format_seconds_digits():
+def test_digits_and_the_unit_of_zero():
     assert format_seconds(1200.0765, digits=6) == "1200.08 s"
-
-
-def test_time_unit_of_zero_is_seconds():
     assert time_unit(0.0) == (1.0, "s")
 
 
@@ -48,9 +45,8 @@ def test_row_of_wrong_length_is_refused(make):
 def test_print_table_loses_no_text(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     long = "x" * 60
-    print_table(
-        "Makespans [here]", ("task", "time (ms)"), [("matmul[0,1]", "1.5"), (long, "2")]
-    )
+    rows = [("matmul[0,1]", "1.5"), (long, "2")]
+    print_table("Makespans [here]", ("task", "time (ms)"), rows)
     printed = capsys.readouterr().out
     for text in ("Makespans [here]", "matmul[0,1]", "time (ms)", "1.5"):
         assert text in printed
