@@ -1,6 +1,9 @@
 """What the tests of the command lines share."""
 
 import json
+import os
+import pathlib
+import subprocess
 import sys
 from functools import partial
 
@@ -14,6 +17,7 @@ from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.state import init_state, make_optimizer
 from tests.generators import random_problem
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = "4\n0,\n0, 0,\n1, 2,\n5,20\n6,24\n7,28\n"
 """A DOPPLER text: tasks 0, 1, 2, edges 0 -> 1 and 0 -> 2."""
 
@@ -37,6 +41,14 @@ def run(monkeypatch, main, settings, *words):
     except SystemExit as stop:
         return stop.code
     return 0
+
+
+def as_process(folder, *words):
+    """Returns how `python -m doppler_jax WORDS` ended in that folder."""
+    command, env = [sys.executable, "-m", "doppler_jax", *words], {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | env, capture_output=True, text=True
+    )
 
 
 def assert_one_error_line(stderr, *parts):

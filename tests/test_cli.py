@@ -1,10 +1,7 @@
 """`python -m doppler_jax`: what it prints and writes, and one clear line for bad input."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -14,6 +11,7 @@ from doppler_jax import cli
 from doppler_jax.policies.features import FEATURE_VERSION
 from tests.commands import (
     TEXT,
+    as_process,
     assert_one_error_line,
     graph_json,
     run,
@@ -21,8 +19,6 @@ from tests.commands import (
     set_feature_version,
     snapshot,
 )
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -226,12 +222,8 @@ def test_as_a_process(tmp_path):
     (tmp_path / "g.txt").write_text(TEXT)
     (tmp_path / "bad.txt").write_text(TEXT[:9])
 
-    def start(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "doppler_jax", "place", *words, "--method", "single"],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True,
-        )  # fmt: skip
+    def start(path):
+        return as_process(tmp_path, "place", path, "--method", "single")
 
     done = start("g.txt")
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_params
 from tests.learners.cases import fresh
+from tests.training.cases import chains_case
 
 DRAWS = 4096
 LEARNERS = {
@@ -85,19 +86,12 @@ def test_episodes_are_legal(drawn):
     np.testing.assert_array_equal(found, actions.device[:, :3])
 
 
-def chains(lengths=(3, 3)):
-    """Chains whose tensors take long to move: best is a device for each."""
-    total = sum(lengths)
-    edges = [(v, v + 1, 3.0) for v in range(total - 1) if v + 1 != lengths[0]]
-    return from_edge_delays(1.0 + 0.01 * np.arange(total), edges, num_devices=2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNERS)
 def test_it_imitates_and_then_improves(name, monkeypatch):
     """One compilation: the teacher's updates are the first five."""
     monkeypatch.setattr(stepwise, "IMITATED", 5)
-    learner, problem = LEARNERS[name], make_policy_inputs(*chains())
+    learner, problem = LEARNERS[name], chains_case((3, 3), 2)[2]
     # Compiled for this test alone: what it sets is part of the trace.
     update = jax.jit(episode_update.__wrapped__, static_argnames=("learner", "links"))
     params = random_params(learner.init, problem, 0.1)

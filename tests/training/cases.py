@@ -30,17 +30,13 @@ _update_on = jax.jit(
 sim_update = functools.partial(_update_on, shards=1)
 
 
-def two_chains(lengths):
+@functools.cache
+def chains_case(lengths=(4, 3), num_devices=DEVICES):
     """Chains of unit tasks whose tensors take long to move: best is a device for each."""
     num_tasks = sum(lengths)
     edges = [(v, v + 1, 3.0) for v in range(num_tasks - 1) if v + 1 != lengths[0]]
     weights = 1.0 + 0.01 * np.arange(num_tasks)  # without ties
-    return from_edge_delays(weights, edges, num_devices=DEVICES)
-
-
-@functools.cache
-def chains_case(lengths=(4, 3)):
-    graph, costs = two_chains(lengths)
+    graph, costs = from_edge_delays(weights, edges, num_devices=num_devices)
     return graph, costs, make_policy_inputs(graph, costs)
 
 
@@ -48,14 +44,8 @@ def fresh_state(problem, config, num_elites, seed=0, num_chains=None):
     """The start of a stage; `config` is of either."""
     if num_chains is None:
         num_chains = getattr(config, "num_chains", 1)
-    return init_state(
-        jax.random.key(seed),
-        jax.tree.map(jax.numpy.asarray, params()),
-        make_optimizer(config.learning_rate),
-        problem,
-        num_elites,
-        num_chains,
-    )
+    begun = jax.tree.map(jax.numpy.asarray, params()), make_optimizer(config.learning_rate)
+    return init_state(jax.random.key(seed), *begun, problem, num_elites, num_chains)
 
 
 @functools.cache
@@ -80,7 +70,6 @@ def plain(tree):
 
 def assert_same_bits(found, expected):
     chex.assert_trees_all_equal_structs(found, expected)
-    for a, b in zip(
-        jax.tree.leaves(plain(found)), jax.tree.leaves(plain(expected)), strict=True
-    ):
+    pair = jax.tree.leaves(plain(found)), jax.tree.leaves(plain(expected))
+    for a, b in zip(*pair, strict=True):
         np.testing.assert_array_equal(a, b, strict=True)

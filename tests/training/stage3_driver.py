@@ -40,17 +40,23 @@ def main(graph, folder, num_updates, mode):
     config = PolicyConfig(width=8, rounds=1)
     problem = make_policy_inputs(chosen.graph, chosen.costs)
     measure.problem = chosen.graph, chosen.costs
+    policy = dj.Policy(params=init_params(jax.random.key(1), config, problem), config=config)
+    sizes = {
+        "batch": 4,
+        "proposals": 2,
+        "pairs": 1,
+        "proposal_evaluations": 256,
+        "num_elites": 3,
+    }
     run_stage3(
         chosen,
         pathlib.Path(folder),
-        dj.Policy(params=init_params(jax.random.key(1), config, problem), config=config),
+        policy,
         np.zeros(chosen.graph.num_tasks, int),
         {"measure": measure, "replay": refuse}[mode],
         seed=0,
         num_updates=int(num_updates),
-        config=SystemConfig(
-            batch=4, proposals=2, pairs=1, proposal_evaluations=256, num_elites=3
-        ),
+        config=SystemConfig(**sizes),
         save_every_s=0.2,
     )
 

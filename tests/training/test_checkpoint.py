@@ -10,6 +10,7 @@ import pytest
 
 from doppler_jax.policy_files import load_policy
 from doppler_jax.training.checkpoint import Checkpoints
+from tests.commands import snapshot
 from tests.policies.cases import CONFIG
 from tests.training.cases import (
     SIM,
@@ -134,11 +135,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, name):
     for folder in ("empty", "7/checkpoints", "7/params"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "file").write_text("text")
-    before = sorted(tmp_path.rglob("*"))
+    before = snapshot(tmp_path)
     with pytest.raises(ValueError, match=f"^{tmp_path / name}: no.* checkpoint") as error:
         load_policy(tmp_path / name)
     assert "\n" not in str(error.value)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert snapshot(tmp_path) == before
 
 
 def test_another_projects_checkpoint_is_refused(run, tmp_path):
@@ -166,24 +167,21 @@ def test_damaged_checkpoints_are_refused(run, tmp_path):
     """In a process of its own: TensorStore's threads report to a loop that is gone."""
     folder = pathlib.Path("checkpoints") / "3"
     (data,) = (run / folder / "params" / "d").iterdir()
-    files = [
+    files = (
         "meta/metadata",
         "params/_METADATA",
         "params/manifest.ocdbt",
         f"params/d/{data.name}",
-    ]
+    )
     copies = []
     for file in files:
-        for kind in ("half", "garbage", "missing"):
-            copies.append(tmp_path / f"{len(copies)}")
-            shutil.copytree(run, copies[-1])
+        for spoil in (lambda b: b[: len(b) // 2], lambda b: bytes(reversed(b)), None):
+            copies.append(shutil.copytree(run, tmp_path / f"{len(copies)}"))
             path = copies[-1] / folder / file
             content = path.read_bytes()
             path.unlink()
-            if kind == "half":
-                path.write_bytes(content[: len(content) // 2])
-            elif kind == "garbage":
-                path.write_bytes(bytes(reversed(content)))
+            if spoil:
+                path.write_bytes(spoil(content))
     lines = run_code(LOAD, *copies, cwd=ROOT).splitlines()
     assert len(lines) == len(copies)
     for line, copy in zip(lines, copies, strict=True):

@@ -7,6 +7,7 @@ from doppler_jax.budget import Budget
 from doppler_jax.training import loop
 from doppler_jax.training.loop import Phase, RunFolder
 from doppler_jax.training.state import TrainState
+from tests.commands import snapshot
 from tests.policies.cases import CONFIG
 from tests.training.cases import SIM, assert_same_bits, chains_case, fresh_state
 
@@ -20,10 +21,8 @@ def start():
 def advance(state: TrainState):
     """An update that takes no time, and depends on all before it."""
     value = state.best_placement[0] * 3 + state.update
-    state = state.replace(
-        update=state.update + 1, best_placement=state.best_placement.at[0].set(value % 1000)
-    )
-    return state, {"value": value}
+    placement = state.best_placement.at[0].set(value % 1000)
+    return state.replace(update=state.update + 1, best_placement=placement), {"value": value}
 
 
 def interrupted_at(number, error=KeyboardInterrupt):
@@ -51,17 +50,13 @@ def metrics(folder):
 def test_every_update_has_a_line_of_metrics(tmp_path):
     seen = []
     train(
-        tmp_path / "run",
-        4,
-        report=lambda state, values: seen.append((int(state.update), values)),
+        tmp_path / "run", 4, report=lambda state, found: seen.append((int(state.update), found))
     )
     assert [entry["update"] for entry in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert [entry["value"] for entry in metrics(tmp_path / "run")] == [0, 1, 5, 18]
     assert seen == [(1, {"value": 0}), (2, {"value": 1}), (3, {"value": 5}), (4, {"value": 18})]
-    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {
-        "seed": 0,
-        "sizes": [1, 2],
-    }
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config == {"seed": 0, "sizes": [1, 2]}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -141,18 +136,13 @@ def test_metrics_from_before_the_first_checkpoint_are_dropped(tmp_path):
 
 def test_a_run_with_other_settings_is_refused_and_left_alone(tmp_path):
     train(tmp_path / "run", 2)
-
-    def contents():
-        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
-        return {path: path.read_bytes() for path in files}
-
-    before = contents()
+    before = snapshot(tmp_path)
     with pytest.raises(ValueError, match="seed was 0, now 1") as error:
         RunFolder(tmp_path / "run", {"seed": 1, "sizes": [1, 2]}, CONFIG)
     assert str(error.value).startswith(f"{tmp_path / 'run' / 'config.json'} belongs to a run")
     with pytest.raises(ValueError, match="extra was None, now 3"):
         RunFolder(tmp_path / "run", {**SETTINGS, "extra": 3}, CONFIG)
-    assert contents() == before
+    assert snapshot(tmp_path) == before
 
 
 def test_metrics_that_are_not_finite_are_null(tmp_path):

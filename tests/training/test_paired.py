@@ -45,24 +45,10 @@ def test_measurements_are_logged_before_they_are_used(tmp_path):
     found = take(MeasurementLog(path, taking(0.25)), update=3, episode=1, incumbent_s=8.0)
     assert found.worth_s == 4.0
     (line,) = path.read_text().splitlines()
-    assert json.loads(line) == {
-        "update": 3,
-        "episode": 1,
-        "candidate": [1, 2],
-        "incumbent": [0, 2],
-        "rounds": 1,
-        "worth_s": 4.0,
-        "paired": {
-            "candidate_s": [0.25],
-            "incumbent_s": [0.5],
-            "is_aborted": False,
-            "trace": None,
-        },
-    }
-
-
-def test_the_first_incumbent_is_worth_its_own_time(tmp_path):
-    assert take(MeasurementLog(tmp_path / "log", taking(0.25))).worth_s == 0.25
+    asked = {"update": 3, "episode": 1, "candidate": [1, 2], "incumbent": [0, 2], "rounds": 1}
+    seconds = {"candidate_s": [0.25], "incumbent_s": [0.5]}
+    paired = {**seconds, "is_aborted": False, "trace": None}
+    assert json.loads(line) == {**asked, "worth_s": 4.0, "paired": paired}
 
 
 def test_traces_come_back_from_the_log_exactly(tmp_path):
@@ -79,7 +65,7 @@ def test_traces_come_back_from_the_log_exactly(tmp_path):
 def test_a_logged_measurement_is_not_repeated(tmp_path):
     path = tmp_path / "log.jsonl"
     log = MeasurementLog(path, taking(0.1, 0.2))
-    assert take(log).worth_s == take(log).worth_s == 0.1
+    assert take(log).worth_s == take(log).worth_s == 0.1  # without an incumbent's, its own
     assert take(log, episode=1).worth_s == 0.2
     again = MeasurementLog(path, taking(0.3))
     assert take(again).worth_s == 0.1

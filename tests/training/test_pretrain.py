@@ -69,9 +69,8 @@ def weights(**changed):
 
 
 def update(state, problems, **changed):
-    return pretrain_update(
-        state, problems, weights(**changed), policy=POLICY, batch=16, links="parallel"
-    )[0]
+    options = {"policy": POLICY, "batch": 16, "links": "parallel"}
+    return pretrain_update(state, problems, weights(**changed), **options)[0]
 
 
 def test_problems_are_of_the_bucket_and_seeded(drawn):
@@ -118,9 +117,8 @@ def test_the_best_known_is_found_by_a_search(drawn):
 def test_the_better_placement_is_kept():
     known, known_s = jnp.array([0, 0]), jnp.float32(2.0)
     worse, worse_s = best_of(known, known_s, jnp.array([[1, 1]]), jnp.array([3.0]))
-    better, better_s = best_of(
-        known, known_s, jnp.array([[1, 1], [2, 2]]), jnp.array([3.0, 1.0])
-    )
+    both = jnp.array([[1, 1], [2, 2]]), jnp.array([3.0, 1.0])
+    better, better_s = best_of(known, known_s, *both)
     assert (worse.tolist(), float(worse_s)) == ([0, 0], 2.0)
     assert (better.tolist(), float(better_s)) == ([2, 2], 1.0)
 
@@ -185,16 +183,8 @@ def test_a_step_of_no_length_changes_nothing(problems, start):
     chex.assert_trees_all_equal(state.params, start.params)
 
 
-TINY = PretrainSettings(
-    budget_s=1e6,
-    problems=4,
-    held_out=2,
-    search_evaluations=672,
-    group=2,
-    batch=4,
-    host_devices=4,
-    policy=POLICY,
-)
+SIZES = {"problems": 4, "held_out": 2, "search_evaluations": 672, "group": 2, "batch": 4}
+TINY = PretrainSettings(budget_s=1e6, host_devices=4, policy=POLICY, **SIZES)
 
 
 @pytest.fixture
@@ -211,13 +201,12 @@ def test_a_run_resumes_and_exports(settings, tmp_path, capsys):
     pretrain(settings, num_updates=1)
     folder = pretrain(settings, num_updates=2)
     whole = dataclasses.replace(settings, run=tmp_path / "whole", validate_every_s=0.0)
-    chex.assert_trees_all_equal(
-        dj.load_policy(folder).params, dj.load_policy(pretrain(whole, num_updates=2)).params
-    )
+    policy = dj.load_policy(folder)
+    undisturbed = dj.load_policy(pretrain(whole, num_updates=2))
+    chex.assert_trees_all_equal(policy.params, undisturbed.params)
     with pytest.raises(ValueError, match=r"other settings \(batch was 4, now 8"):
         pretrain(dataclasses.replace(settings, batch=8))
 
-    policy = dj.load_policy(folder)
     assert policy.config == settings.policy
     meta = read_policy(folder)[1]
     assert meta["command"].startswith("python -m doppler_jax")
@@ -231,9 +220,8 @@ def test_a_run_resumes_and_exports(settings, tmp_path, capsys):
     kinds = ("held-out families", "trained families")
     assert all(last[f"greedy, {kind}"] == ratios["greedy"][kind] for kind in kinds)
     graph, costs = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 2, 1.0)], num_devices=5)
-    placed = dj.place(
-        graph, costs, method="doppler", policy=policy, max_evaluations=4, key=jax.random.key(0)
-    )
+    options = {"policy": policy, "max_evaluations": 4, "key": jax.random.key(0)}
+    placed = dj.place(graph, costs, method="doppler", **options)
     assert placed.makespan_s == 4.0
 
 
@@ -241,9 +229,8 @@ def test_a_run_resumes_and_exports(settings, tmp_path, capsys):
 def test_a_run_goes_on_from_a_policy(settings, tmp_path):
     initial = pretrain(settings, num_updates=1)
     second = dataclasses.replace(settings, initial=initial, run=tmp_path / "second")
-    chex.assert_trees_all_equal(
-        Pretraining(second).prepare().params, dj.load_policy(initial).params
-    )
+    begun = Pretraining(second).prepare().params
+    chex.assert_trees_all_equal(begun, dj.load_policy(initial).params)
     other = dataclasses.replace(second, policy=PolicyConfig(width=4))
     with pytest.raises(ValueError, match=r"run.base: PolicyConfig\(.* expected PolicyConfig"):
         Pretraining(other)

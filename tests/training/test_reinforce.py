@@ -1,5 +1,7 @@
 import functools
+import operator
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,8 +51,7 @@ def test_chunks_do_not_change_loss_or_gradient(count):
     whole = jax.jit(jax.value_and_grad(reinforce.lesson_loss, argnums=1))
     expected = whole(problem, tables, some)
     found = loss_and_gradient(problem, tables, some)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_policy_gradient_is_the_score_function_times_the_advantage():
@@ -74,19 +75,13 @@ def test_gradients_equal_finite_differences():
     rng = np.random.default_rng(1)
     for _ in range(4):
         direction = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("f4"), tables)
-        values = [
-            lesson_loss(
-                problem,
-                jax.tree.map(lambda a, b, s=step: a + np.float32(s) * b, tables, direction),
-                taught,
-            )
-            for step in (5e-4, -5e-4)
-        ]
-        slope = sum(
-            np.vdot(a, b)
-            for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
+        step = jax.tree.map(lambda leaf: np.float32(5e-4) * leaf, direction)
+        before, after = (
+            lesson_loss(problem, jax.tree.map(move, tables, step), taught)
+            for move in (operator.sub, operator.add)
         )
-        np.testing.assert_allclose((values[0] - values[1]) / 1e-3, slope, rtol=0.02, atol=1e-3)
+        slope = jax.tree.reduce(operator.add, jax.tree.map(np.vdot, gradient, direction))
+        np.testing.assert_allclose((after - before) / 1e-3, slope, rtol=0.02, atol=1e-3)
 
 
 def test_elites_are_followed_in_the_policys_order_and_weighed_by_their_shares():
@@ -97,9 +92,8 @@ def test_elites_are_followed_in_the_policys_order_and_weighed_by_their_shares():
     np.testing.assert_array_equal(taught.episodes.placement[:2], episodes.placement[:2])
     # An empty place may hold devices that cannot run the tasks, and is not looked at.
     np.testing.assert_array_equal(taught.episodes.placement[2], episodes.placement[0])
-    np.testing.assert_array_equal(
-        taught.episodes.actions.task[0], greedy(problem, tables).actions.task
-    )
+    followed = taught.episodes.actions.task[0]
+    np.testing.assert_array_equal(followed, greedy(problem, tables).actions.task)
     share = np.array([1.0, np.exp(-1.0), 0.0]) / (1 + np.exp(-1.0))
     np.testing.assert_allclose(taught.weight, 2.0 * share, rtol=1e-3)
     assert (taught.entropy_weight == 0).all()

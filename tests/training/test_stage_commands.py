@@ -1,11 +1,8 @@
 """`python -m doppler_jax stage1` to `stage3`: resuming, refusing, and one clear line."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -25,6 +22,7 @@ from doppler_jax.training.settings import (
 from doppler_jax.training.stages import stage1, stage2
 from tests.commands import (
     TEXT,
+    as_process,
     assert_one_error_line,
     run,
     save_tiny_checkpoint,
@@ -32,7 +30,6 @@ from tests.commands import (
     snapshot,
 )
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGES = {1: (stage1, Stage1Settings), 2: (stage2, Stage2Settings), 3: (stage3, Stage3Settings)}
 # Of a graph file, without an update: what a checkpoint needs and little compilation.
 NO_UPDATE = ["--graph", "g.txt", "--num-updates", "0"]
@@ -295,11 +292,7 @@ def test_all_three_stages_as_processes(tmp_path, command, capsys):
     local = [*words, "--backend", "local", "--training.proposal-evaluations", "256"]
 
     def start(stage, *words):
-        return subprocess.run(
-            [sys.executable, "-m", "doppler_jax", f"stage{stage}", *words],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True,
-        )  # fmt: skip
+        return as_process(tmp_path, f"stage{stage}", *words)
 
     small = [*words, "--policy.width", "8", "--policy.rounds", "1"]
     runs = ((1, small, "simulated"), (2, words, "simulated"), (3, local, "measured"))

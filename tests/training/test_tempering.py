@@ -15,14 +15,19 @@ TASKS, BUCKET, CHAINS = 12, 24, 2 * RUNGS
 NUMBER = np.arange(CHAINS, dtype=np.int32)
 
 
-def start(seed=0, makespan_s=np.inf):
-    rng = np.random.default_rng(seed)
+def run(problem, chains, proposals, best_s, number=NUMBER, **options):
+    key = jax.random.key(0)
+    return temper(key, problem.padded, number, chains, proposals, best_s, **options)
+
+
+def start():
+    rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, TASKS, DEVICES)
     problem = padded_problem(graph, costs, BUCKET, 256)
     placement = np.zeros((CHAINS, BUCKET), np.int32)
     placement[:, :TASKS] = rng.integers(0, DEVICES, (CHAINS, TASKS))
     proposals = Chains(placement=placement, makespan_s=seconds(problem, placement))
-    empty = np.full(CHAINS, makespan_s, np.float32)
+    empty = np.full(CHAINS, np.inf, np.float32)
     return problem, Chains(placement=np.zeros_like(placement), makespan_s=empty), proposals
 
 
@@ -34,9 +39,7 @@ def seconds(problem, placement, links="parallel"):
 def test_chains_know_their_makespans_and_the_best_is_met():
     problem, empty, proposals = start()
     best_s = proposals.makespan_s.min()
-    chains, best = temper(
-        jax.random.key(0), problem.padded, NUMBER, empty, proposals, best_s, rounds=12
-    )
+    chains, best = run(problem, empty, proposals, best_s, rounds=12)
     np.testing.assert_allclose(chains.makespan_s, seconds(problem, chains.placement), rtol=1e-6)
     np.testing.assert_allclose(best.makespan_s, seconds(problem, best.placement), rtol=1e-6)
     assert best.makespan_s.min() < 0.95 * best_s
@@ -52,34 +55,19 @@ def test_chains_are_simulated_under_the_links_given():
     serial_s = seconds(problem, proposals.placement, "serial")
     assert (serial_s > proposals.makespan_s).any()
     proposals = proposals.replace(makespan_s=serial_s)
-    chains, best = temper(
-        jax.random.key(0),
-        problem.padded,
-        NUMBER,
-        empty,
-        proposals,
-        serial_s.min(),
-        rounds=3,
-        links="serial",
-    )
-    for found in (chains, best):
-        np.testing.assert_allclose(
-            found.makespan_s, seconds(problem, found.placement, "serial"), rtol=1e-6
-        )
+    for found in run(problem, empty, proposals, serial_s.min(), rounds=3, links="serial"):
+        expected_s = seconds(problem, found.placement, "serial")
+        np.testing.assert_allclose(found.makespan_s, expected_s, rtol=1e-6)
 
 
 def test_an_empty_chain_takes_any_proposal_and_a_settled_one_none_that_is_far_worse():
     problem, empty, proposals = start()
     best_s = np.float32(1e-3)
-    chains, best = temper(
-        jax.random.key(1), problem.padded, NUMBER, empty, proposals, best_s, rounds=0
-    )
+    chains, best = run(problem, empty, proposals, best_s, rounds=0)
     np.testing.assert_array_equal(chains.placement, proposals.placement)
     np.testing.assert_array_equal(best.makespan_s, proposals.makespan_s)
     settled = empty.replace(makespan_s=np.full(CHAINS, best_s))
-    chains, _ = temper(
-        jax.random.key(1), problem.padded, NUMBER, settled, proposals, best_s, rounds=0
-    )
+    chains, _ = run(problem, settled, proposals, best_s, rounds=0)
     np.testing.assert_array_equal(chains.placement, settled.placement)
 
 
@@ -112,12 +100,11 @@ def test_ladders_do_the_same_whatever_ladders_are_beside_them():
     problem, empty, proposals = start()
     best_s = proposals.makespan_s.min()
 
-    def run(rows):
+    def of(rows):
         chains, found = (jax.tree.map(lambda a: a[rows], c) for c in (empty, proposals))
-        key = jax.random.key(2)
-        return temper(key, problem.padded, NUMBER[rows], chains, found, best_s, rounds=3)
+        return run(problem, chains, found, best_s, NUMBER[rows], rounds=12)
 
-    together = run(slice(None))
+    together = of(slice(None))
     for half in (slice(RUNGS), slice(RUNGS, None)):
         of_all = jax.tree.map(lambda a, half=half: a[half], together)
-        chex.assert_trees_all_equal(run(half), of_all)
+        chex.assert_trees_all_equal(of(half), of_all)
