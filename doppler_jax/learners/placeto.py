@@ -24,11 +24,9 @@ from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import PolicyInputs
+from doppler_jax.policies.rollout import categorical
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.types import pytree
-
-WORD = 32
-"""Tasks in a word of `Closure`."""
 
 ENTRIES = 1 << 24
 """Entries of the placements that are simulated in one call, at most."""
@@ -36,10 +34,10 @@ ENTRIES = 1 << 24
 
 @pytree
 class Closure:
-    """Who is upstream and downstream of whom, a bit per pair: 10,000 tasks take 25 MB."""
+    """Who is upstream and downstream of whom, each task itself included."""
 
-    ancestors: Array  # [N + 1, W] uint32, of each task, itself included
-    descendants: Array  # [N + 1, W] uint32, likewise
+    ancestors: Array  # [N + 1, N + 1] bool, of each task a row
+    descendants: Array  # [N + 1, N + 1] bool
 
 
 def find_closure(problem: PolicyInputs, order: Array) -> Closure:
@@ -52,16 +50,15 @@ def find_closure(problem: PolicyInputs, order: Array) -> Closure:
 
 
 def _join(neighbours: Array, order: Array) -> Array:
-    """Joins, task after task, the words of `neighbours` `[N + 1, K]`, which come before it."""
+    """Joins, task after task, the rows of `neighbours` `[N + 1, K]`, which come before it."""
     rows = neighbours.shape[0]
     neighbours = jnp.asarray(neighbours)
 
-    def join(words: Array, task: Array) -> tuple[Array, None]:
-        joined = jnp.bitwise_or.reduce(words[neighbours[task]], axis=0)
-        own = jnp.uint32(1) << (task % WORD).astype(jnp.uint32)
-        return words.at[task].set(joined.at[task // WORD].add(own)), None
+    def join(found: Array, task: Array) -> tuple[Array, None]:
+        joined = found[neighbours[task]].any(0)
+        return found.at[task].set(joined.at[task].set(True)), None
 
-    return jax.lax.scan(join, jnp.zeros((rows, -(-rows // WORD)), jnp.uint32), order)[0]
+    return jax.lax.scan(join, jnp.zeros((rows, rows), bool), order)[0]
 
 
 def group_shares(problem: PolicyInputs, closure: Closure, task: Array) -> Array:
@@ -69,14 +66,9 @@ def group_shares(problem: PolicyInputs, closure: Closure, task: Array) -> Array:
 
     They are its ancestors, its descendants and all other tasks, which may run beside it.
     """
-    rows = problem.task_features.shape[0]
-    tasks = jnp.arange(rows)
-
-    def members(words: Array) -> Array:
-        bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None]) & 1
-        return bits.reshape(-1)[:rows].astype(bool) & (tasks != task)
-
-    above, below = members(closure.ancestors[task]), members(closure.descendants[task])
+    tasks = jnp.arange(problem.task_features.shape[0])
+    above = closure.ancestors[task] & (tasks != task)
+    below = closure.descendants[task] & (tasks != task)
     beside = ~above & ~below & (tasks != task) & (tasks < problem.padded.num_tasks)
     groups = jnp.stack([above, below, beside]).astype(jnp.float32)
     return groups / jnp.maximum(groups.sum(-1, keepdims=True), 1.0)
@@ -395,8 +387,9 @@ class Placeto(EpisodeLearner):
         def step(params: ArrayTree, tables: Tables, step: Array) -> tuple[Array, Array]:
             placement = placement_at(problem, start, end, step)
             logits = act(policy, params, "logits", problem, tables, placement, step)
-            chosen = end[:, tables.order[step]]
-            return _categorical(logits, chosen, step < problem.padded.num_tasks)
+            chosen = end[:, tables.order[step], None] == jnp.arange(logits.shape[1])[None]
+            real = jnp.broadcast_to(step < problem.padded.num_tasks, len(end))
+            return categorical(logits, chosen, real)
 
         steps = jnp.arange(problem.padded.padded_tasks, dtype=jnp.int32)
         log_p, entropy = jax.lax.map(lambda t: step(params, tables, t), steps)
@@ -491,12 +484,3 @@ def advantages(makespan_s: Array) -> Array:
     spread_s = jnp.sqrt(jnp.mean(excess_s**2))
     # Rounding alone gives equal sums a spread of some 1e-7 of the makespan.
     return excess_s / jnp.where(spread_s > 1e-6 * makespan_s.mean(), spread_s, jnp.inf)
-
-
-def _categorical(logits: Array, chosen: Array, real: Array) -> tuple[Array, Array]:
-    """Log-probability `[B]` of the choice and entropy `[B]`; 0 where the step is not real."""
-    legal = jnp.isfinite(logits)
-    log_p = jnp.where(legal, jax.nn.log_softmax(logits, axis=-1), 0.0)
-    entropy = -(jnp.where(legal, jnp.exp(log_p), 0.0) * log_p).sum(-1)
-    picked = jnp.take_along_axis(log_p, chosen[:, None], axis=-1)[:, 0]
-    return jnp.where(real, picked, 0.0), jnp.where(real, entropy, 0.0)

@@ -1,7 +1,7 @@
 """Methods that choose a (task, device) pair at each step, on the list schedule of DOPPLER.
 
 Unlike DOPPLER's own rollout, every step looks at all tasks of the frontier. What a step
-looked at is too large to keep, so a loss runs the recorded actions again, block by block.
+looked at is too large to keep, so a loss runs the recorded actions again, some at a time.
 """
 
 import abc
@@ -125,7 +125,7 @@ def log_prob(
 ) -> tuple[Array, Array]:
     """Returns log-probability and entropy of an episode's choices, `[]` each.
 
-    Differentiable in `params` and `prepared`, within the memory that the policy's `block` sets.
+    Differentiable in `params` and `prepared`, in the memory that `policy.kept_steps` take.
     """
     padded = problem.padded
     devices = jnp.arange(padded.num_devices)
@@ -145,12 +145,12 @@ def log_prob(
     def steps(state: ListSchedule, part: Actions) -> tuple[ListSchedule, tuple[Array, Array]]:
         return jax.lax.scan(step, state, part)
 
-    spare = -padded.padded_tasks % policy.block
+    spare = -padded.padded_tasks % policy.kept_steps
     parts = Actions(
         task=jnp.pad(actions.task, (0, spare), constant_values=padded.padded_tasks),
         device=jnp.pad(actions.device, (0, spare)),
     )
-    parts = jax.tree.map(lambda array: array.reshape(-1, policy.block), parts)
+    parts = jax.tree.map(lambda array: array.reshape(-1, policy.kept_steps), parts)
     _, (log_p, entropy) = jax.lax.scan(steps, begin(problem, _no_members(problem)), parts)
     return log_p.sum(), entropy.sum()
 
@@ -172,17 +172,15 @@ class Stepwise(EpisodeLearner):
     critical-path teacher; its episodes are simulated and counted like all others.
     """
 
+    kept_steps: ClassVar[int]
+    """Steps of which a gradient keeps in memory what they looked at."""
+
     batch: int = 32
     minibatches: int = 2
     learning_rate: float = 2e-3
     width: int = 32
     rounds: int = 3
     features: Features = "position"
-
-    @property
-    @abc.abstractmethod
-    def block(self) -> int:
-        """Steps of which a gradient keeps in memory what they looked at."""
 
     @abc.abstractmethod
     def prepare(self, params: ArrayTree, problem: PolicyInputs) -> Any:
@@ -266,11 +264,7 @@ class Joint(Stepwise):
     """
 
     name: ClassVar[str] = "joint"
-
-    @property
-    def block(self) -> int:
-        """Steps of which a gradient keeps in memory what they looked at."""
-        return 64
+    kept_steps: ClassVar[int] = 64
 
     def prepare(self, params: ArrayTree, problem: PolicyInputs) -> PolicyTables:
         """Returns the tables, which one pass of the encoder makes for all episodes."""
@@ -301,14 +295,10 @@ class PerStep(Stepwise):
     """
 
     name: ClassVar[str] = "per_step"
+    kept_steps: ClassVar[int] = 4
 
     batch: int = 16
     minibatches: int = 1
-
-    @property
-    def block(self) -> int:
-        """Steps of which a gradient keeps in memory what they looked at."""
-        return 4
 
     def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
