@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -51,19 +52,37 @@ def parse_json_object(path: PathLike, text: str) -> dict[str, Any]:
     return value
 
 
-def check_header(path: PathLike, data: dict[str, Any], kind: str, fields: set[str]) -> None:
-    """Checks that a JSON object is of format `kind`, version 1, with exactly these fields.
+def read_fields(
+    path: PathLike,
+    kind: str,
+    fields: Iterable[str],
+    *,
+    optional: Iterable[str] = (),
+    text: str | None = None,
+) -> dict[str, Any]:
+    """Returns the JSON object in a file, which is of format `kind` and has these fields alone.
+
+    Args:
+      path: of the file.
+      kind: its format; the version is 1.
+      fields: their names.
+      optional: names of those that may be missing.
+      text: what is in the file, where it is known.
 
     Raises:
-      ValueError: another format or version, a missing field, or an unknown one.
+      ValueError: the file cannot be read, it is of another format or version, or a field is
+        missing or unknown.
     """
+    data = parse_json_object(path, read_text(path) if text is None else text)
+    wanted = set(fields)
     for name, expected in (("format", kind), ("version", 1)):
         if data.get(name) != expected:
             found = repr(data[name]) if name in data else "nothing"
             raise ValueError(f"{path}: field {name!r}: expected {expected!r}, found {found}")
-    for name in sorted(fields ^ (set(data) - {"format", "version"})):
-        problem = "is missing" if name in fields else "is unknown"
-        raise ValueError(f"{path}: field {name!r} {problem}; expected {sorted(fields)}")
+    for name in sorted(wanted ^ (set(data) - {"format", "version", *optional})):
+        problem = "is missing" if name in wanted else "is unknown"
+        raise ValueError(f"{path}: field {name!r} {problem}; expected {sorted(wanted)}")
+    return data
 
 
 def read_numbers(
@@ -135,6 +154,11 @@ def write_json_atomic(path: PathLike, data: Any) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise ValueError(f"{path}: {error.strerror or error}") from error
+
+
+def write_fields(path: PathLike, kind: str, **fields: Any) -> None:
+    """Writes what `read_fields` reads; see `write_json_atomic`."""
+    write_json_atomic(path, {"format": kind, "version": 1, **fields})
 
 
 def _refuse_constant(name: str) -> NoReturn:

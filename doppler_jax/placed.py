@@ -10,11 +10,9 @@ from doppler_jax.budget import Curve
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.files import (
     PathLike,
-    check_header,
-    parse_json_object,
+    read_fields,
     read_numbers,
-    read_text,
-    write_json_atomic,
+    write_fields,
 )
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -90,8 +88,6 @@ class Placed:
         curve = [self.curve.evaluations, self.curve.seconds, self.curve.makespan_s]
         names = (*_NUMBERS, "queue", "method", "problem", "evaluations", "interrupted")
         data = {
-            "format": FORMAT,
-            "version": 1,
             "placement": self.placement.tolist(),
             "priority": self.priority.tolist(),
             **{name: getattr(self, name) for name in names},
@@ -99,7 +95,7 @@ class Placed:
             "curve": [row.tolist() for row in curve],
             "source": source or {},
         }
-        write_json_atomic(path, data)
+        write_fields(path, FORMAT, **data)
 
 
 def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
@@ -115,9 +111,8 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
         other costs, or the oracle does not confirm its makespan. The message starts with the
         path.
     """
-    data = parse_json_object(path, read_text(path))
     fields = {field.name for field in dataclasses.fields(Placed)} - {"schedule"}
-    check_header(path, data, FORMAT, fields | {"source"})
+    data = read_fields(path, FORMAT, fields | {"source"})
     placement = read_numbers(path, data, "placement", integers=True)
     priority = read_numbers(path, data, "priority", integers=True)
     evaluations, seconds, values_s = _read_curve(path, data)

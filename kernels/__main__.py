@@ -39,9 +39,9 @@ class CalibrateSettings:
     """Blocks per tensor; 0 means as many as devices, rounded up to a power of two."""
     strategy: Literal["planner", "uniform"] = "planner"
     """How tensors are cut."""
-    backend: Literal["local", "ray"] = "local"
+    backend: str = "local"
     """`local`: this process's devices (accelerators, or CPU devices that share its cores).
-    `ray`: a process per device, pinned to a core or GPU."""
+    A launcher's name, such as `ray`: a process per device, pinned to a core or GPU."""
     repeats: int = 9
     """Executions of each measurement, of which the median counts."""
 

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.reports.perfetto import write_chrome_trace
+from doppler_jax.simulator.disciplines import check_ranks
+from doppler_jax.simulator.durations import check_placement
 from doppler_jax.types import Schedule, ShardedProgram, TaskGraph
 
 from .devices import Devices, LoadedProgram, Options
@@ -96,9 +98,9 @@ def load(
       TaskError: a kernel does not compile.
     """
     devices.check_options(options)
-    num_tasks = sharded.graph.num_tasks
-    places = _check_placement(placement, num_tasks, len(devices))
-    ranks = _check_priority(priority, num_tasks)
+    places = check_placement(sharded.graph, len(devices), placement)
+    queue = "fifo" if priority is None else "priority"
+    ranks = check_ranks(sharded.graph, queue, priority)
     if fuse_segments:
         sharded, places, ranks = fuse(sharded, places, ranks)
     loaded = devices.load(sharded, make_plan(sharded, places, ranks), options)
@@ -203,35 +205,3 @@ class PlacedFunction:
         if self.trace is None or self.handling is None or self.peak_bytes is None:
             raise ValueError("there is no trace: call the function first")
         return self.trace, self.handling, self.peak_bytes
-
-
-def _check_placement(placement: ArrayLike, num_tasks: int, num_devices: int) -> np.ndarray:
-    """Returns the placement as int64 `[N]`.
-
-    Raises:
-      ValueError: it has another shape or type, or an entry names no device.
-    """
-    places = np.asarray(placement)
-    if places.shape != (num_tasks,):
-        raise ValueError(f"placement has shape {places.shape}, expected ({num_tasks},)")
-    if places.size and not np.issubdtype(places.dtype, np.integer):
-        raise ValueError(f"placement must hold integers, holds {places.dtype}")
-    for v in np.flatnonzero((places < 0) | (places >= num_devices)):
-        raise ValueError(f"placement[{v}] is {places[v]}, but there are {num_devices} devices")
-    return places.astype(np.int64)
-
-
-def _check_priority(priority: ArrayLike | None, num_tasks: int) -> np.ndarray | None:
-    """Returns the priority as float64 `[N]`, or None.
-
-    Raises:
-      ValueError: it has another shape, or an entry is not finite.
-    """
-    if priority is None:
-        return None
-    ranks = np.asarray(priority, dtype=np.float64)
-    if ranks.shape != (num_tasks,):
-        raise ValueError(f"priority has shape {ranks.shape}, expected ({num_tasks},)")
-    for v in np.flatnonzero(~np.isfinite(ranks)):
-        raise ValueError(f"priority[{v}] is {ranks[v]}; expected a finite number")
-    return ranks

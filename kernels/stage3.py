@@ -130,8 +130,14 @@ def choose_backend(choice: str, num_devices: int) -> str:
 
     CPU devices of the backend `local` share the cores of this process; those of `ray` have
     a core each, if there are as many.
+
+    Raises:
+      ValueError: there is no such backend.
     """
     if choice != "auto":
+        known = ("local", *LAUNCHERS)
+        if choice not in known:
+            raise ValueError(f"unknown backend {choice!r}; known: auto, {', '.join(known)}")
         return choice
     has_accelerator = any(device.platform != "cpu" for device in jax.devices())
     has_ray = importlib.util.find_spec("ray") is not None
@@ -146,7 +152,7 @@ def open_devices(backend: str, count: int) -> Iterator[Sequence[Any]]:
     Raises:
       ValueError: there are fewer, or the backend cannot be used here.
     """
-    if backend in LAUNCHERS:
+    if (backend := choose_backend(backend, count)) in LAUNCHERS:
         with LAUNCHERS[backend](count) as devices:
             yield devices
         return

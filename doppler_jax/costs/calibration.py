@@ -15,11 +15,9 @@ from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.observed import Observations, fit_line, observe
 from doppler_jax.files import (
     PathLike,
-    check_header,
-    parse_json_object,
+    read_fields,
     read_numbers,
-    read_text,
-    write_json_atomic,
+    write_fields,
 )
 from doppler_jax.types import Cluster, Costs, Schedule, ShardedProgram
 
@@ -226,7 +224,7 @@ def save_calibration(path: PathLike, calibration: Calibration) -> None:
         "handling": [[*ends, seconds] for ends, seconds in calibration.handling.items()],
         "transfer_noise": nulls(calibration.transfer_noise),
     }
-    write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
+    write_fields(path, FORMAT, **fields)
 
 
 def load_calibration(path: PathLike) -> Calibration:
@@ -236,8 +234,7 @@ def load_calibration(path: PathLike) -> Calibration:
       ValueError: the file cannot be read or holds none. The message starts with the path
         and names the field.
     """
-    data = parse_json_object(path, read_text(path))
-    check_header(path, data, FORMAT, _FIELDS)
+    data = read_fields(path, FORMAT, _FIELDS)
     names, kernels = data["device_names"], data["kernels"]
     if not isinstance(names, list) or not isinstance(kernels, dict):
         raise ValueError(f"{path}: device_names must be a list and kernels an object")

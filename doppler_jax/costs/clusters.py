@@ -16,11 +16,9 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.files import (
     PathLike,
-    check_header,
-    parse_json_object,
+    read_fields,
     read_numbers,
-    read_text,
-    write_json_atomic,
+    write_fields,
 )
 from doppler_jax.types import Cluster
 
@@ -113,8 +111,7 @@ def load_cluster(path: PathLike) -> Cluster:
       ValueError: the file cannot be read or holds no valid cluster. The message starts
         with the path and names the field.
     """
-    data = parse_json_object(path, read_text(path))
-    check_header(path, data, FORMAT, set(_DEPTH))
+    data = read_fields(path, FORMAT, _DEPTH)
     fields = {
         name: read_numbers(path, data, name, ndim=ndim, null=np.inf)
         for name, ndim in _DEPTH.items()
@@ -134,7 +131,7 @@ def save_cluster(path: PathLike, cluster: Cluster) -> None:
       ValueError: the file cannot be written.
     """
     fields = {name: nulls(getattr(cluster, name)) for name in _DEPTH}
-    write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
+    write_fields(path, FORMAT, **fields)
 
 
 def nulls(values: ArrayLike) -> Any:

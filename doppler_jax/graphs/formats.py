@@ -9,11 +9,10 @@ import numpy as np
 
 from doppler_jax.files import (
     PathLike,
-    check_header,
-    parse_json_object,
+    read_fields,
     read_numbers,
     read_text,
-    write_json_atomic,
+    write_fields,
 )
 from doppler_jax.graphs.build import check_graph, make_graph
 from doppler_jax.types import TaskGraph
@@ -62,7 +61,7 @@ def save_graph(path: PathLike, graph: TaskGraph) -> None:
     fields = {name: getattr(graph, name).tolist() for name in _FLOAT_FIELDS + _INT_FIELDS}
     if not graph.has_bytes:
         fields["has_bytes"] = False
-    write_json_atomic(path, {"format": FORMAT, "version": 1, **fields})
+    write_fields(path, FORMAT, **fields)
 
 
 def load_stg(path: PathLike) -> tuple[list[float], list[tuple[int, int, float]]]:
@@ -111,9 +110,9 @@ def _check_stg_row(path: PathLike, number: int, row: list[int], v: int, count: i
 
 
 def _parse_json(path: PathLike, text: str) -> TaskGraph:
-    data = parse_json_object(path, text)
-    has_bytes = data.pop("has_bytes", True)
-    check_header(path, data, FORMAT, {*_FLOAT_FIELDS, *_INT_FIELDS})
+    names = (*_FLOAT_FIELDS, *_INT_FIELDS)
+    data = read_fields(path, FORMAT, names, optional=["has_bytes"], text=text)
+    has_bytes = data.get("has_bytes", True)
     if not isinstance(has_bytes, bool):
         raise ValueError(f"{path}: has_bytes is {has_bytes!r}; expected true or false")
     floats = {name: read_numbers(path, data, name) for name in _FLOAT_FIELDS}

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.reports.tables import time_unit
+from doppler_jax.simulator.durations import check_placement
 from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.types import TaskGraph
 
@@ -195,11 +196,13 @@ def plot_placements(
     """
     from matplotlib.lines import Line2D
 
-    checked = [
-        _Placement(title, graph, np.asarray(placement)) for title, graph, placement in panels
-    ]
-    for panel in checked:
-        _check_placement(panel, num_devices)
+    checked = []
+    for title, graph, placement in panels:
+        try:
+            device = check_placement(graph, num_devices, placement)
+        except ValueError as error:
+            raise ValueError(f"panel {title!r}: {error}") from error
+        checked.append(_Placement(title, graph, device))
     figure = _draw_panels(checked, (11, 3.4), _draw_placement, columns=1)
     figure.axes[-1].set_xlabel("level: tensors on the longest path from an entry")
     lines = [
@@ -297,19 +300,6 @@ class _Placement:
     title: str
     graph: TaskGraph
     placement: np.ndarray  # [N]
-
-
-def _check_placement(panel: _Placement, num_devices: int) -> None:
-    what, placement = f"panel {panel.title!r}", panel.placement
-    if placement.shape != (panel.graph.num_tasks,):
-        raise ValueError(
-            f"{what}: placement has shape {placement.shape}; expected "
-            f"({panel.graph.num_tasks},)"
-        )
-    for v in np.flatnonzero((placement < 0) | (placement >= num_devices))[:1]:
-        raise ValueError(
-            f"{what}: task {v} is on device {placement[v]}, of {num_devices} devices"
-        )
 
 
 def _draw_placement(axes: "Axes", panel: _Placement) -> None:

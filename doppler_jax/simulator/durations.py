@@ -7,17 +7,16 @@ from doppler_jax.costs.handling import task_handling_s
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 
-def check_placement(graph: TaskGraph, costs: Costs, placement: ArrayLike) -> np.ndarray:
+def check_placement(graph: TaskGraph, num_devices: int, placement: ArrayLike) -> np.ndarray:
     """Returns the device `[N]` of each task, or raises a `ValueError` that says why not."""
     device = np.asarray(placement)
     if device.shape != (graph.num_tasks,):
         raise ValueError(f"placement has shape {device.shape}, expected ({graph.num_tasks},)")
     if device.size and not np.issubdtype(device.dtype, np.integer):
         raise ValueError(f"placement must hold integers, holds {device.dtype}")
-    for v in np.flatnonzero((device < 0) | (device >= costs.num_devices))[:1]:
+    for v in np.flatnonzero((device < 0) | (device >= num_devices))[:1]:
         raise ValueError(
-            f"placement puts task {v} on device {device[v]}; "
-            f"devices are 0 to {costs.num_devices - 1}"
+            f"placement puts task {v} on device {device[v]}; devices are 0 to {num_devices - 1}"
         )
     return device.astype(np.int64)
 

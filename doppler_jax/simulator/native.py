@@ -204,7 +204,7 @@ def simulate_one(
       ValueError: as `simulate_oracle` does.
     """
     device, ranks = (
-        check_placement(graph, costs, placement),
+        check_placement(graph, costs.num_devices, placement),
         check_ranks(graph, queue, priority),
     )
     problem = prepare(graph, costs)

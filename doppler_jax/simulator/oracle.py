@@ -71,7 +71,7 @@ def simulate_oracle(
         positive number, the ranks of `random` are no permutation, or those of `in_order`
         have a reader before its producer.
     """
-    device = check_placement(graph, costs, placement)
+    device = check_placement(graph, costs.num_devices, placement)
     ranks = check_ranks(graph, queue, priority)
     run = _Run(
         device,

@@ -49,7 +49,7 @@ def simulate_synchronous(
       ValueError: a name or a shape is wrong, a device does not exist, or a factor is no
         positive number.
     """
-    device = check_placement(graph, costs, placement)
+    device = check_placement(graph, costs.num_devices, placement)
     task_s = task_seconds(graph, costs, device, compute_factor)
     transfers = task_transfers(graph, costs, device, transfer_factor)
     start_s, finish_s = np.zeros(graph.num_tasks), np.zeros(graph.num_tasks)

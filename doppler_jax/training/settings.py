@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from typing import Any, Literal
+from typing import Any
 
 from doppler_jax import cli
 from doppler_jax.policies.model import PolicyConfig
@@ -58,9 +58,9 @@ class Stage3Settings(StageSettings):
 
     measured_preset: str = "small"
     """Sizes of the workload while it is measured; the policy fits any."""
-    backend: Literal["auto", "local", "ray"] = "auto"
-    """What measures: "ray" is a process per core, "local" this process; "auto" is ray where
-    there is no accelerator and Ray is installed, else local."""
+    backend: str = "auto"
+    """What measures: "local" is this process, a launcher's name ("ray") a process per core;
+    "auto" is ray where there is no accelerator and Ray is installed, else local."""
     mode: str = "work_conserving"
     """How the engine dispatches."""
     max_slowdown: float = 2.0

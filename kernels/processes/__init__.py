@@ -2,9 +2,11 @@
 
 From below: `transport.py` moves tensors between processes; `device.py` is what runs in each of
 them; `session.py` is how this process asks them; `driver.py` runs programs on them, as
-`ProcessDevices`; `ray.py` starts them as Ray actors, and is all here that knows of Ray. Another
-launcher would be another such file, with a row in `LAUNCHERS`: a `Session`, and a function that
-starts a `Worker` in each process.
+`ProcessDevices`; `ray.py` starts them as Ray actors, and is all here that knows of Ray.
+
+To add a launcher, write such a file (a `Session`, and a function that starts a `Worker` in each
+process), give it a row in `LAUNCHERS`, by which settings, commands and studies know it, a test
+like that of Ray, and a line in docs/engine.md.
 """
 
 from collections.abc import Callable

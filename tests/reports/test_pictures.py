@@ -152,9 +152,9 @@ DRAW = {
         ("lines", [line([1], [np.nan])], "finite numbers"),
         ("points", [points(2, 3)], "'odd' has 2 simulated and 3 measured"),
         ("points", [points(0, 0)], "'odd' has 0 simulated"),
-        ("placements", [placed([0] * 5)], r"'t': placement has shape \(5,\); expected \(6,\)"),
-        ("placements", [placed([0, 0, 2, 0, 0, 0])], "task 2 is on device 2, of 2 devices"),
-        ("placements", [placed([0, 0, 0, -1, 0, 0])], "task 3 is on device -1"),
+        ("placements", [placed([0] * 5)], r"'t': placement has shape \(5,\), expected \(6,\)"),
+        ("placements", [placed([0, 0, 2, 0, 0, 0])], "task 2 on device 2; devices are 0 to 1"),
+        ("placements", [placed([0, 0, 0, -1, 0, 0])], "task 3 on device -1"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, kind, panels, message):
