@@ -23,6 +23,7 @@ from doppler_jax.costs.build import (
 )
 from doppler_jax.costs.calibration import Calibration, load_calibration, save_calibration
 from doppler_jax.costs.clusters import list_clusters, load_cluster, make_cluster, save_cluster
+from doppler_jax.costs.observed import refit_costs
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import (
     from_networkx,
@@ -149,6 +150,7 @@ __all__ = [
     "random_ranks",
     "ray_devices",
     "reference_costs",
+    "refit_costs",
     "save_calibration",
     "save_cluster",
     "save_graph",

@@ -17,7 +17,7 @@ from scipy import stats
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.costs.calibration import KernelTime
-from doppler_jax.costs.observed import Observations, observe
+from doppler_jax.costs.observed import refit_costs
 from doppler_jax.engine.calibrate import measure_kernels_again
 from doppler_jax.objective import LINKS
 from doppler_jax.reports.pictures import Points, plot_scatter
@@ -94,8 +94,8 @@ def measure(context: Context[FidelitySettings], machine: Machine, problem: Probl
         again = (calibration, sharded, machine.devices)
         return measure_kernels_again(*again, repeats=KERNEL_REPEATS).kernels
 
-    def simulated_s(believed: Any) -> dict[str, list[float]]:
-        problem = sharded.graph, dj.make_costs(sharded, believed), placements[asked.teaching :]
+    def simulated_s(costs: dj.Costs) -> dict[str, list[float]]:
+        problem = sharded.graph, costs, placements[asked.teaching :]
         found = {k: dj.simulate(*problem, objective=dj.Objective(k)) for k in LINKS}
         return {links: result.makespan_s.tolist() for links, result in found.items()}
 
@@ -103,9 +103,7 @@ def measure(context: Context[FidelitySettings], machine: Machine, problem: Probl
         b: partial(trace, machine.compile(sharded, p)) for b, p in enumerate(placements)
     }
     found = in_turns({**runs, "kernels": kernels}, asked.rounds)
-    seen = Observations.merge(
-        observe(sharded, found[b][1:], problem.costs) for b in range(asked.teaching)
-    )
+    lessons = [t for b in range(asked.teaching) for t in found[b][1:]]
     steady = {
         digest: dataclasses.replace(
             kernel,
@@ -113,13 +111,13 @@ def measure(context: Context[FidelitySettings], machine: Machine, problem: Probl
         )
         for digest, kernel in calibration.kernels.items()
     }
-    calibrated = dataclasses.replace(calibration, kernels=steady)
-    believed = {"calibrated": calibrated, "refitted": calibrated.updated(seen)}
+    costs = dj.make_costs(sharded, dataclasses.replace(calibration, kernels=steady))
+    believed = {"calibrated": costs, "refitted": refit_costs(sharded, costs, lessons)}
     rest = range(asked.teaching, len(placements))
     return {
         "tasks": sharded.graph.num_tasks,
         "measured_s": [[dj.makespan_s(t) for t in found[b][1:]] for b in rest],
-        "simulated_s": {costs: simulated_s(one) for costs, one in believed.items()},
+        "simulated_s": {name: simulated_s(one) for name, one in believed.items()},
     }
 
 

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from doppler_jax.costs.observed import ready_s
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
 from doppler_jax.reports.tables import format_seconds, format_table
-from doppler_jax.simulator.validate_transfers import (
-    check_transfers,
-    edge_arrivals,
-    input_arrivals,
-)
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 from .trace import Handling, make_handling
@@ -166,19 +162,12 @@ def dispatch_gaps_s(graph: TaskGraph, trace: Schedule, handling: Handling) -> np
     transfers meanwhile (`handling`). So the gaps of a device add up to the time for which it
     was not work-conserving, what dispatch takes included.
 
-    Raises:
-      ValueError: a transfer is missing or impossible.
+    The trace is a legal one.
     """
-    transfers = check_transfers(graph, trace, slack=np.inf)
-    ready_s = np.zeros(graph.num_tasks)
-    arrived_s = edge_arrivals(graph, trace, transfers, None, None)
-    np.maximum.at(ready_s, graph.edge_reader, arrived_s)
-    arrived_s = input_arrivals(graph, trace, transfers, None, derive=True)
-    np.maximum.at(ready_s, graph.input_edge_reader, arrived_s)
-    gap_s = np.zeros(graph.num_tasks)
+    inputs_s, gap_s = ready_s(graph, trace), np.zeros(graph.num_tasks)
     for tasks in _tasks_in_order(trace):
         free_s = np.append(0.0, np.maximum.accumulate(trace.finish_s[tasks])[:-1])
-        first_ready_s = np.minimum.accumulate(ready_s[tasks][::-1])[::-1]
+        first_ready_s = np.minimum.accumulate(inputs_s[tasks][::-1])[::-1]
         since_s = np.minimum(np.maximum(free_s, first_ready_s), trace.start_s[tasks])
         mine = handling.device == trace.placement[tasks[0]]
         times_s = handling.start_s[mine], handling.finish_s[mine]

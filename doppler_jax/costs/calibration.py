@@ -5,26 +5,23 @@ cluster.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from doppler_jax.costs.clusters import nulls
 from doppler_jax.costs.digests import kernel_digests
-from doppler_jax.costs.observed import Observations, fit_line, observe
+from doppler_jax.costs.observed import fit_line
 from doppler_jax.files import (
     PathLike,
     read_fields,
     read_numbers,
     write_fields,
 )
-from doppler_jax.types import Cluster, Costs, Schedule, ShardedProgram
+from doppler_jax.types import Cluster, Costs, ShardedProgram
 
 FORMAT = "doppler_jax.calibration"
-
-_FEWEST = 3
-"""Observations that `refit` takes for a median."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,46 +119,6 @@ class Calibration:
             link_bytes_per_s=link_bytes_per_s,
         )
 
-    def refit(self, sharded: ShardedProgram, traces: Iterable[Schedule]) -> "Calibration":
-        """Returns the calibration with what these executions showed in place of before.
-
-        What was seen fewer than three times stays.
-
-        Args:
-          sharded: the program that ran, as it was placed (with its segments, if fused).
-          traces: of work-conserving executions, on these devices.
-
-        Raises:
-          ValueError: a kernel of the program was not measured before, or a trace is of
-            another number of tasks or devices.
-        """
-        traces = list(traces)
-        self.check_kernels(sharded)
-        n, d = sharded.graph.num_tasks, self.num_devices
-        for trace in traces:
-            places = np.asarray(trace.placement)
-            if places.shape != (n,) or places.max(initial=0) >= d:
-                raise ValueError(
-                    f"a trace places {len(places)} tasks on devices up to "
-                    f"{places.max(initial=0)}; expected {n} tasks on {d} devices"
-                )
-        return self.updated(observe(sharded, traces, measured_costs(sharded, self)))
-
-    def updated(self, seen: Observations) -> "Calibration":
-        """Returns the calibration with these medians, of known kernels, in place of before."""
-        kernels = dict(self.kernels)
-        for (digest, device), median in _medians(seen.tasks).items():
-            row = list(kernels[digest].seconds)
-            row[device] = median
-            kernels[digest] = dataclasses.replace(kernels[digest], seconds=tuple(row))
-        overhead_s = self.overhead_s.copy()
-        for device, median in _medians(seen.overheads).items():
-            overhead_s[device] = median
-        transfers = {**self.transfers, **_medians(seen.transfers)}
-        return dataclasses.replace(
-            self, kernels=kernels, overhead_s=overhead_s, transfers=transfers
-        )
-
     def check_kernels(self, sharded: ShardedProgram) -> None:
         """Raises `ValueError` that lists the program's kernels that were not measured."""
         digests = kernel_digests(sharded.kernels)
@@ -172,11 +129,6 @@ class Calibration:
                 f"{len(missing)} of the program's {len(digests)} kernels were not measured: "
                 f"{shown}; calibrate with this program"
             )
-
-
-def _medians(seen: Mapping[Any, list[float]]) -> dict[Any, float]:
-    """Returns the median of what was seen often enough."""
-    return {key: float(np.median(y)) for key, y in seen.items() if len(y) >= _FEWEST}
 
 
 def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:

@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.handling import ends_s, task_handling_s
-from doppler_jax.types import Costs, Schedule, ShardedProgram
+from doppler_jax.types import Costs, Schedule, ShardedProgram, TaskGraph
 
 Refit = Callable[[Sequence[Schedule]], Costs]
 """Gives the costs that executions of some program show."""
@@ -35,16 +35,6 @@ class Observations:
     tasks: dict[tuple[str, int], list[float]]  # by kernel's digest and device
     overheads: dict[int, list[float]]  # by device, from when a task could begin to its start
     transfers: dict[tuple[int, int, int], list[float]]  # by source, destination and bytes
-
-    @classmethod
-    def merge(cls, parts: Iterable["Observations"]) -> "Observations":
-        """Returns all that was seen in some part."""
-        whole = cls(defaultdict(list), defaultdict(list), defaultdict(list))
-        for part in parts:
-            for kind in ("tasks", "overheads", "transfers"):
-                for key, seconds in getattr(part, kind).items():
-                    getattr(whole, kind)[key].extend(seconds)
-        return whole
 
 
 def observe(
@@ -79,7 +69,7 @@ def observe(
 
 def delays_s(sharded: ShardedProgram, trace: Schedule) -> np.ndarray:
     """Returns the seconds `[N]` from when each task could begin to when it began."""
-    return trace.start_s - np.maximum(_free_s(trace), _ready_s(sharded, trace))
+    return trace.start_s - np.maximum(_free_s(trace), ready_s(sharded.graph, trace))
 
 
 def _free_s(trace: Schedule) -> np.ndarray:
@@ -92,9 +82,8 @@ def _free_s(trace: Schedule) -> np.ndarray:
     return free_s
 
 
-def _ready_s(sharded: ShardedProgram, trace: Schedule) -> np.ndarray:
+def ready_s(graph: TaskGraph, trace: Schedule) -> np.ndarray:
     """Returns when the last input of each task `[N]` was on its device."""
-    graph = sharded.graph
     arrival_s = {
         (int(x), int(d)): float(t)
         for x, d, t in zip(
@@ -108,11 +97,11 @@ def _ready_s(sharded: ShardedProgram, trace: Schedule) -> np.ndarray:
         *zip(graph.edge_tensor.tolist(), graph.edge_reader.tolist(), strict=True),
         *zip((~graph.input_edge_input).tolist(), graph.input_edge_reader.tolist(), strict=True),
     ]
-    ready_s = np.zeros(graph.num_tasks)
+    ready = np.zeros(graph.num_tasks)
     for x, v in reads:
         made_s = trace.finish_s[graph.tensor_producer[x]] if x >= 0 else 0.0
-        ready_s[v] = max(ready_s[v], arrival_s.get((x, int(trace.placement[v])), made_s))
-    return ready_s
+        ready[v] = max(ready[v], arrival_s.get((x, int(trace.placement[v])), made_s))
+    return ready
 
 
 def _add_transfers(
@@ -178,10 +167,22 @@ def refit_costs(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule
     Args:
       sharded: the program, N tasks.
       costs: what was believed before.
-      traces: work-conserving executions of any placements; without one nothing changes.
+      traces: work-conserving executions of any placements, with its segments if they were
+        fused; without one nothing changes.
+
+    Raises:
+      ValueError: a trace is of another number of tasks or devices.
     """
     if not traces:
         return costs
+    n, d = np.shape(costs.compute_s)
+    for trace in traces:
+        places = np.asarray(trace.placement)
+        if places.shape != (n,) or places.max(initial=0) >= d:
+            raise ValueError(
+                f"a trace places {len(places)} tasks on devices up to {places.max(initial=0)}; "
+                f"expected {n} tasks on {d} devices"
+            )
     costs = _refit_handling(sharded, costs, traces)
     seen = observe(sharded, traces, costs)
     latency_s, seconds_per_byte = _refit_links(costs, seen)
