@@ -34,25 +34,17 @@ def test_it_is_loaded_once_from_the_first_folder_there_is(tmp_path, monkeypatch)
     assert isinstance(policy, dj.Policy)
 
 
-def test_none_where_none_ships(tmp_path, monkeypatch):
+def test_none_where_none_ships_and_a_folder_without_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(policy_files, "FOLDERS", (tmp_path / "none",))
     assert load_base_policy() is None
-
-
-def test_a_folder_without_a_policy_is_refused(tmp_path):
     with pytest.raises(ValueError, match=f"^{tmp_path}: no checkpoint here"):
         load_base_policy(tmp_path)
 
 
-def test_the_one_that_ships_sees_nothing_that_is_of_one_graph():
+def test_the_policy_that_ships_says_what_it_is():
     policy = load_base_policy()
-    if policy is None:
-        pytest.skip("no base policy ships yet")
     assert policy.method == "doppler"
     assert policy.config.features != "position"  # which means nothing on another graph
-
-
-def test_the_policy_that_ships_says_what_it_is():
     _, meta = read_policy(FOLDERS[0])
     assert meta["policy"]["feature_version"] == FEATURE_VERSION
     assert meta["normalisation"] == NORMALISATION

@@ -30,12 +30,9 @@ def test_seconds_count_from_the_beginning_whatever_was_spent_before():
     )
 
 
-def test_a_budget_of_nothing_bounds_nothing():
+def test_nothing_bounds_nothing_and_the_larger_share_is_the_progress():
     assert not Budget().is_bounded
     assert not Budget().reached(10**9, 10**9, 0.0)
-
-
-def test_the_larger_share_is_the_progress():
     budget = Budget(evaluations=100, seconds=1000.0).after(100.0)
     assert budget.progress(50) == 0.5
     assert budget.progress(0) == pytest.approx(0.1, abs=0.05)

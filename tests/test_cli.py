@@ -118,28 +118,21 @@ def test_an_existing_output_stays(refuse):
     refuse(["place", "absent.txt", "--output", output], "out.json: exists already")
 
 
-def test_a_policy_of_other_features_is_refused(refuse):
+def test_a_policy_that_cannot_be_used_is_refused(refuse):
     save_tiny_checkpoint(pathlib.Path("run"))
+    words = ["place", "g.txt", "--policy", "run"]
+    known = "'doppler', 'doppler+search', "
+    alone = f"method 'single' takes no policy; only these do: {known}"
+    refuse([*words, "--method", "single"], alone)
     set_feature_version(pathlib.Path("run"), 99)
     for path in ("run", "run/checkpoints", "run/checkpoints/0"):
         parts = ("run/checkpoints/0: feature version 99", f"computes {FEATURE_VERSION}")
         refuse(["place", "g.txt", "--policy", path], *parts)
-
-
-def test_a_broken_checkpoint_is_refused(refuse):
-    save_tiny_checkpoint(pathlib.Path("run"))
     metadata = pathlib.Path("run/checkpoints/0/meta/metadata")
     metadata.write_text("{}")
-    refuse(["place", "g.txt", "--policy", "run"], "not a checkpoint of this project")
+    refuse(words, "not a checkpoint of this project")
     metadata.write_text('{"format": ')
-    refuse(["place", "g.txt", "--policy", "run"], "run/checkpoints/0: not a checkpoint")
-
-
-def test_a_policy_is_for_doppler_alone(refuse):
-    save_tiny_checkpoint(pathlib.Path("run"))
-    words = ["place", "g.txt", "--policy", "run", "--method", "single"]
-    known = "'doppler', 'doppler+search', "
-    refuse(words, f"method 'single' takes no policy; only these do: {known}")
+    refuse(words, "run/checkpoints/0: not a checkpoint")
 
 
 def test_place_writes_what_it_found(command, capsys):

@@ -48,13 +48,10 @@ def test_graph_reaches_the_command_as_one_word(name):
     assert words[3:] == ["stage1", "--graph", name, "--cluster", "v100x8", "--out", "a b"]
 
 
-def test_environment_does_not_choose_the_workload(monkeypatch):
+def test_environment_does_not_choose_and_two_problems_are_refused(monkeypatch):
     monkeypatch.setenv("WORKLOAD", "ffnn")
     monkeypatch.setenv("GRAPH", "file")
     assert "chainmm" in dry_run("stage2")
-
-
-def test_graph_and_workload_together_are_refused():
     done = run_make("--dry-run", "stage1", "GRAPH=a.txt", "WORKLOAD=ffnn")
     assert done.returncode != 0
     assert "give GRAPH=file or WORKLOAD=name, not both" in done.stderr

@@ -26,23 +26,14 @@ def list_sources():
     return sorted(path.relative_to(ROOT) for path in files if path.suffix == ".py")
 
 
-def test_the_engine_is_a_link_into_the_checkout():
+def test_every_package_folder_is_listed_regular_and_typed():
     assert os.readlink(ROOT / "doppler_jax" / "engine") == "../kernels"
     assert pathlib.Path("doppler_jax/engine/__init__.py") in list_sources()
-
-
-def test_every_package_folder_is_listed():
     expected = {".".join(path.parent.parts) for path in list_sources()}
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == expected | DATA.keys()
-
-
-def test_every_package_folder_is_a_regular_package():
     # A folder without __init__.py would be a namespace, which loses to any regular package.
     for path in list_sources():
         assert (ROOT / path.parent / "__init__.py").exists(), path
-
-
-def test_the_package_declares_its_types():
     assert (ROOT / "doppler_jax" / "py.typed").exists()
 
 

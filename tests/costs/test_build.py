@@ -45,11 +45,8 @@ def cluster():
     )
 
 
-def test_bytes_touched_count_reads_inputs_and_writes(graph):
-    assert bytes_touched(graph).tolist() == [30.0, 38.0]
-
-
 def test_roofline_takes_the_slower_of_arithmetic_and_memory(graph, cluster):
+    assert bytes_touched(graph).tolist() == [30.0, 38.0]
     costs = make_costs(graph, cluster)
     # Task 0: 1 s of arithmetic, 3 s of memory; task 1: 10 s and 3.8 s.
     assert costs.compute_s.tolist() == [[3.5, 3.5], [10.5, 10.5]]
@@ -165,12 +162,9 @@ def test_capacity_is_the_memory_of_the_cluster(graph, cluster):
     assert costs.capacity_bytes.tolist() == [np.inf] * 2
 
 
-def test_an_input_at_home_nowhere_is_refused(graph, cluster):
+def test_an_input_at_home_nowhere_and_a_faulty_cluster_are_refused(graph, cluster):
     homeless = graph.replace(input_home=np.array([2]))
     with pytest.raises(ValueError, match=r"input_home\[0\] is 2, but there are 2 devices"):
         make_costs(homeless, cluster)
-
-
-def test_a_faulty_cluster_is_refused(graph, cluster):
     with pytest.raises(ValueError, match=r"flops_per_s\[1\] is 0.0"):
         make_costs(graph, cluster.replace(flops_per_s=np.array([1.0, 0.0])))

@@ -93,9 +93,12 @@ def test_costs_are_the_measured_seconds_of_each_tasks_kernel(sharded, calibratio
     assert costs.capacity_bytes.tolist() == [1e9, np.inf]
 
 
-def test_kernels_are_known_again_in_another_trace(calibration):
+def test_kernels_are_known_again_and_traced_once_for_that(calibration, sharded, monkeypatch):
     one, other = (dj.make_costs(make_program(), calibration) for _ in range(2))
     np.testing.assert_array_equal(one.compute_s, other.compute_s)
+    before = kernel_digests(sharded.kernels)
+    monkeypatch.setattr(jax, "make_jaxpr", None)
+    assert kernel_digests(sharded.kernels) == before
 
 
 def test_digests_tell_functions_and_shapes_apart():
@@ -109,20 +112,14 @@ def test_digests_tell_functions_and_shapes_apart():
     assert len({first, *others}) == 3
 
 
-def test_unmeasured_kernels_are_listed(sharded, calibration):
+def test_what_a_calibration_cannot_tell_is_named(sharded, calibration):
     gone, *_ = calibration.kernels
     kernels = {k: t for k, t in calibration.kernels.items() if k != gone}
     name = calibration.kernels[gone].name
     with pytest.raises(ValueError, match=rf"1 of the program's \d+ kernels .* {name}; calib"):
         dj.make_costs(sharded, dataclasses.replace(calibration, kernels=kernels))
-
-
-def test_a_graph_alone_is_refused(sharded, calibration):
     with pytest.raises(ValueError, match="give the program, not its graph"):
         dj.make_costs(sharded.graph, calibration)
-
-
-def test_a_link_without_transfers_is_named(sharded, calibration):
     one_way = {link: y for link, y in calibration.transfers.items() if link[0] == 0}
     with pytest.raises(ValueError, match="from device 1 to device 0"):
         dj.make_costs(sharded, dataclasses.replace(calibration, transfers=one_way))
@@ -227,9 +224,3 @@ def test_a_line_ignores_an_odd_transfer_and_never_falls():
     assert latency_s > 0
     assert seconds_per_byte == 0
     assert fit_line(np.array([0.0]), np.array([2e-4])) == pytest.approx((2e-4, 0.0))
-
-
-def test_a_kernel_is_traced_once_for_its_digest(sharded, monkeypatch):
-    before = kernel_digests(sharded.kernels)
-    monkeypatch.setattr(jax, "make_jaxpr", None)
-    assert kernel_digests(sharded.kernels) == before

@@ -84,9 +84,11 @@ def test_importing_and_listing_starts_no_backend():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_unknown_name_lists_the_known():
+def test_what_does_not_exist_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"unknown cluster 'p100'; known: .*p100x4, .*v100x8"):
         make_cluster("p100")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))}/absent: No such file"):
+        load_cluster(tmp_path / "absent")
 
 
 def small_cluster(**changes):
@@ -158,8 +160,3 @@ def test_faults_in_files_name_the_field(tmp_path, field, value, message):
     with pytest.raises(ValueError, match=message) as caught:
         load_cluster(path)
     assert str(caught.value).startswith(f"{path}: ")
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))}/absent: No such file"):
-        load_cluster(tmp_path / "absent")

@@ -52,11 +52,8 @@ def test_false_costs_of_handling_are_put_right(factor):
     assert refit_costs(SHARDED, TRUE, traces).handling_s is None
 
 
-def test_without_executions_costs_stay():
+def test_none_and_exact_executions_change_nothing():
     assert refit_costs(SHARDED, TRUE, []) is TRUE
-
-
-def test_exact_executions_of_true_costs_change_nothing():
     found = refit_costs(SHARDED, TRUE, [run(np.arange(N) % 3)])
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(TRUE), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -73,8 +73,10 @@ def skipping_graph():
     )
 
 
-def test_chains_step_over_tasks_of_other_chains():
+def test_chains_step_over_tasks_of_other_chains_up_to_a_limit(monkeypatch):
     assert sorted(map(len, chain_cover(skipping_graph()))) == [2, 3]
+    monkeypatch.setattr(chains, "MAX_JOINED_TASKS", 5)
+    assert len(chain_cover(skipping_graph())) == 2
 
 
 def test_chains_of_large_graphs_follow_edges(monkeypatch):
@@ -84,8 +86,3 @@ def test_chains_of_large_graphs_follow_edges(monkeypatch):
         edge = np.zeros((24, 24), dtype=bool)
         edge[task_edges(graph)] = True
         assert_covers(graph, chain_cover(graph), edge)
-
-
-def test_at_the_limit_chains_are_still_joined(monkeypatch):
-    monkeypatch.setattr(chains, "MAX_JOINED_TASKS", 5)
-    assert len(chain_cover(skipping_graph())) == 2

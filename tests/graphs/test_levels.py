@@ -45,44 +45,32 @@ def chain_problem(**changes):
     return graph, costs.replace(**{name: np.array(a) for name, a in (links | changes).items()})
 
 
-def test_upward_ranks_of_the_heft_example():
-    np.testing.assert_allclose(b_level(*heft_problem()), HEFT_UPWARD_RANK, atol=5e-4)
-
-
-def test_paths_of_the_heft_example():
+def test_ranks_and_paths_of_the_heft_example():
     graph, costs = heft_problem()
+    np.testing.assert_allclose(b_level(graph, costs), HEFT_UPWARD_RANK, atol=5e-4)
     # 1-2-9-10 in the paper's numbering is the critical path.
     assert b_path(graph, costs).tolist() == [1, 8, 6, 8, 8, 7, 9, 9, 9, -1]
     assert t_path(graph, costs).tolist() == [-1, 0, 0, 0, 0, 0, 2, 1, 1, 8]
     assert t_level(graph, costs)[9] == pytest.approx(108 - 44 / 3)
 
 
-def test_levels_of_a_chain_by_hand():
+def test_means_and_levels_of_two_tasks_by_hand():
     graph, costs = chain_problem()
     # Mean latency 2, mean 0.375 s per byte: 8 bytes take 5 s.
     assert mean_transfer_s(costs).tolist() == [5.0]
     assert b_level(graph, costs).tolist() == [10.0, 3.0]
     assert t_level(graph, costs).tolist() == [0.0, 7.0]
-
-
-def test_means_leave_out_devices_that_cannot_run_the_task():
     _, costs = chain_problem(compute_s=[[4.0, np.inf], [1.0, 3.0]])
     assert mean_compute_s(costs).tolist() == [4.0, 2.0]
-
-
-def test_one_device_moves_nothing():
     graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 9.0)], num_devices=1)
     assert mean_transfer_s(costs).tolist() == [0.0]
     assert b_level(graph, costs).tolist() == [2.0, 1.0]
 
 
-def test_largest_of_several_outputs_counts():
+def test_the_largest_output_counts_and_ties_go_to_the_smaller_id():
     graph, costs = from_edge_delays([1, 5, 1], [(0, 1, 2.0), (0, 2, 7.0)])
     assert b_level(graph, costs).tolist() == [9.0, 5.0, 1.0]
     assert b_path(graph, costs).tolist() == [2, -1, -1]
-
-
-def test_ties_go_to_the_smaller_id():
     edges = [(3, 2, 0.0), (3, 1, 0.0), (2, 0, 0.0), (1, 0, 0.0)]
     graph, costs = from_edge_delays([0.0] * 4, edges)
     assert b_path(graph, costs).tolist() == [-1, 0, 0, 1]

@@ -151,19 +151,16 @@ def test_the_incumbent_stays_loaded():
     assert len(bench.loads) == 3
 
 
-def test_the_trace_is_of_the_median_run():
+def test_a_slow_candidate_is_run_once_and_the_trace_is_of_the_median_run():
     bench = Bench(old=[1] * 9, new=[9, 1.25, 1.75, 1.5])
     assert pairing(bench)(NEW, OLD, 3).trace.finish_s == [1.5]
-
-
-def test_a_slow_candidate_is_run_once():
     bench = Bench(old=[1, 1, 1.0], new=[1, 2.5])
     paired = pairing(bench)(NEW, OLD, 9)
     assert paired.is_aborted
     assert (paired.candidate_s, paired.incumbent_s) == ((2.5,), (1.0,))
 
 
-def test_a_candidate_that_seems_endless_is_cut_short():
+def test_a_candidate_that_seems_endless_is_cut_short_and_other_errors_pass():
     error = dj.TaskError("call", 0, 0, TimeoutError("too long"))
     bench = Bench(old=[1, 1], new=[error])
     paired = pairing(bench)(NEW, OLD, 9)
@@ -173,9 +170,6 @@ def test_a_candidate_that_seems_endless_is_cut_short():
     assert paired.candidate_s == (limit_s,)
     assert limit_s > 2
     assert paired.trace is None
-
-
-def test_other_errors_of_a_candidate_pass():
     error = dj.TaskError("task", 0, 0, MemoryError("out of it"))
     with pytest.raises(dj.TaskError, match="out of it"):
         pairing(Bench(old=[1, 1], new=[error]))(NEW, OLD, 9)

@@ -135,7 +135,7 @@ def test_results_take_the_memory_of_what_nobody_reads_any_more(mode):
     np.testing.assert_allclose(step(X)["out"], 4.0)
 
 
-def test_keeps_what_others_read():
+def test_what_others_read_is_kept_and_stream_donates_nothing():
     # Read by two tasks, moved, an output; a graph input that is big.
     read = [None, "t0", "t0", None, "t3", "t4", None, "t6"]
     tasks = [("scale", [operand]) if operand else ("big", []) for operand in read]
@@ -148,9 +148,6 @@ def test_keeps_what_others_read():
     out = step(X)["out"].reshape(5, -1)
     np.testing.assert_allclose(out, np.repeat([[1.0], [1.0], [0.5], [2.0], [1.0]], BIG.size, 1))
     np.testing.assert_allclose(step(X)["out"].reshape(5, -1), out)
-
-
-def test_stream_donates_nothing():
     shared = dj.LocalDevices()
     compile_on(big_chain(2), [0, 0], shared, mode="stream")
     assert {key.donated for key in shared.executables._compiled} == {()}
@@ -243,14 +240,11 @@ def test_what_was_moved_outlives_its_source():
     assert (np.asarray(moved) == 7.0).all()
 
 
-def test_types_stay():
+def test_types_stay_and_keys_are_copied():
     array, there = jnp.ones(3, jnp.bfloat16), jax.devices("cpu")[1]
     moved = ops.transfer(array, there)
     assert (moved.dtype, moved.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(moved, array)
-
-
-def test_keys_are_copied():
     key, there = jax.random.key(3), jax.devices("cpu")[1]
     moved = ops.transfer(key, there)
     assert (moved.dtype, moved.shape, moved.devices()) == (key.dtype, key.shape, {there})

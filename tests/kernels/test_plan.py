@@ -23,7 +23,7 @@ def test_resident_inputs_lie_wherever_they_are_read():
     assert plan.outputs == ((7,), (2, 6))
 
 
-def test_inputs_of_a_call_leave_their_home_at_time_0():
+def test_inputs_of_a_call_leave_their_home_at_time_0_where_read_elsewhere():
     sharded = at_home(TASKS, [0, 0, -1])
     plan = make_plan(sharded, np.array([1, 2, 0]), None)
     moves = {(t.tensor, t.destination): t for t in plan.transfers}
@@ -40,9 +40,6 @@ def test_inputs_of_a_call_leave_their_home_at_time_0():
     assert plan.num_reads[home] == 3
     assert plan.num_reads[4] == 1
     assert plan.outputs[1] == (2, home)
-
-
-def test_inputs_of_a_call_stay_where_they_are_read_at_home():
     plan = make_plan(at_home(TASKS, [1, 0, 1]), np.array([1, 1, 1]), None)
     assert plan.transfers == ()
     assert plan.num_inputs == (0, 0, 2)

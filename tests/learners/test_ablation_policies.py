@@ -107,9 +107,3 @@ def test_elites_teach_only_a_learned_place(monkeypatch, place, weight):
     Doppler(policy=PolicyConfig(place=place)).phases(jax.random.key(0), None, "serial")
     ((policy, simulate),) = asked
     assert (policy.place, simulate.elite_weight, simulate.links) == (place, weight, "serial")
-
-
-def test_configurations_of_older_checkpoints_mean_learned_policies():
-    old = {"width": 8, "rounds": 1, "member_width": 8, "features": "coparent"}
-    config = PolicyConfig(**old)
-    assert (config.select, config.place) == ("learned", "learned")

@@ -52,13 +52,10 @@ def params(problem):
     return random_params(SMALL.init, problem)
 
 
-def test_parameters_know_neither_tasks_nor_devices(problem):
+def test_parameters_know_neither_tasks_nor_devices_and_fresh_ones_no_preference(problem):
     other = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 5))
     shapes = [jax.eval_shape(SMALL.init, jax.random.key(0), p) for p in (problem, other)]
     assert shapes[0] == shapes[1]
-
-
-def test_fresh_parameters_make_devices_equally_likely(problem):
     fresh = jax.jit(SMALL.init)(jax.random.key(1), problem)
     logits = np.asarray(logits_of(fresh, problem))
     assert set(logits[np.isfinite(logits)]) == {0.0}
@@ -71,9 +68,13 @@ def siblings():
     return make_policy_inputs(*dj.from_edge_delays(np.ones(5), edges, num_devices=DEVICES))
 
 
-def test_equal_devices_and_symmetric_tasks_are_told_apart(siblings, params):
+def test_equal_devices_and_symmetric_tasks_are_told_apart_by_superposition(siblings, params):
     logits = np.asarray(logits_of(params, siblings))[:5]
     assert len(np.unique(logits.round(4))) == 5 * DEVICES
+    # Without any scale the placer reads nothing, and all tasks look alike to it.
+    silent = jax.tree.map(jnp.zeros_like, params["Dense_0"])
+    logits = np.asarray(logits_of({**params, "Dense_0": silent}, siblings))[:5]
+    np.testing.assert_allclose(logits, np.broadcast_to(logits[:1], logits.shape), atol=1e-6)
 
 
 def test_episodes_have_the_log_probabilities_of_the_loss(problem, params):
@@ -147,13 +148,6 @@ def test_padding_changes_nothing(case, problem, params, monkeypatch):
     assert np.ptp(small[np.isfinite(small)]) > 0.1
 
 
-def test_superposition_scales_what_the_placer_reads(siblings, params):
-    """Without any scale it reads nothing, and all tasks look alike to it."""
-    silent = jax.tree.map(jnp.zeros_like, params["Dense_0"])
-    logits = np.asarray(logits_of({**params, "Dense_0": silent}, siblings))[:5]
-    np.testing.assert_allclose(logits, np.broadcast_to(logits[:1], logits.shape), atol=1e-6)
-
-
 def test_embeddings_take_the_largest_of_both_directions():
     """Tasks 0 -> 1 -> 2, and 3 alone: checked against loops."""
     rng = np.random.default_rng(0)
@@ -193,13 +187,10 @@ def test_a_segment_sees_itself_and_the_one_before(attention):
         np.testing.assert_array_equal(seen, np.broadcast_to(expected[:, None], (3, 4)))
 
 
-def test_padding_is_not_attended_to(attention):
+def test_padding_is_not_attended_to_and_no_gradient_flows_into_the_cache(attention):
     hidden, layer = attention
     moved = layer(hidden.at[2, 3, 0].add(1.0)) - layer(hidden)
     assert np.abs(np.asarray(moved)[:2]).max() == np.abs(np.asarray(moved)[2, :3]).max() == 0
-
-
-def test_no_gradient_flows_into_the_cache(attention):
     hidden, layer = attention
     slope = jax.jit(jax.jacobian(lambda values: layer(values)[:, 0, 0]))(hidden)
     slope = np.abs(slope).max((2, 3))

@@ -115,7 +115,7 @@ def test_training_goes_on_from_given_parameters(problem):
     assert (trained.placements[0] == 2).all()
 
 
-def test_ctrl_c_leaves_what_was_found(problem):
+def test_ctrl_c_leaves_what_was_found_and_time_ends_after_an_update(problem):
     def stop(state):
         if int(state.evaluations) == 32:
             raise KeyboardInterrupt
@@ -124,9 +124,6 @@ def test_ctrl_c_leaves_what_was_found(problem):
     trained = train_learner(Toy(), problem, jax.random.key(0), budget, report=stop)
     assert trained.interrupted
     assert (int(trained.state.update), int(trained.state.evaluations)) == (2, 32)
-
-
-def test_time_ends_training_after_an_update(problem):
     trained = train_learner(Toy(), problem, jax.random.key(0), Budget(seconds=1e-9))
     assert int(trained.state.update) == 1
 

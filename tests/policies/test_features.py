@@ -67,16 +67,13 @@ def test_b_levels_that_differ_by_rounding_have_one_rank():
     assert make_policy_inputs(graph, costs).b_rank[:4].tolist() == [1, 0, 1, 2]
 
 
-def test_a_graph_without_any_cost_has_finite_features():
+def test_no_cost_and_one_device_have_finite_features():
     graph = make_graph(
         flops=[0, 0], tensor_producer=[0], tensor_bytes=[0], edge_tensor=[0], edge_reader=[1]
     )
     problem = make_policy_inputs(graph, free_costs(graph, np.zeros((2, 2))))
     assert (np.asarray(problem.task_features) == 0).all()
     assert problem.unit_s == 1.0
-
-
-def test_one_device_moves_nothing():
     graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 5.0)], num_devices=1)
     problem = make_policy_inputs(graph, costs)
     assert (np.asarray(problem.edge_features) == 0).all()

@@ -27,15 +27,12 @@ def sharded():
     return dj.partition(dj.trace(attend, x, w), 4)
 
 
-def test_totals(sharded):
+def test_totals_and_parallelism_work_over_the_longest_path(sharded):
     graph, made_bytes = sharded.graph, sharded.graph.tensor_bytes.sum()
     summary = (
         f"{graph.num_tasks} tasks, {graph.flops.sum():.4g} flops, {made_bytes:.4g} bytes made"
     )
     assert str(dj.explain(sharded)).startswith(f"{summary}, parallelism ")
-
-
-def test_parallelism_is_work_over_the_longest_path():
     # Two equal products side by side, then one that needs both.
     n = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     sharded = dj.partition(dj.trace(lambda a, b: (a @ b) @ (b @ a), n, n), 1)
@@ -43,7 +40,7 @@ def test_parallelism_is_work_over_the_longest_path():
     assert "parallelism 1.50 " in dj.explain(sharded, dj.make_cluster("v100x8")).summary()
 
 
-def test_every_task_has_its_line_primitives_shapes_and_cost(sharded):
+def test_every_task_has_its_scope_line_primitives_shapes_and_cost(sharded):
     line = attend.__code__.co_firstlineno + 4
     rows = dj.explain(sharded).task_rows()
     assert [row[0] for row in rows] == list(sharded.names)
@@ -54,9 +51,6 @@ def test_every_task_has_its_line_primitives_shapes_and_cost(sharded):
     assert all(row[2].count(" -> float32[") == 1 for row in rows)
     for column, expected in ((3, sharded.graph.flops), (4, sharded.graph.tensor_bytes)):
         assert sum(float(row[column]) for row in rows) == pytest.approx(expected.sum(), 1e-3)
-
-
-def test_tasks_are_named_by_their_scopes(sharded):
     scope = re.compile(r"attn(\.qk)?(?=\.[a-z_0-9]+[.\[])")
     assert {scope.match(name)[0] for name in sharded.names} == {"attn", "attn.qk"}
 
@@ -83,7 +77,7 @@ def test_equal_operands_are_counted():
     assert all(shapes.startswith("2 x float32[8,16] -> float32[") for shapes in formations)
 
 
-def test_totals_of_a_fork():
+def test_totals_of_a_fork_and_of_nothing():
     # Task 0 feeds 1, 2 and 3; 1e10 flops are a second and so are 1e10 bytes.
     graph = make_graph(
         flops=[1e10, 2e10, 3e10, 4e10],
@@ -98,9 +92,6 @@ def test_totals_of_a_fork():
     found = summary.work_s, summary.critical_path_s, summary.parallelism
     np.testing.assert_allclose(found, (10, 5, 2))
     assert summarize(graph, reference_cluster(8)).most_moved_bytes == 3 * 5e10
-
-
-def test_nothing_is_no_work():
     summary = summarize(make_graph(flops=[]), reference_cluster(2))
     assert (summary.num_tasks, summary.work_s, summary.parallelism) == (0, 0.0, 0.0)
     one = jax.ShapeDtypeStruct((), jnp.float32)

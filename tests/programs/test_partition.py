@@ -164,12 +164,16 @@ def test_a_tensor_read_twice_by_a_task_is_one_edge():
     assert squared.operands == ((InputRef(0),),)  # fused
 
 
-def test_graph_inputs_are_resident_blocks_each_once():
+def test_graph_inputs_are_resident_blocks_each_once_and_pass_without_a_task():
     sharded = cut(lambda x: (jnp.exp(x), jnp.sin(x) * 2.0), shaped(8, 8))
     assert len(sharded.inputs) == len(set(sharded.inputs)) == 4
     assert (sharded.graph.input_home == RESIDENT).all()
     assert sharded.graph.input_bytes.tolist() == [64.0] * 4
     assert sharded.graph.input_edge_input.size == 8
+    sharded = cut(lambda x: {"x": x, "one": 1.0}, shaped(8, 8))
+    assert sharded.graph.num_tasks == 0
+    assert sharded.outputs[0].blocks == (InputRef(0),)
+    assert sharded.inputs == (InputBlock(1, (), ()), InputBlock(0, (0, 0), (8, 8)))
 
 
 @pytest.mark.parametrize("num_shards", [0, -4, 3, 6, 2.0, "4", True, None])
@@ -177,13 +181,6 @@ def test_number_of_shards_must_be_a_power_of_two(num_shards):
     program = trace(jnp.tanh, shaped(8))
     with pytest.raises(ValueError, match=r"num_shards is .*; expected a power of two"):
         partition(program, num_shards)
-
-
-def test_pass_through_makes_no_task():
-    sharded = cut(lambda x: {"x": x, "one": 1.0}, shaped(8, 8))
-    assert sharded.graph.num_tasks == 0
-    assert sharded.outputs[0].blocks == (InputRef(0),)
-    assert sharded.inputs == (InputBlock(1, (), ()), InputBlock(0, (0, 0), (8, 8)))
 
 
 def test_several_results_are_tensors_of_one_task():

@@ -160,12 +160,13 @@ def test_asked_parallelism_is_reached(name, num_shards):
         assert attainable <= tasks <= 4 * num_shards
 
 
-def test_small_groups_stay_whole_on_a_known_cluster():
+def test_small_groups_stay_whole_and_none_is_no_task():
     program = trace(jnp.sum, shaped(16, 16))
     sharded = partition(program, 4, cluster=make_cluster("p100x4"))
     assert sharded.graph.num_tasks == 1
     assert sharded.tensors[0].reason.startswith("1: too little work to share out")
     assert partition(program, 4).graph.num_tasks >= 5
+    assert partition(trace(lambda x: x, shaped(8)), 4).graph.num_tasks == 0
 
 
 def test_planned_twice_is_planned_alike():
@@ -255,7 +256,3 @@ def test_counts_can_be_given_by_name_or_pattern():
 def test_wrong_strategies_are_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
         cut(strategy)
-
-
-def test_a_program_without_equations_is_no_task():
-    assert partition(trace(lambda x: x, shaped(8)), 4).graph.num_tasks == 0

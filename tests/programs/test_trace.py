@@ -59,11 +59,13 @@ def test_a_constant_named_twice_is_one_constant_and_a_copy():
     np.testing.assert_array_equal(program.const_arrays[0], np.ones((4, 8)))
 
 
-def test_shapes_alone_are_enough():
+def test_shapes_are_enough_and_a_key_is_an_array():
     huge = jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)  # 4 TiB
     program = trace(lambda a, b: a @ b, huge, huge)
     assert program.outputs[0].aval.shape == huge.shape
     assert program.arg_avals == (huge, huge)
+    program = trace(lambda key: jax.random.normal(key, (4,)), jax.random.key(0))
+    assert "random_bits" in names(program)
 
 
 def loop(x, w):
@@ -243,11 +245,6 @@ def test_arguments_that_are_no_arrays_are_named(args, kwargs, message):
 @pytest.mark.parametrize("leaf", [np.float32(1), np.ones(2, bool), jnp.ones(2, jnp.bfloat16)])
 def test_arrays_of_any_kind_are_taken(leaf):
     assert trace(lambda x: x, leaf).arg_avals[0].dtype == leaf.dtype
-
-
-def test_a_key_is_an_array():
-    program = trace(lambda key: jax.random.normal(key, (4,)), jax.random.key(0))
-    assert "random_bits" in names(program)
 
 
 def test_static_arguments_are_bound():

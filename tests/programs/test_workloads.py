@@ -84,12 +84,14 @@ def test_layers_share_kernels():
     assert len(set(many.kernels)) == len(set(few.kernels))
 
 
-def test_chainmm_flops():
+def test_paper_presets_have_their_flops_and_parameters():
     workload = make_workload("chainmm", "paper")
     sharded = partition(trace(workload.fn, *workload.args), 4, strategy="uniform")
     n = 10_000
     # Three products of two partial sums each, and the addition.
     assert sharded.graph.flops.sum() == 3 * (2 * n**3 + n**2) + n**2
+    params, _ = make_workload("llama", "paper").args
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 6_738_415_616
 
 
 def test_ffnn_rows_are_probabilities():
@@ -109,24 +111,16 @@ def test_training_steps_lower_the_loss():
     assert all(b < a for a, b in itertools.pairwise(losses))
 
 
-def test_llama_is_causal():
+def test_llama_is_causal_and_heeds_positions():
     fn, params, tokens = tiny("llama_layer", 4)
     before = fn(params, tokens)
     after = fn(params, tokens.at[0, 5].set((tokens[0, 5] + 1) % 12))
     changed = jnp.any(before != after, axis=(0, 2))
     np.testing.assert_array_equal(changed, np.arange(8) >= 5)
-
-
-def test_llama_heeds_positions():
     fn, params, x = tiny("llama_block", 5)
     swapped = x.at[:, 0].set(x[:, 3]).at[:, 3].set(x[:, 0])
     # Without the rotary embedding the last row would not notice that others changed places.
     assert jnp.abs(fn(params, x) - fn(params, swapped))[0, -1].max() > 1e-3
-
-
-def test_paper_llama_has_the_published_number_of_parameters():
-    params, _ = make_workload("llama", "paper").args
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 6_738_415_616
 
 
 def test_experts_over_capacity_pass_tokens_by():

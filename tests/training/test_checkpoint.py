@@ -39,30 +39,29 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_state_comes_back_bit_for_bit(run):
+def test_states_come_back_bit_for_bit_and_the_newest_two_are_kept(run, tmp_path):
     like = fresh_state(chains_case()[2], SIM, SIM.num_elites, seed=5)
     with contextlib.closing(Checkpoints(run / "checkpoints")) as checkpoints:
         assert checkpoints.latest() == 3
         restored = checkpoints.restore(like)
     assert_same_bits(restored, trained_state())
     assert restored.key.dtype == trained_state().key.dtype
-
-
-def test_the_newest_two_are_kept(run):
     folders = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert folders == ["2", "3"]
+    state = fresh_state(chains_case()[2], SIM, 0, num_chains=0)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state, CONFIG, {})
+    assert_same_bits(checkpoints.restore(state), state)
+    checkpoints.close()
 
 
-def test_a_state_of_other_shapes_is_refused(run):
+def test_states_of_other_shapes_and_versions_are_refused_but_not_their_policies(run, tmp_path):
     other = fresh_state(chains_case()[2], SIM, SIM.num_elites + 1)
     with (
         contextlib.closing(Checkpoints(run / "checkpoints")) as checkpoints,
         pytest.raises(ValueError, match=f"{run}.*cannot resume"),
     ):
         checkpoints.restore(other)
-
-
-def test_a_state_of_another_version_is_refused_but_its_policy_is_not(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     path = copy / "checkpoints" / "3" / "meta" / "metadata"
     meta = json.loads(path.read_text())
@@ -73,14 +72,6 @@ def test_a_state_of_another_version_is_refused_but_its_policy_is_not(run, tmp_pa
         checkpoints.restore(fresh_state(chains_case()[2], SIM, SIM.num_elites))
     checkpoints.close()
     assert load_policy(copy).config == CONFIG
-
-
-def test_a_state_without_elites_and_chains_comes_back(tmp_path):
-    state = fresh_state(chains_case()[2], SIM, 0, num_chains=0)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state, CONFIG, {})
-    assert_same_bits(checkpoints.restore(state), state)
-    checkpoints.close()
 
 
 @pytest.mark.parametrize("below", [".", "checkpoints", "checkpoints/3"])

@@ -83,8 +83,11 @@ def test_problems_are_of_the_bucket_and_seeded(drawn):
     assert [one.source for one in drawn] == ["layered", "fork_join"]
 
 
-def test_held_out_families_are_not_trained_on():
+def test_held_out_families_are_not_trained_on_and_what_cannot_fit_is_refused():
     assert not set(HELD_OUT) & set(TRAINED)
+    narrow = dataclasses.replace(BUCKET, sizes=dataclasses.replace(BUCKET.sizes, chains=1))
+    with pytest.raises(ValueError, match="lu: 50 draws, and none fits Sizes"):
+        draw_problems(np.random.default_rng(0), narrow, ("lu",), 1)
 
 
 @pytest.mark.slow
@@ -95,12 +98,6 @@ def test_workloads_are_drawn_within_the_bucket():
     tiny = Bucket(Sizes(4, 8, 4, 4, 4, 2), least_tasks=3, share=1.0)
     with pytest.raises(ValueError, match="no workload has 3 to 4 tasks"):
         draw_problems(np.random.default_rng(0), tiny, ("workload",), 1)
-
-
-def test_a_source_that_cannot_fit_is_refused():
-    narrow = dataclasses.replace(BUCKET, sizes=dataclasses.replace(BUCKET.sizes, chains=1))
-    with pytest.raises(ValueError, match="lu: 50 draws, and none fits Sizes"):
-        draw_problems(np.random.default_rng(0), narrow, ("lu",), 1)
 
 
 def test_the_best_known_is_found_by_a_search(drawn):

@@ -119,12 +119,9 @@ def test_elites_far_above_the_best_are_not_imitated():
     assert (reinforce.elite_shares(jnp.full(2, jnp.inf)) == 0).all()
 
 
-def test_advantage_is_in_deviations_below_the_mean():
+def test_advantage_is_in_deviations_below_the_mean_infinite_as_the_worst_finite():
     found = normalised_advantage(np.array([1, 2, 3], np.float32))
     np.testing.assert_allclose(found, np.array([1, 0, -1]) * 1.5**0.5, rtol=1e-6)
-
-
-def test_infinite_makespans_count_as_the_worst_finite_one():
     found = normalised_advantage(np.array([1, np.inf, 3, np.inf], np.float32))
     expected = normalised_advantage(np.array([1, 3, 3, 3], np.float32))
     np.testing.assert_array_equal(found, expected)

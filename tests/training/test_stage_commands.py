@@ -174,12 +174,9 @@ def test_a_stage_wants_the_one_before_first(refuse):
     refuse(3, [], *parts)
 
 
-def test_stage_3_cannot_execute_a_graph_file(refuse):
+def test_stage_3_refuses_a_graph_file_and_an_unknown_mode(refuse):
     parts = "g.txt: stage 3 measures real executions", "a graph file has no kernels to execute"
     refuse(3, ["--graph", "g.txt"], *parts)
-
-
-def test_stage_3_refuses_an_unknown_mode(refuse):
     save_tiny_checkpoint(pathlib.Path("runs/stage2/chainmm-paper-p100x4"))
     words = ["--backend", "local", "--mode", "lazy"]
     refuse(3, words, "unknown mode 'lazy'", "stream", "work_conserving")
@@ -274,13 +271,10 @@ def test_workloads_are_cut_for_the_next_power_of_two():
     assert chosen.graph.num_tasks == four.graph.num_tasks
 
 
-def test_host_devices():
+def test_host_devices_and_the_default_settings_are_legal():
     with pytest.raises(ValueError, match="host devices: 0; expected at least 1"):
         use_host_devices(0)
     assert len(local_devices()) == len(jax.devices()) == 4
-
-
-def test_the_default_settings_are_legal():
     for _, settings in STAGES.values():
         check_settings(settings())
 

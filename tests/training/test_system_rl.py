@@ -275,15 +275,12 @@ def test_a_placement_too_slow_to_repeat_is_worth_what_it_took_at_least(tmp_path)
     np.testing.assert_allclose(metrics["measured_mean_s"], 3 * state.best_makespan_s, rtol=1e-6)
 
 
-def test_a_finished_stage_measures_nothing_again(tmp_path):
+def test_a_finished_stage_measures_nothing_again_and_refuses_another_incumbent(tmp_path):
     first = train(tmp_path / "stage3" / "run", exact, num_updates=1)
 
     again = train(tmp_path / "stage3" / "run", refuse, num_updates=1)
     assert again.seconds == first.seconds
     np.testing.assert_array_equal(again.placement, first.placement)
-
-
-def test_another_incumbent_is_another_run(tmp_path):
     train(tmp_path / "stage3" / "run", exact, num_updates=0)
     with pytest.raises(ValueError, match="incumbent was"):
         train(tmp_path / "stage3" / "run", exact, 0, incumbent=np.zeros(7, int))
