@@ -19,9 +19,10 @@ STUDIES = {
     "engine": "what the engine costs, and whole calls beside jax.jit",
     "stage3_study": "what learning from measured times adds",
     "clock": "placing from the shell: how good, and how long past the bound",
+    "gpu": "everything once on a GPU",
     "bench": "how fast simulation is, beside yardsticks",
 }
 """Every study by name, and what it asks.
 
-`demo`, `gpu` and `code_size` are commands of their own.
+`demo` and `code_size` are commands of their own.
 """

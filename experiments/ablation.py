@@ -1,13 +1,14 @@
 """What each part of DOPPLER is worth: `python -m experiments.ablation`.
 
 DOPPLER with one part taken out or changed, beside the rivals that learn; within equal seconds
-of a cold call or equal simulated executions.
+of a cold call or equal simulated executions. Makespans are simulated, mean and deviation over
+seeds; * is the least of a row. The paper's figures are measured, after all three stages.
+Without stage 2 nothing is simulated but 64 samples.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
-from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,8 +26,8 @@ from experiments import grid
 from experiments.catalogue import PAPER
 from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.learning import learn
-from experiments.methods import MethodSettings, Spend, method_cells, place_cell
-from experiments.tables import by, means_table
+from experiments.methods import MethodSettings, method_cells
+from experiments.tables import means_table, with_paper
 
 PAPER_MS = {
     "chainmm": {"doppler": 123.4, "SEL learned alone": 127.0, "PLC learned alone": 121.6},
@@ -40,27 +41,44 @@ NUM_SAMPLES = 64
 """Placements drawn from a policy in the end, beside the best that training met."""
 
 
-def _simulating(**changes: int) -> Doppler:
-    """Returns DOPPLER with a changed stage 2."""
-    return Doppler(simulate=SimConfig(**changes))  # type: ignore[arg-type]
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A method: a learner, of which stage 2 is taken out if it `imitates` alone."""
+
+    learner: Learner
+    imitates: bool = False
+
+    def __call__(
+        self, graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
+    ) -> np.ndarray:
+        """Returns the best placement `[N]` that training met or its policy proposes."""
+        if self.imitates:
+            return imitate(graph, costs, budget, key)
+        return learn(self.learner, graph, costs, budget, key, samples=NUM_SAMPLES).placement
 
 
-VARIANTS: Mapping[str, Learner] = {
-    "doppler": Doppler(),
-    "SEL learned alone": Doppler(policy=PolicyConfig(place="earliest")),
-    "PLC learned alone": Doppler(policy=PolicyConfig(select="b_level")),
-    "encoded at every step": PerStep(),
-    "without stage 1": Doppler(warm_up=0),
-    "without stage 2": Doppler(),  # see `imitate`
-    "features without positions": Doppler(policy=PolicyConfig(features="coparent")),
-    "the paper's features": Doppler(policy=PolicyConfig(features="paper")),
-    "no elites": _simulating(num_elites=0),
-    "no local search": _simulating(num_chains=0),
-    "batch 64": _simulating(
-        batch=64, minibatches=2, num_chains=min(SimConfig().num_chains, 64)
-    ),
+def _policy(**changes: Any) -> Variant:
+    return Variant(Doppler(policy=PolicyConfig(**changes)))
+
+
+def _simulate(**changes: Any) -> Variant:
+    return Variant(Doppler(simulate=SimConfig(**changes)))
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "doppler": Variant(Doppler()),
+    "SEL learned alone": _policy(place="earliest"),
+    "PLC learned alone": _policy(select="b_level"),
+    "encoded at every step": Variant(PerStep()),
+    "without stage 1": Variant(Doppler(warm_up=0)),
+    "without stage 2": Variant(Doppler(), imitates=True),
+    "features without positions": _policy(features="coparent"),
+    "the paper's features": _policy(features="paper"),
+    "no elites": _simulate(num_elites=0),
+    "no local search": _simulate(num_chains=0),
+    "batch 64": _simulate(batch=64, minibatches=2, num_chains=min(SimConfig().num_chains, 64)),
 }
-"""Settings of the method by what is changed."""
+"""The method by what is changed."""
 
 RIVALS = ("placeto", "gdp", "joint")
 
@@ -76,28 +94,10 @@ def cells(context: Context[AblationSettings]) -> list[Cell]:
     """Returns the cells of the variants, and of the rivals within evaluations."""
     asked = context.settings
     grid.check_names("--variants", asked.variants, list(VARIANTS))
-
-    def cell(problem: str, spend: Spend, seed: int, name: str) -> Cell:
-        own = imitate if name == "without stage 2" else partial(train, VARIANTS[name])
-
-        def make() -> Record:
-            return place_cell(context.problem(problem), name, spend, seed, own=own)
-
-        key = {"problem": problem, "variant": name, **spend.key, "seed": seed}
-        return Cell(key | {"learner": repr(VARIANTS[name])}, make)
-
-    which = itertools.product(
-        asked.problems, asked.spends(), range(asked.seeds), asked.variants
+    methods = [*asked.variants, *asked.method]
+    return method_cells(
+        context, asked.problems, methods, asked.spends(), asked.seeds, own=VARIANTS
     )
-    rivals = method_cells(context, asked.problems, asked.method, asked.spends(), asked.seeds)
-    return [cell(*each) for each in which] + rivals
-
-
-def train(
-    learner: Learner, graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
-) -> np.ndarray:
-    """Returns the best placement `[N]` that training met or its policy proposes."""
-    return learn(learner, graph, costs, budget, key, samples=NUM_SAMPLES).placement
 
 
 def imitate(
@@ -122,30 +122,18 @@ def imitate(
 
 def report(context: Context[AblationSettings], records: list[Record]) -> Page:
     """Returns a row per problem and budget, the paper's under it."""
-    found = [record | {"what": record.get("variant") or record["method"]} for record in records]
-    for problem in by(records, "problem"):
-        paper = PAPER_MS.get(problem.split(":")[0], {})
-        where = {"problem": f"{problem}, paper"}
-        found += [where | {"what": w, "makespan_s": 1e-3 * ms} for w, ms in paper.items()]
-    table = means_table(found, ("problem", "budget"), "what", scale=1e3)
-    return Page(
-        "Simulated makespans (ms), mean and deviation over seeds; * is the least of a row. The "
-        "paper's figures are measured, after all three stages. Without stage 2 nothing is "
-        f"simulated but {NUM_SAMPLES} samples.\n\n{table}"
-    )
+    found = with_paper(records, "problem", PAPER_MS)
+    table = means_table(found, ("problem", "budget"), scale=1e3)
+    return Page({"Makespans (ms)": table})
 
 
-QUICK = {
-    "problems": PAPER[:1], "evaluations": (5000,), "seconds": (8.0,), "seeds": 1,
-}  # fmt: skip
+QUICK = {"problems": PAPER[:1], "evaluations": (5000,), "seconds": (8.0,), "seeds": 1}
 
-STUDY = Study(
-    "ablation",
-    AblationSettings(problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,)),
-    cells,
-    report,
-    QUICK,
+SETTINGS = AblationSettings(
+    problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,)
 )
+
+STUDY = Study("ablation", SETTINGS, cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -1,10 +1,14 @@
 """How fast simulation is: `python -m experiments.bench`; `make bench` adds training and engine.
 
-`dj.simulate` as a user calls it, under `fifo` and `in_order` (one order for all rows, or one a
-row, which is checked), beside yardsticks of the same semantics under `fifo`: our plain-Python
-oracle and a Numba model. The float32 core is what training runs; rounding itself is small, but
-it can swap two events that are close, after which the executions differ. Competitors take
-turns; first the cold call of each, then warm ones, of which the median counts.
+Random placements by `dj.simulate` as a user calls it, in float64, under `fifo` and `in_order`
+(of one order for all rows, or one a row, which is checked), beside yardsticks of the same
+semantics under `fifo`: our plain-Python oracle, and a Numba model with two threads or one.
+`serial` are links; times the yardstick: of the same links. `float32` is the lock-step core that
+training runs: rounding itself is small, but it can swap two events that are close, after which
+the executions differ; beyond 1e-5 are the makespans that differ by more from float64.
+
+Competitors take turns; first the cold call of each, then warm ones, of which the median counts.
+Slopes are of log time over log tasks, of `fifo` on layered graphs.
 """
 
 import dataclasses
@@ -13,14 +17,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numba
 import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.graphs.padded import pad_problem
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.simulate import PaddedResult, simulate_padded
+from experiments import grid
 from experiments.catalogue import Problem, layered_problem
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import in_turns, seconds_of, warm, warm_ratio
@@ -52,30 +56,34 @@ class BenchSettings(Settings):
     """Names as in experiments/catalogue.py."""
     batches: tuple[int, ...] = (8192,)
     """Placements of a call."""
+    calls: tuple[str, ...] = (
+        "fifo", "fifo-serial", "in_order", "in_order-rows",
+        "yardstick", "yardstick-serial", "yardstick-1", "float32", "oracle",
+    )  # fmt: skip
+    """What is timed."""
     rounds: int = 15
 
 
 def cells(context: Context[BenchSettings]) -> list[Cell]:
     """Returns a cell per problem and batch, and one of graphs that are new."""
     asked = context.settings
-    terms = {"rounds": asked.rounds, "devices": asked.host_devices}
-    found = [Cell({"new graphs": len(NEW_GRAPHS)}, time_new_graphs)]
+    terms = {"rounds": asked.rounds, "calls": asked.calls, "devices": asked.host_devices}
     for name in asked.problems:
         context.problem(name)  # unknown names end here
-        for batch in asked.batches:
-            run = partial(time_simulators, context, name, batch)
-            found.append(Cell({"problem": name, "batch": batch, **terms}, run))
-    return found
+    axes = {"problem": asked.problems, "batch": asked.batches}
+    found = [Cell({"new graphs": len(NEW_GRAPHS)}, time_new_graphs)]
+    return found + grid.cells_of(partial(time_simulators, context), axes, **terms)
 
 
-def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> Record:
-    """Returns seconds per placement of every way to simulate random ones."""
-    problem = context.problem(name)
-    graph, costs, rng = problem.graph, problem.costs, np.random.default_rng(0)
+def time_simulators(context: Context[BenchSettings], problem: str, batch: int) -> Record:
+    """Returns rows: seconds per placement of ways to simulate random ones."""
+    asked, loaded = context.settings, context.problem(problem)
+    graph, costs, rng = loaded.graph, loaded.costs, np.random.default_rng(0)
     placements = random_placements(costs, rng, batch).astype(np.int32)
-    orders = random_orders(problem, rng, batch)
+    orders = random_orders(loaded, rng, batch)
     few = placements[: max(ORACLE_TASKS // graph.num_tasks, 1)]
-    most = CORE_TASKS // graph.num_tasks if jax.default_backend() == "cpu" else batch
+    is_cpu = jax.default_backend() == "cpu"
+    most = placements[: CORE_TASKS // graph.num_tasks] if is_cpu else placements
 
     def ours(links: str = "parallel", **options: Any) -> Callable[[], object]:
         objective = dj.Objective(links)
@@ -85,35 +93,36 @@ def time_simulators(context: Context[BenchSettings], name: str, batch: int) -> R
         args = graph, costs, placements, threads
         return partial(numba_model.makespans_s, *args, links=links)
 
-    calls = {
-        "simulate": ours(),
-        "simulate, serial links": ours("serial"),
-        "simulate, in_order, one order": ours(queue="in_order", priority=orders[0]),
-        "simulate, in_order, an order a row": ours(queue="in_order", priority=orders),
-        "yardstick, 1 thread": yardstick(1),
-        "yardstick": yardstick(),
-        "yardstick, serial links": yardstick(links="serial"),
-        "float32 core": _float32_core(problem, placements[:most]),
-        "oracle": lambda: [dj.simulate_oracle(graph, costs, p) for p in few],
+    core = _float32_core(loaded, most)
+    known: dict[str, tuple[Callable[[], object], int]] = {
+        "fifo": (ours(), batch),
+        "fifo-serial": (ours("serial"), batch),
+        "in_order": (ours(queue="in_order", priority=orders[0]), batch),
+        "in_order-rows": (ours(queue="in_order", priority=orders), batch),
+        "yardstick": (yardstick(), batch),
+        "yardstick-serial": (yardstick(links="serial"), batch),
+        "yardstick-1": (yardstick(1), batch),
+        "float32": (core, len(most)),
+        "oracle": (lambda: [dj.simulate_oracle(graph, costs, p) for p in few], len(few)),
     }
-    rows = dict.fromkeys(calls, batch) | {"float32 core": min(most, batch), "oracle": len(few)}
+    grid.check_names("--calls", asked.calls, list(known))
     with cold():
-        runs = {what: partial(seconds_of, run) for what, run in calls.items()}
-        seconds = in_turns(runs, context.settings.rounds)
-    against = {
-        what: seconds["yardstick, serial links" if "serial" in what else "yardstick"]
-        for what in calls
-    }
-    return {
-        "cold_s": {what: found[0] for what, found in seconds.items()},
-        "placement_s": {what: warm(found) / rows[what] for what, found in seconds.items()},
-        "ratio": {
-            what: warm_ratio(against[what], found) * rows[what] / batch
-            for what, found in seconds.items()
-        },
-        "tasks": graph.num_tasks,
-        "error": _rounding(problem, placements[:most]).tolist(),
-    }
+        runs = {what: partial(seconds_of, known[what][0]) for what in asked.calls}
+        seconds = in_turns(runs, asked.rounds)
+    rows = []
+    for what, found in seconds.items():
+        count, beside = known[what][1], "yardstick-serial" if "serial" in what else "yardstick"
+        each_s, ratio, beyond = warm(found) / count, None, None
+        if beside in seconds:
+            ratio = warm_ratio(seconds[beside], found) * count / batch
+        if what == "float32":
+            exact_s = dj.simulate(graph, costs, most).makespan_s
+            error = np.abs(np.asarray(core().makespan_s, np.float64) / exact_s - 1)
+            beyond = f"{(error > 1e-5).mean():.1%}"
+        row = {"tasks": graph.num_tasks, "what": what, "cold call_s": found[0]}
+        row |= {"per placement, warm_s": each_s, "per second": round(1 / each_s)}
+        rows.append(row | {"times the yardstick": ratio, "beyond 1e-5": beyond})
+    return {"rows": rows}
 
 
 def random_orders(problem: Problem, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -139,60 +148,31 @@ def time_new_graphs() -> Record:
     return {"beyond_s": found[1:]}  # the first one compiled, or loaded what is compiled
 
 
-def _rounding(problem: Problem, placements: np.ndarray) -> np.ndarray:
-    """Returns share beyond 1e-5, median and largest relative error of the float32 core."""
-    rough_s = np.asarray(_float32_core(problem, placements)(), np.float64)
-    exact_s = dj.simulate(problem.graph, problem.costs, placements).makespan_s
-    error = np.abs(rough_s / exact_s - 1)
-    return np.array([(error > 1e-5).mean(), np.median(error), error.max()])
-
-
-def _float32_core(problem: Problem, placements: np.ndarray) -> Callable[[], jax.Array]:
+def _float32_core(problem: Problem, placements: np.ndarray) -> Callable[[], PaddedResult]:
     padded = pad_problem(problem.graph, problem.costs)
     spare = padded.padded_tasks - problem.graph.num_tasks
-    rows = jnp.asarray(np.pad(placements, ((0, 0), (0, spare))), jnp.int32)
-    core = jax.jit(lambda padded, rows: simulate_padded(padded, rows).makespan_s)
-    return partial(core, padded, rows)
+    rows = np.pad(placements, ((0, 0), (0, spare)))
+    return partial(simulate_padded, *jax.device_put((padded, rows)))
 
 
 def report(context: Context[BenchSettings], records: list[Record]) -> Page:
-    """Returns a row per competitor, and how exact the float32 core is."""
-    new = [record for record in records if "new graphs" in record]
-    done = [record for record in records if "problem" in record]
+    """Returns a row per competitor, how time grows with graphs, and what a new one costs."""
     rows = [
-        {"problem": r["problem"], "tasks": r["tasks"], "placements in a call": r["batch"]}
-        | {"what": what, "cold call_s": r["cold_s"][what], "per placement, warm_s": each_s}
-        | {"per second": round(1 / each_s), "times the yardstick": r["ratio"][what]}
-        for r in done
-        for what, each_s in r["placement_s"].items()
+        {"problem": r["problem"], "placements in a call": r["batch"]} | row
+        for r in records
+        for row in r.get("rows", [])
     ]
-    text = (
-        f"Simulating random placements; the yardstick has {THREADS} threads, and with serial "
-        f"links it is the serial one.\n\n{table(rows) if rows else ''}\n"
-    )
-    layers = [r | r["placement_s"] for r in done if r["problem"].startswith("layers-")]
-    for batch, found in by(layers, "batch").items():
+    texts = {"": table(rows)}
+    layers = [r for r in rows if r["what"] == "fifo" and r["problem"].startswith("layers-")]
+    for batch, found in by(layers, "placements in a call").items():
         if len(found) > 1:
-            text += (
-                f"Slope of log time over log tasks of `simulate`, {batch:,} placements of "
-                f"{found[0]['tasks']:,} to {found[-1]['tasks']:,} tasks: "
-                f"{growth(found, 'simulate'):.2f}.\n\n"
-            )
-    for record in new:
-        beyond_ms = 1e3 * np.array(record["beyond_s"])
-        text += (
-            f"The first call on a new graph takes {np.median(beyond_ms):.1f} ms beyond a later "
-            f"one, the median of {len(beyond_ms)} graphs; {beyond_ms.max():.1f} ms at most.\n\n"
-        )
-    errors = [
-        {"problem": r["problem"], "placements": r["batch"], "beyond 1e-5": f"{beyond:.1%}"}
-        | {"median": f"{median:.1e}", "largest": f"{largest:.1e}"}
-        for r in done
-        for beyond, median, largest in [r["error"]]
-    ]
-    if errors:
-        text += f"float32 against float64, relative difference:\n\n{table(errors)}"
-    return Page(text)
+            slope = growth(found, "per placement, warm_s")
+            texts[f"Slope, {batch:,} placements"] = f"{slope:.2f}"
+    for beyond_s in (r["beyond_s"] for r in records if "beyond_s" in r):
+        median_ms, most_ms = 1e3 * np.median(beyond_s), 1e3 * max(beyond_s)
+        said = f"{median_ms:.1f} ms, the median of {len(beyond_s)}; at most {most_ms:.1f} ms"
+        texts["First call on a new graph beyond a later one"] = said
+    return Page(texts)
 
 
 QUICK = {"problems": ("layers-256@4", "layers-1024@4"), "batches": (128,), "rounds": 3}

@@ -6,8 +6,7 @@
 - `chainmm:p100x4:uniform`: workload, cluster and cut; `chainmm/small` at another preset's
   sizes; `uniform8` for 8 blocks a tensor;
 - `llama_8` and the others in `SIZED`: workloads at sizes of their own;
-- `cholesky-3`: the third graph of a family that the base policy never saw, on a random cluster;
-- `lu~150`: a graph of a family, about so many tasks, on a random cluster;
+- `cholesky-3`: the third graph of a family, on a random cluster; `lu-3~20` of about 20 tasks;
 - `islands-3`: of several families, on 8 unequal devices in two islands;
 - `layers-1000@4`: 1,000 tasks in layers of 16, on 4 devices; `layers64-1000` in layers of 64;
 - `tiny-3`: a random graph of at most 10 tasks;
@@ -81,8 +80,11 @@ CCR = (0.1, 10.0)
 WIDTH = 16
 """Tasks of a layer of `layers-N` unless the name says otherwise."""
 
-TICKS_PER_S = 1024
-"""Durations of `tiny-N` are multiples of 1 / TICKS_PER_S s: no rounding anywhere."""
+KINDS = (
+    "layers-N@D", "tiny-N", "islands-N", "FAMILY-N", "FAMILY-N~TASKS", "stg50/NAME@D",
+    "dnn/NAME", "WORKLOAD:CLUSTER", "WORKLOAD/PRESET:CLUSTER:CUT", "FILE:CLUSTER",
+)  # fmt: skip
+"""Names of many problems, for messages; see the module."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +100,12 @@ class Problem:
     best_known_s: float | None = None  # proven optimal where equal to the bound
     bound_s: float | None = None  # published: no schedule is shorter
 
+    @property
+    def program(self) -> dj.ShardedProgram:
+        """What is run, of a workload that was cut."""
+        assert self.sharded is not None
+        return self.sharded
+
     def chosen(self) -> Chosen:
         """Returns the problem as the stages take it; stage 3 asks for the costs alone."""
         cluster = self.cluster or dj.make_cluster("p100x4")
@@ -105,6 +113,7 @@ class Problem:
         return Chosen(self.name, cluster, *parts)
 
 
+@lru_cache(maxsize=4)
 def load_problem(name: str, shared: pathlib.Path = pathlib.Path("../shared")) -> Problem:
     """Returns a problem by its name, see the module.
 
@@ -115,11 +124,6 @@ def load_problem(name: str, shared: pathlib.Path = pathlib.Path("../shared")) ->
     Raises:
       ValueError: there is no such problem, or a file that it needs is missing or invalid.
     """
-    return _load(name, shared)
-
-
-@lru_cache(maxsize=4)
-def _load(name: str, shared: pathlib.Path) -> Problem:
     stem, _, devices = name.partition("@")
     published = shared / "reference_graphs" / f"{stem}.txt"
     if published.exists():
@@ -139,15 +143,12 @@ def _load(name: str, shared: pathlib.Path) -> Problem:
     if found := re.fullmatch(r"layers(\d*)-(\d+)", stem):
         width = int(found[1] or WIDTH)
         return Problem(name, *layered_problem(int(found[2]), int(devices or 4), width))
-    if found := re.fullmatch(rf"({'|'.join((*HELD_OUT, 'islands', 'tiny'))})-(\d+)", name):
-        makers = {"islands": _island_problem, "tiny": tiny_problem}
-        number = int(found[2])
-        if found[1] in makers:
-            return Problem(name, *makers[found[1]](number))
-        return Problem(name, *_held_out(found[1], number))
-    if found := re.fullmatch(rf"({'|'.join(list_families())})~(\d+)", name):
-        return _family_problem(name, found[1], int(found[2]))
-    return _named_cut(name)
+    if found := re.fullmatch(r"(islands|tiny)-(\d+)", name):
+        maker = _tiny_problem if found[1] == "tiny" else _island_problem
+        return maker(name, int(found[2]))
+    if found := re.fullmatch(rf"({'|'.join(list_families())})-(\d+)(?:~(\d+))?", name):
+        return _family_problem(name, found[1], int(found[2]), found[3])
+    return _named_cut(name, shared)
 
 
 def file_digest(name: str) -> str | None:
@@ -202,12 +203,14 @@ def _stg(name: str, folder: pathlib.Path, stem: str, num_devices: int) -> Proble
     return Problem(name, *problem, best_known_s=best_s, bound_s=bound_s)
 
 
-def _named_cut(name: str) -> Problem:
+def _named_cut(name: str, shared: pathlib.Path) -> Problem:
     """Returns the problem of WORKLOAD[/PRESET]:CLUSTER[:CUT] or FILE:CLUSTER."""
     what, _, rest = name.partition(":")
     cluster, _, cut = rest.partition(":")
     if not cluster:
-        raise ValueError(f"unknown problem {name!r}; experiments/catalogue.py lists the kinds")
+        published = sorted(path.stem for path in (shared / "reference_graphs").glob("*.txt"))
+        known = ", ".join([*published, *SIZED, *KINDS])
+        raise ValueError(f"unknown problem {name!r}; known: {known}")
     if pathlib.Path(what).is_file():
         graph, on = dj.load_graph(what), load_cluster(cluster)
         return Problem(name, graph, dj.make_costs(graph, on), on)
@@ -231,21 +234,25 @@ def _cut(
 
 
 def held_out_cluster(number: int) -> str:
-    """Returns what the held-out graph of a number is placed on."""
+    """Returns what the graph of a number in a family is placed on."""
     return tuple(HELD_OUT_CLUSTERS)[number // len(HELD_OUT_TASKS) % len(HELD_OUT_CLUSTERS)]
 
 
-def _held_out(family: str, number: int) -> tuple[dj.TaskGraph, dj.Costs]:
-    rng = np.random.default_rng([HELD_OUT.index(family), number])
-    graph = make_family(family, rng, HELD_OUT_TASKS[number % len(HELD_OUT_TASKS)])
-    return _random_costs(graph, rng, HELD_OUT_CLUSTERS[held_out_cluster(number)])
+def _family_problem(name: str, family: str, number: int, num_tasks: str | None) -> Problem:
+    """Returns a problem whose costs are those of a cluster, so that files can hold it."""
+    families = [*HELD_OUT, *list_families()]
+    rng = np.random.default_rng([families.index(family), number])
+    count = int(num_tasks or HELD_OUT_TASKS[number % len(HELD_OUT_TASKS)])
+    graph = make_family(family, rng, count)
+    return _on_random_cluster(name, graph, rng, HELD_OUT_CLUSTERS[held_out_cluster(number)])
 
 
-def _island_problem(number: int) -> tuple[dj.TaskGraph, dj.Costs]:
+def _island_problem(name: str, number: int) -> Problem:
     rng = np.random.default_rng([77, number])
     num_tasks = int(np.exp(rng.uniform(*np.log((30, 300)))))
     graph = make_family(island_family(number), rng, num_tasks)
-    return _random_costs(graph, rng, ClusterKind(8, is_unequal=True, num_islands=2))
+    kind = ClusterKind(8, is_unequal=True, num_islands=2)
+    return _on_random_cluster(name, graph, rng, kind)
 
 
 def island_family(number: int) -> str:
@@ -253,58 +260,25 @@ def island_family(number: int) -> str:
     return ISLAND_FAMILIES[number % len(ISLAND_FAMILIES)]
 
 
-def _family_problem(name: str, family: str, num_tasks: int) -> Problem:
-    """Returns a problem whose costs are those of a cluster, so that files can hold it."""
-    index = list_families().index(family)
-    rng = np.random.default_rng([99, index, num_tasks])
-    graph = make_family(family, rng, num_tasks)
-    kind = tuple(HELD_OUT_CLUSTERS.values())[index % len(HELD_OUT_CLUSTERS)]
+def _on_random_cluster(
+    name: str, graph: dj.TaskGraph, rng: np.random.Generator, kind: ClusterKind
+) -> Problem:
+    """Returns a graph on a cluster whose links make a random CCR."""
+    ccr = float(np.exp(rng.uniform(*np.log(CCR))))
     cluster = random_cluster(rng, kind)
-    costs = costs_of_ccr(graph, cluster, float(np.exp(rng.uniform(*np.log(CCR)))))
-    slower = costs.seconds_per_byte.sum() / dj.make_costs(graph, cluster).seconds_per_byte.sum()
-    cluster = dataclasses.replace(cluster, link_bytes_per_s=cluster.link_bytes_per_s / slower)
+    wanted, found = costs_of_ccr(graph, cluster, ccr), dj.make_costs(graph, cluster)
+    slower = wanted.seconds_per_byte.sum() / found.seconds_per_byte.sum()
+    rate = cluster.link_bytes_per_s / slower
+    cluster = dataclasses.replace(cluster, link_bytes_per_s=rate)
     return Problem(name, graph, dj.make_costs(graph, cluster), cluster)
 
 
-def _random_costs(
-    graph: dj.TaskGraph, rng: np.random.Generator, kind: ClusterKind
-) -> tuple[dj.TaskGraph, dj.Costs]:
-    ccr = float(np.exp(rng.uniform(*np.log(CCR))))
-    return graph, costs_of_ccr(graph, random_cluster(rng, kind), ccr)
-
-
-def tiny_problem(seed: int) -> tuple[dj.TaskGraph, dj.Costs]:
-    """Returns a random graph of 5 to 10 tasks with costs on 2 or 3 devices.
-
-    Every other pair of graphs has equal devices and links; transfers take a tenth of a
-    task, about as long as one, or ten times as long.
-    """
-    rng = np.random.default_rng(seed)
-    num_tasks, num_devices = int(rng.integers(5, 11)), 2 + seed % 2
-    senders, readers = np.nonzero(np.triu(rng.random((num_tasks, num_tasks)) < 0.3, 1))
-    graph = dj.make_graph(
-        flops=np.ones(num_tasks),
-        tensor_producer=np.arange(num_tasks),
-        tensor_bytes=_times(rng, num_tasks) * rng.choice([0.125, 1.0, 8.0]),
-        edge_tensor=senders,
-        edge_reader=readers,
-    )
-    is_equal = seed // 2 % 2 == 0
-    compute_s = _times(rng, (num_tasks, 1 if is_equal else num_devices))
-    rate = np.ones((num_devices, num_devices))
-    if not is_equal:
-        rate = rng.choice([0.5, 1.0, 2.0], rate.shape)
-    np.fill_diagonal(rate, 0.0)
-    costs = dj.Costs(
-        compute_s=np.broadcast_to(compute_s, (num_tasks, num_devices)).copy(),
-        tensor_bytes=graph.tensor_bytes.copy(),
-        input_bytes=graph.input_bytes.copy(),
-        latency_s=np.zeros_like(rate),
-        seconds_per_byte=rate,
-        capacity_bytes=np.full(num_devices, np.inf),
-    )
-    dj.check_costs(graph, costs)
-    return graph, costs
+def _tiny_problem(name: str, number: int) -> Problem:
+    """Returns a graph of 5 to 10 tasks on 2 or 3 devices, every other pair of them equal."""
+    rng = np.random.default_rng(number)
+    graph = make_family("random_dag", rng, int(rng.integers(5, 11)))
+    kind = ClusterKind(2 + number % 2, is_unequal=number // 2 % 2 == 1)
+    return _on_random_cluster(name, graph, rng, kind)
 
 
 def layered_problem(
@@ -323,7 +297,3 @@ def layered_problem(
         for u in sorted({v - width, *others.tolist()}):
             edges.append((u, v, float(rng.lognormal())))
     return dj.from_edge_delays(rng.lognormal(size=num_tasks), edges, num_devices)
-
-
-def _times(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    return np.ceil(rng.lognormal(0.0, 0.75, shape) * TICKS_PER_S) / TICKS_PER_S

@@ -1,12 +1,13 @@
 """Seconds from the shell: `python -m experiments.clock`.
 
-Every run is a new process `python -m doppler_jax place`, timed from before it is started to
-its end. Caches on disk are warm: each method has placed each problem once, which does not
-count; `--empty-caches` adds rows in which every process begins with none. `--many 200` adds
-runs with bounds drawn evenly from 0.1 to 5 s, of which only the end counts.
+Every run is a new process `python -m doppler_jax place`, timed from before it is started to its
+end. Caches on disk are warm: each method has placed each problem once, which does not count;
+`--empty-caches` adds rows in which every process begins with none. `--many 200` adds runs with
+bounds drawn evenly from 0.1 to 5 s, of which only the end counts.
 
-The best known makespan of a problem is the least of all runs here, of those of `--reference-s`
-seconds, and of experiments/best_makespans.json, to which `--publish` writes it.
+Past the bound are seconds, at most. The best known makespan of a problem is the least of all
+runs here, of those of `--reference-s` seconds, and of experiments/best_makespans.json, to which
+`--publish` writes it.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -30,11 +32,11 @@ from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import run_apart
 from experiments.tables import by, table
 
-PUBLISHED = (*BEST_KNOWN_S, "8gpu_transformer_block")
+PUBLISHED = (*BEST_KNOWN_S, "8gpu_transformer_block@8")
 
-FAMILIES = [f"{family}~150" for family in list_families()]
+FAMILIES = tuple(f"{family}-{5 * k + 2}" for k, family in enumerate(list_families()))
 
-SMALL = [f"{family}~{26 - 2 * k + k // 4}" for k, family in enumerate(list_families())]
+SMALL = [f"{family}-{k}~{26 - 2 * k + k // 4}" for k, family in enumerate(list_families())]
 """Ten of 10 to 30 tasks."""
 
 BEST = pathlib.Path(__file__).with_name("best_makespans.json")
@@ -43,7 +45,7 @@ BEST = pathlib.Path(__file__).with_name("best_makespans.json")
 LATE_S = 120.0
 """Past its bound a process is killed."""
 
-WARM, EMPTY, FIRST, KEPT, DRAWN = "warm", "empty", "first", "reference", "drawn"
+WARM, EMPTY, FIRST, LONG, DRAWN = "warm", "empty", "first", "long", "drawn"
 """What a run is for: the rows, what makes caches warm, the best known, and `--many`."""
 
 
@@ -72,61 +74,55 @@ def cells(context: Context[ClockSettings]) -> list[Cell]:
     """Returns a cell per run."""
     asked, graphs = context.settings, context.settings.shared / "reference_graphs"
     grid.check_names("--method", asked.method, dj.list_methods())
-    problems = [
-        p for p in asked.problems if p not in PUBLISHED or (graphs / f"{p}.txt").exists()
-    ]
-    spends = [*itertools.product(asked.seconds, asked.method)]
-    spends += itertools.product(asked.more_seconds, asked.more_method)
-    spends = list(dict.fromkeys(spends))
-
-    def cell(use: str, problem: str, seconds: float, method: str, seed: int = 0) -> Cell:
-        key = {"run": use, "problem": problem, "seconds": seconds, "method": method}
-        return Cell(
-            key | {"seed": seed}, lambda: run(context, use, problem, seconds, method, seed)
-        )
-
-    found = [
-        cell(KEPT, p, asked.reference_s, DEFAULT_METHOD) for p in problems if asked.reference_s
-    ]
-    longest = {method: seconds for seconds, method in sorted(spends)}
-    for problem in problems:
-        found += [cell(FIRST, problem, s, method) for method, s in longest.items()]
+    absent = [p for p in PUBLISHED if not (graphs / f"{p.partition('@')[0]}.txt").exists()]
+    problems = [p for p in asked.problems if p not in absent]
+    spends = {*itertools.product(asked.method, asked.seconds)}
+    spends |= {*itertools.product(asked.more_method, asked.more_seconds)}
+    runs: list[tuple[str, str, str, float, int]] = []
+    for p in problems:
+        runs += [(LONG, p, DEFAULT_METHOD, asked.reference_s, 0)] if asked.reference_s else []
+        runs += [(FIRST, p, m, s, 0) for m, s in dict(sorted(spends)).items()]
         for seed in range(asked.seeds):
-            found += [cell(WARM, problem, *spend, seed) for spend in spends]
-            if asked.empty_caches:
-                found += [cell(EMPTY, problem, s, DEFAULT_METHOD, seed) for s in asked.seconds]
+            runs += [(WARM, p, *spend, seed) for spend in sorted(spends)]
+            empty = asked.seconds if asked.empty_caches else ()
+            runs += [(EMPTY, p, DEFAULT_METHOD, s, seed) for s in empty]
     bounds = np.random.default_rng(0).uniform(0.1, 5.0, asked.many or 0).round(3).tolist()
     small = itertools.cycle(SMALL)
-    for seed, (seconds, problem) in enumerate(zip(bounds, small, strict=False)):
-        found.append(cell(DRAWN, problem, seconds, DEFAULT_METHOD, seed))
-    return found
+    runs += [(DRAWN, next(small), DEFAULT_METHOD, s, seed) for seed, s in enumerate(bounds)]
+    names = ("run", "problem", "method", "seconds", "seed")
+    keys: list[Record] = [dict(zip(names, each, strict=True)) for each in runs]
+    return [Cell(key, partial(place, context, **key)) for key in keys]
 
 
-def run(
-    context: Context[ClockSettings], use: str, name: str, seconds: float, method: str, seed: int
+def place(
+    context: Context[ClockSettings],
+    run: str,
+    problem: str,
+    method: str,
+    seconds: float,
+    seed: int,
 ) -> Record:
     """Returns exit status and seconds of a process that places, and what it wrote."""
-    problem = context.problem(name)
+    loaded = context.problem(problem)
     with tempfile.TemporaryDirectory() as made:
-        folder = pathlib.Path(made)
-        dj.save_graph(folder / "graph.json", problem.graph)
-        dj.save_cluster(
-            folder / "cluster.json", problem.cluster or dj.make_cluster("reference_x4")
+        graph, cluster, output, log = (
+            pathlib.Path(made, name)
+            for name in ("graph.json", "cluster.json", "out.json", "log")
         )
-        options = {"cluster": folder / "cluster.json", "budget-s": seconds, "method": method}
-        options |= {"seed": seed, "output": folder / "placed.json"}
+        dj.save_graph(graph, loaded.graph)
+        reference = f"reference_x{loaded.costs.num_devices}"
+        dj.save_cluster(cluster, loaded.cluster or dj.make_cluster(reference))
+        options = {"cluster": cluster, "output": output, "method": method, "seed": seed}
+        options["budget-s"] = seconds
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "doppler_jax", "place", str(folder / "graph.json")]
-        environment = dict(os.environ)
-        if use == EMPTY:
-            names = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
-            environment |= {name: str(folder / name) for name in names}
-        log = folder / "log"
-        exit_status, spent_s = run_apart(command + words, seconds + LATE_S, log, environment)
-        result: Record = {"exit": exit_status, "past_s": spent_s - seconds}
-        if exit_status:
+        command = [sys.executable, "-m", "doppler_jax", "place", str(graph), *words]
+        caches = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
+        empty = {name: str(pathlib.Path(made, name)) for name in caches if run == EMPTY}
+        status, spent_s = run_apart(command, seconds + LATE_S, log, {**os.environ, **empty})
+        result: Record = {"exit": status, "past_s": spent_s - seconds}
+        if status != 0:
             return result | {"said": log.read_text(errors="replace").strip()[-300:]}
-        placed = parse_json_object(folder / "placed.json", read_text(folder / "placed.json"))
+        placed = parse_json_object(output, read_text(output))
     kept = ("makespan_s", "lower_bound_s", "evaluations")
     return result | {name: placed[name] for name in kept}
 
@@ -143,22 +139,16 @@ def best_known_s(records: Sequence[Record]) -> dict[str, float]:
 def report(context: Context[ClockSettings], records: list[Record]) -> Page:
     """Returns a row per method and bound, and how many of the drawn runs ended well."""
     best, used = best_known_s(records), by(records, "run")
-    if context.settings.publish and KEPT in used:
+    if context.settings.publish and LONG in used:
         BEST.write_text(json.dumps(best, indent=0, sort_keys=True) + "\n")
-    known = "long runs, too" if KEPT in used or BEST.exists() else "no long run is kept"
-    rows = [row for use in (WARM, EMPTY) for row in _rows(used.get(use, []), best)]
-    text = (
-        "Makespans over the best known, which is the least of all runs here "
-        f"({known}). Past the bound: seconds from before the process is started to its end, "
-        f"beyond the bound, at most.\n\n{table(rows) if rows else ''}"
-    )
+    shown = {use: table(_rows(used.get(use, []), best)) for use in (WARM, EMPTY)}
+    known = "long runs, too" if LONG in used or BEST.exists() else "no long run is kept"
+    texts = {f"Makespans over the best known ({known})": "\n".join(shown.values())}
     if drawn := used.get(DRAWN, []):
         ended, late_s = sum(r["exit"] == 0 for r in drawn), max(r["past_s"] for r in drawn)
-        text += (
-            f"\nBounds drawn from 0.1 to 5 s: exit status 0 in {ended} of {len(drawn)} runs; "
-            f"{late_s:.2f} s past the bound at most.\n"
-        )
-    return Page(text)
+        said = f"exit status 0 in {ended} of {len(drawn)} runs, at most {late_s:.2f} s past"
+        texts["Bounds drawn from 0.1 to 5 s"] = said
+    return Page(texts)
 
 
 def _rows(records: Sequence[Record], best: dict[str, float]) -> list[Record]:

@@ -22,11 +22,8 @@ def count(source: str) -> tuple[int, int]:
             code.update(lines)
     for node in ast.walk(ast.parse(source)):
         # A string that stands alone documents what is before it.
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            text = isinstance(node.value.value, str)
-            code -= (
-                set(range(node.lineno, (node.end_lineno or node.lineno) + 1)) if text else set()
-            )
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            code.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(code), len(comments - code)
 
 
@@ -44,10 +41,10 @@ def main() -> None:
     for package in PACKAGES:
         paths = sorted((root / package).rglob("*.py"))
         folders = {} if package == "tests" else dict.fromkeys(path.parent for path in paths)
-        rows = {
+        parts = {
             f"  {f.relative_to(root)}": [p for p in paths if p.parent == f] for f in folders
         }
-        for name, part in {**rows, package: paths}.items():
+        for name, part in {**parts, package: paths}.items():
             print(f"{name:34}" + "{:8}{:8}{:8}{:9}".format(*measure(part)))
 
 

@@ -87,18 +87,17 @@ def train_simulated(settings: DemoSettings, preset: Problem) -> tuple[StageResul
     """Runs stages 1 and 2 for the preset cluster."""
     chosen, seed, name = preset.chosen(), settings.seed, preset.name.replace(":", "-")
     first, second = settings.imitation_updates, settings.simulation_updates
+    folder, policy, config = settings.folder, PolicyConfig(), ImitationConfig()
     taught = run_stage1(
         chosen,
-        settings.folder / "stage1" / name,
+        folder / "stage1" / name,
         seed=seed,
         num_updates=first,
-        config=ImitationConfig(),
-        policy=PolicyConfig(),
+        config=config,
+        policy=policy,
     )
-    folder, config = settings.folder / "stage2" / name, SimConfig()
-    return taught, run_stage2(
-        chosen, folder, taught.policy, seed=seed, num_updates=second, config=config
-    )
+    start = chosen, folder / "stage2" / name, taught.policy
+    return taught, run_stage2(*start, seed=seed, num_updates=second, config=SimConfig())
 
 
 def finished(placed: dj.Placed) -> np.ndarray:
@@ -115,19 +114,15 @@ def finished(placed: dj.Placed) -> np.ndarray:
 def place_simply(settings: DemoSettings, problem: Problem) -> dict[str, np.ndarray]:
     """Places by the methods that the learned policy is compared with."""
     args, key = (problem.graph, problem.costs), jax.random.key(settings.seed)
-    return {
-        "critical path": dj.place(*args, method="critical_path").placement,
-        "random, best of 1000": finished(
-            dj.place(*args, method="random", key=key, max_evaluations=1000)
-        ),
-    }
+    drawn = dj.place(*args, method="random", key=key, max_evaluations=1000)
+    listed = dj.place(*args, method="critical_path")
+    return {"critical path": listed.placement, "random, best of 1000": finished(drawn)}
 
 
 def compare_simulated(
     settings: DemoSettings, preset: Problem, planned: Problem, learned: np.ndarray
 ) -> dict[str, float]:
     """Prints every method's makespan on the preset cluster, and draws the first and last."""
-    assert preset.sharded is not None
     args = preset.graph, preset.costs
     schedules = {
         name: dj.simulate_oracle(*args, placement)
@@ -138,13 +133,10 @@ def compare_simulated(
     schedules["learned (stages 1 and 2)"] = dj.simulate_oracle(*args, learned)
     makespans = {name: dj.makespan_s(schedule) for name, schedule in schedules.items()}
     bound = format_seconds(dj.lower_bound_s(*args))
-    print_table(
-        f"{preset.name}: {preset.graph.num_tasks} tasks, simulated "
-        f"(no placement below {bound})",
-        ("method", "makespan"),
-        [(name, format_seconds(s)) for name, s in makespans.items()],
-    )
-    drawn = [(name, schedules[name], preset.sharded.names) for name in [*schedules][::3]]
+    title = f"{preset.name}: {preset.graph.num_tasks} tasks, simulated"
+    lines = [(name, format_seconds(s)) for name, s in makespans.items()]
+    print_table(f"{title} (no placement below {bound})", ("method", "makespan"), lines)
+    drawn = [(name, schedules[name], preset.program.names) for name in [*schedules][::3]]
     dj.plot_gantt(settings.folder / "gantt.png", drawn, num_devices=preset.costs.num_devices)
     return makespans
 
@@ -184,12 +176,9 @@ def compare_measured(
     what = "CPU devices of a core each"
     if machine.backend == "local":
         what = f"x {machine.devices[0].device_kind}"
-    print_table(
-        f"{here.name}: {here.graph.num_tasks} tasks on {machine.num_devices} {what}, "
-        f"median and quartiles of {ROUNDS} rounds",
-        ("method", "simulated", "measured", "quartiles"),
-        lines,
-    )
+    title = f"{here.name}: {here.graph.num_tasks} tasks on {machine.num_devices} {what}"
+    columns = ("method", "simulated", "measured", "quartiles")
+    print_table(f"{title}, median and quartiles of {ROUNDS} rounds", columns, lines)
     if machine.backend == "local" and machine.devices[0].platform == "cpu":
         print(
             "These CPU devices share the machine's cores: their times show order and\n"
@@ -210,20 +199,15 @@ def run_learned(
       RuntimeError: the difference is more than rounding explains.
     """
     assert here.workload is not None
-    assert here.sharded is not None
     args = arguments(here, settings.seed)
-    step = machine.compile(here.sharded, measured.placement)
+    step = machine.compile(here.program, measured.placement)
     error = relative_error(step(*args), jax.jit(here.workload.fn)(*args))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")
     if not error <= 1e-4:
         raise RuntimeError(f"the placed program's output is wrong: difference {error}")
     step.save_trace(settings.folder / "trace.json")
-    written = {
-        "program": here.name,
-        "tasks": list(here.sharded.names),
-        "placement": measured.placement.tolist(),
-        "measured_s": measured.seconds,
-    }
+    where = {"placement": measured.placement.tolist(), "measured_s": measured.seconds}
+    written = {"program": here.name, "tasks": list(here.program.names), **where}
     write_json_atomic(settings.folder / "placement.json", written)
     return error
 

@@ -1,14 +1,17 @@
 """What the engine costs and what it is worth: `python -m experiments.engine`.
 
-- `calls`: whole calls of placed workloads against one `jax.jit` on the same cores, sharded or
-  not; first cold, then warm. Plain `jit` runs in processes pinned to their cores.
+- `calls`: whole calls of placed workloads against one `jax.jit` of this process, which has all
+  cores, sharded over its devices or not; first cold, then warm. A call includes what its
+  makespan leaves out: putting arguments on devices, and assembling outputs.
+- `modes`: outputs and traces of every mode of the devices, all tasks on one or on both.
 - `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
+- `copies`: whether a copy waits for work on its device that was enqueued before or behind it.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
 
-What is compared is measured in turns, so that drift hits all alike.
+What is compared is measured in turns, so that drift hits all alike. `--backends unequal` is
+an accelerator and a CPU device of this process.
 """
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -18,26 +21,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import doppler_jax as dj
 from doppler_jax.engine.placed import as_devices
 from doppler_jax.engine.processes import LAUNCHERS
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import (
-    SHARDINGS,
-    Machine,
-    arguments,
-    available_cores,
-    in_turns,
-    makespan_s,
-    pinned,
-    seconds_of,
-    warm,
-)
+from experiments.machine import Machine, arguments, in_turns, relative_error, seconds_of, warm
+from experiments.methods import cold
 from experiments.tables import by, table
 
-PARTS = ("calls", "tasks", "transfers", "idle")
+PARTS = {
+    "calls": "Whole calls: the cold one, then warm ones",
+    "modes": "Outputs, traces and calls in every mode",
+    "tasks": "Independent tiny tasks: seconds of all over their number",
+    "transfers": "One transfer at a time, beside `jax.device_put`",
+    "copies": "A copy whose operand is ready, while a device is at work",
+    "idle": "Idle with a ready task; a gap is the wait before a task",
+}
+"""Title of each part's table."""
 
 TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 """Sizes that are moved."""
@@ -45,7 +48,17 @@ TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 NUM_TRANSFERS = 50
 """Steps of the chain that moves them."""
 
+COPY_WORK = {"cpu": (256, 16), "gpu": (8192, 8)}
+"""Width and number of the products that a device is busy with, by platform."""
+
+SHARDINGS = ("rows", "columns", "argument 0", "argument 1")
+"""How arguments are sharded: all along their first, or their last, dimension that divides,
+or one of them along its largest and the others replicated."""
+
 BACKENDS = ("local", *LAUNCHERS)
+
+Rows = list[Record]
+"""Of the part's table."""
 
 Runs = dict[str, Callable[[], float]]
 
@@ -54,12 +67,12 @@ Runs = dict[str, Callable[[], float]]
 class EngineSettings(Settings):
     """What to measure."""
 
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = tuple(PARTS)
     backends: tuple[str, ...] = BACKENDS
     """Kinds of devices; of `calls` the last one."""
     num_devices: int = 2
     workloads: tuple[str, ...] = ("chainmm", "ffnn", "llama_block", "moe_block")
-    """What `calls` runs."""
+    """What `calls` and `modes` run."""
     preset: str = "medium"
     """Its sizes."""
     tasks: int = 1000
@@ -73,8 +86,8 @@ class EngineSettings(Settings):
 def cells(context: Context[EngineSettings]) -> list[Cell]:
     """Returns the cells of the parts asked for."""
     asked = context.settings
-    grid.check_names("--parts", asked.parts, PARTS)
-    grid.check_names("--backends", asked.backends, BACKENDS)
+    grid.check_names("--parts", asked.parts, list(PARTS))
+    grid.check_names("--backends", asked.backends, (*BACKENDS, "unequal"))
     if asked.num_devices < 2:
         raise ValueError(f"--num-devices is {asked.num_devices}; expected at least 2")
     machines = [
@@ -83,18 +96,23 @@ def cells(context: Context[EngineSettings]) -> list[Cell]:
     ]
     found = []
 
-    def add(part: str, machine: Machine, run: Callable[..., Record], **key: Any) -> None:
+    def add(part: str, machine: Machine, run: Callable[..., Rows], **key: Any) -> None:
         if part in asked.parts:
             whole = {"part": part, **machine.key, "rounds": asked.rounds, **key}
-            found.append(Cell(whole, partial(run, machine, asked.rounds, **key)))
+            found.append(Cell(whole, lambda: {"rows": run(machine, asked.rounds, **key)}))
 
     for workload in asked.workloads:
-        run = partial(time_calls, context)
-        add("calls", machines[-1], run, workload=workload, preset=asked.preset)
+        run, made = partial(time_calls, context), {"workload": workload, "preset": asked.preset}
+        add("calls", machines[-1], run, **made)
+        for machine in machines:
+            for where in WHERE:
+                add("modes", machine, time_modes, where=where, **made)
     for machine in machines:
         add("tasks", machine, time_tasks, tasks=asked.tasks)
         for size in TRANSFER_BYTES:
             add("transfers", machine, time_transfers, num_bytes=size)
+        if machine.backend not in LAUNCHERS:
+            add("copies", machine, time_copies)
         for workload in dj.list_workloads():
             run = partial(time_idle, context)
             add("idle", machine, run, workload=workload, placements=asked.placements)
@@ -103,61 +121,104 @@ def cells(context: Context[EngineSettings]) -> list[Cell]:
 
 def time_calls(
     context: Context[EngineSettings], machine: Machine, rounds: int, workload: str, preset: str
-) -> Record:
-    """Measures a workload by the engine and by one `jax.jit`, on the same cores.
-
-    Returns:
-      By what ran it, seconds of the cold call and the median of warm ones. A call includes
-      what its makespan leaves out: putting arguments on devices, and assembling outputs.
-    """
+) -> Rows:
+    """Measures a workload by the engine and by one `jax.jit`."""
     made = dj.make_workload(workload, preset)
     problem = machine.calibrated(made, context.folder, "planner")
-    assert problem.sharded is not None
-    sharded, args = problem.sharded, arguments(problem)
+    sharded, args = problem.program, arguments(problem)
     placed = dj.place(problem.graph, problem.costs, method="critical_path")
     steps: dict[str, dj.PlacedFunction] = {}
-    makespans: dict[str, list[float]] = {}
 
-    def run(what: str, where: np.ndarray, fuse: bool) -> Any:
+    def call(what: str, where: np.ndarray, fuse: bool) -> Any:
         if what not in steps:  # a cold call compiles
-            steps[what] = machine.compile(
-                sharded, where, priority=placed.priority, fuse_segments=fuse
-            )
+            options = {"priority": placed.priority, "fuse_segments": fuse}
+            steps[what] = machine.compile(sharded, where, **options)
         return steps[what](*args)
 
-    def call(what: str, *how: Any) -> float:
-        call_s = seconds_of(lambda: run(what, *how))
-        trace = steps[what].trace
-        assert trace is not None
-        makespans.setdefault(what, []).append(float(trace.finish_s.max(initial=0.0)))
-        return call_s
+    def traced_s(step: dj.PlacedFunction) -> float:
+        return float(np.median([machine.makespan_s(step, args) for _ in range(rounds)]))
 
     kinds = {"engine": (placed.placement, False), "engine, fused": (placed.placement, True)}
     kinds["engine, one device"] = placed.placement * 0, False
-    runs: Runs = {what: partial(call, what, *how) for what, how in kinds.items()}
-    cores = available_cores()[: machine.num_devices]
-    with contextlib.ExitStack() as stack:
-        one, many, several = (
-            stack.enter_context(pinned(*on))
-            for on in ((cores[:1],), (cores,), (cores, machine.num_devices))
-        )
-        runs["jit, 1 core"] = partial(one, workload, preset)
-        runs[f"jit, {len(cores)} cores"] = partial(many, workload, preset)
-        for sharding in SHARDINGS[: 2 + len(args)]:
-            runs[f"jit sharded, {sharding}"] = partial(several, workload, preset, sharding)
-        seconds = in_turns(runs, rounds)
-    return {
-        "cold_s": {what: found[0] for what, found in seconds.items()},
-        "warm_s": {what: warm(found) for what, found in seconds.items()},
-        "makespans_s": {what: warm(found) for what, found in makespans.items()},
-    }
+    runs: dict[str, Callable[[], Any]] = {w: partial(call, w, *how) for w, how in kinds.items()}
+    plain = jax.jit(made.fn)
+    runs["jit"] = partial(plain, *args)
+    for sharding in SHARDINGS[: 2 + len(args)]:
+        runs[f"jit sharded, {sharding}"] = partial(plain, *shard(args, sharding))
+    with cold():
+        timed = {what: partial(seconds_of, run) for what, run in runs.items()}
+        seconds = in_turns(timed, rounds)
+    return [
+        {"what": what, "cold call_s": found[0], "warm call_s": warm(found)}
+        | {"warm makespan_s": traced_s(steps[what]) if what in steps else None}
+        for what, found in seconds.items()
+    ]
 
 
-def time_tasks(machine: Machine, rounds: int, tasks: int) -> Record:
+def shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:
+    """Returns the arguments on all devices of this process, see `SHARDINGS`."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def put(number: int, array: jax.Array) -> jax.Array:
+        divisible = [i for i, n in enumerate(array.shape) if n % mesh.size == 0]
+        names: list[str | None] = [None] * array.ndim
+        if divisible and sharding in ("rows", "columns"):
+            names[divisible[0 if sharding == "rows" else -1]] = "x"
+        elif divisible and sharding == f"argument {number}":
+            names[max(divisible, key=lambda i: array.shape[i])] = "x"
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*names)))
+
+    return tuple(jax.tree.map(partial(put, k), arg) for k, arg in enumerate(args))
+
+
+WHERE = ("all on the first", "random on all", "placed and compiled")
+"""Placements that `modes` runs; the last is `dj.place_and_compile`'s."""
+
+
+def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where: str) -> Rows:
+    """Returns whether a workload's outputs and traces are right in each mode, and seconds."""
+    made, devices = dj.make_workload(workload, preset), as_devices(machine.devices)
+    args = jax.device_put(dj.make_arrays(made, jax.random.key(1)), jax.devices()[0])
+    plain = jax.jit(made.fn)
+    expected = jax.device_get(plain(*args))
+    jit_s = warm([seconds_of(lambda: plain(*args)) for _ in range(1 + rounds)])
+    sharded = dj.partition(dj.trace(made.fn, *args), machine.num_devices)
+    shape = sharded.graph.num_tasks
+    random = np.random.default_rng(0).integers(machine.num_devices, size=shape)
+
+    def compiled(mode: str) -> Any:
+        if where == "placed and compiled":
+            return dj.place_and_compile(
+                made.fn, *args, devices=devices, budget_s=5.0, method="annealing", mode=mode
+            )
+        return machine.compile(sharded, random * (where == "random on all"), mode=mode)
+
+    def judge(mode: str) -> Record:
+        step = compiled(mode)
+        error = relative_error(step(*args), expected)
+        calls = [seconds_of(lambda: step(*args)) for _ in range(rounds)]
+        makespans = [machine.makespan_s(step, args) for _ in range(rounds)]
+        dj.validate(step.graph, step.trace)
+        same = f"{'equal' if error < 1e-4 else 'DIFFERENT'} ({error:.0e})"
+        found = {"outputs": same, "traces": f"valid, {step.graph.num_tasks} tasks"}
+        medians = {"makespan_s": np.median(makespans), "call_s": np.median(calls)}
+        return found | {name: float(median) for name, median in medians.items()}
+
+    rows = []
+    for mode in devices.modes if where != "placed and compiled" else ("work_conserving",):
+        try:
+            found = judge(mode)
+        except Exception as error:  # whatever it is, the page says it, and the rest is run
+            said = f"FAILED, {type(error).__name__}: {error}"[:300]
+            found = {"outputs": said, "traces": None, "makespan_s": None, "call_s": None}
+        rows.append({"placement": where, "mode": mode, **found, "one jit, call_s": jit_s})
+    return rows
+
+
+def time_tasks(machine: Machine, rounds: int, tasks: int) -> Rows:
     """Measures seconds per tiny task, against calls of the same executable without us."""
     sharded, args = tiny_program(tasks, 64, is_chain=False)
-    where = np.arange(tasks) % machine.num_devices
-    on_device = jax.device_put(args, jax.devices("cpu")[0])
+    on_device = jax.device_put(args, ends(machine)[0])
     bare = partial(jax.jit(sharded.kernels[0].fn).lower(*on_device).compile(), *on_device)
     runs: Runs = {
         "bare call, awaited": lambda: seconds_of(
@@ -168,40 +229,92 @@ def time_tasks(machine: Machine, rounds: int, tasks: int) -> Record:
         ),
     }
     for mode in as_devices(machine.devices).modes:
-        step = machine.compile(sharded, where, mode=mode)
-        runs[mode] = partial(makespan_s, step, args)
+        for where, count in (("", machine.num_devices), (", one device", 1)):
+            step = machine.compile(sharded, np.arange(tasks) % count, mode=mode)
+            runs[mode + where] = partial(machine.makespan_s, step, args)
     seconds = in_turns(runs, rounds)
-    return {"per_task_s": {what: warm(found) / tasks for what, found in seconds.items()}}
+    bare_s = warm(seconds["bare call, awaited"])
+    return [
+        {"what": what, "per task_s": warm(s) / tasks, "over a bare call": warm(s) / bare_s}
+        for what, s in seconds.items()
+    ]
 
 
-def time_transfers(machine: Machine, rounds: int, num_bytes: int) -> Record:
+def ends(machine: Machine) -> list[jax.Device]:
+    """Returns devices of this process, `[2]`: the machine's, or such as stand for them."""
+    here = machine.backend not in LAUNCHERS
+    return list(machine.devices[:2]) if here else jax.devices("cpu")[:2]
+
+
+def time_transfers(machine: Machine, rounds: int, num_bytes: int) -> Rows:
     """Measures seconds of a transfer that nothing overlaps, against `jax.device_put`.
 
     A chain of tasks changes device at every step; a transfer counts from its start in the
-    trace until its finish. The bare copies are between host devices of this process.
+    trace until its finish. The bare copies are between devices of this process.
     """
     count = NUM_TRANSFERS + 1
     sharded, args = tiny_program(count, num_bytes // 4, is_chain=True)
     step = machine.compile(sharded, np.arange(count) % machine.num_devices)
-    ends = jax.devices("cpu")[:2]
+    devices = ends(machine)
 
-    def bare() -> float:
-        moved, seconds = jax.device_put(args[0], ends[0]).block_until_ready(), []
+    def bare() -> list[float]:
+        moved, seconds = jax.device_put(args[0], devices[0]).block_until_ready(), []
         for k in range(NUM_TRANSFERS):
             fresh = (moved + 1.0).block_until_ready()
             began = time.perf_counter()
-            moved = jax.device_put(fresh, ends[(k + 1) % 2]).block_until_ready()
+            moved = jax.device_put(fresh, devices[(k + 1) % 2]).block_until_ready()
             seconds.append(time.perf_counter() - began)
-        return float(np.median(seconds))
+        return [float(np.median(seconds[source::2])) for source in (0, 1)]
 
-    def ours() -> float:
-        step(*args)
-        trace = step.trace
-        assert trace is not None
-        return float(np.median(trace.transfer_finish_s - trace.transfer_start_s))
+    def ours() -> list[float]:
+        trace = step.run_traced(*args)
+        spent_s = trace.transfer_finish_s - trace.transfer_start_s
+        return [float(np.median(spent_s[trace.transfer_source == s])) for s in (0, 1)]
 
-    seconds = in_turns({"bare": bare, "ours": ours}, rounds)
-    return {"bare_s": warm(seconds["bare"]), "transfer_s": warm(seconds["ours"])}
+    found = in_turns({"bare_s": bare, "transfer_s": ours}, rounds)
+    medians = (np.median(each[1:], axis=0).tolist() for each in found.values())
+    return [
+        {"from device": source, "num_bytes": num_bytes, "bare_s": bare_s, "transfer_s": ours_s}
+        | {"ratio": ours_s / bare_s, "bare (GB/s)": num_bytes / bare_s / 1e9}
+        for source, (bare_s, ours_s) in enumerate(zip(*medians, strict=True))
+    ]
+
+
+def time_copies(machine: Machine, rounds: int) -> Rows:
+    """Measures when a copy is there whose operand was ready while a device is at work.
+
+    A chain of products is enqueued on the first device and the copy behind it, or the other
+    way round. An engine that enqueues far ahead depends on whether the copy waits.
+    """
+    devices, rows = ends(machine), []
+    size, depth = COPY_WORK["cpu" if devices[0].platform == "cpu" else "gpu"]
+
+    @jax.jit
+    def products(x: jax.Array) -> jax.Array:
+        for _ in range(depth):
+            x = (x @ x) / size
+        return x
+
+    x = jax.device_put(np.ones((size, size), np.float32), devices[0])
+    for source, target in (devices, devices[::-1]):
+        array = jax.device_put(np.ones(size * 512, np.float32), source)
+        copy = partial(jax.device_put, array, target)
+        alone = {"alone_s": partial(seconds_of, copy)}
+        alone |= {"work_s": partial(seconds_of, partial(products, x))}
+        seconds = {what: warm(each) for what, each in in_turns(alone, rounds).items()}
+        for order in ("behind", "before"):
+            began = time.perf_counter()
+            calls = [partial(products, x), copy]
+            made = [call() for call in (calls if order == "behind" else calls[::-1])]
+            enqueued_s = time.perf_counter() - began
+            jax.block_until_ready(made[order == "behind"])
+            copied_s = time.perf_counter() - began
+            jax.block_until_ready(made)
+            waits = copied_s > seconds["alone_s"] + seconds["work_s"] / 2
+            row = {"copy": f"{source} to {target}, {order} work on {devices[0]}", **seconds}
+            row |= {"copied_s": copied_s, "host free_s": enqueued_s}
+            rows.append(row | {"it": "WAITS" if waits else "does not wait"})
+    return rows
 
 
 def time_idle(
@@ -210,36 +323,29 @@ def time_idle(
     rounds: int,
     workload: str,
     placements: int,
-) -> Record:
+) -> Rows:
     """Measures what devices idle with a ready task, over random placements of a workload.
 
-    Every trace is checked by the simulator's validator (`profile` does that).
-
-    Returns:
-      The dispatch gaps' median and 99th percentile; the 99th percentile of a task's median gap,
-      which is the engine's own, since an interruption hits another gap in every round; mean and
-      largest share of the devices' time that they idled though a task was ready.
+    Every trace is checked by the simulator's validator (`profile` does that). The 99th
+    percentile of a task's median gap is the engine's own, since an interruption hits another
+    gap in every round; idle is the share of a device's time, though a task was ready.
     """
     problem = machine.calibrated(dj.make_workload(workload, "small"), context.folder, "planner")
-    assert problem.sharded is not None
     args, rng = arguments(problem), np.random.default_rng(0)
     gaps, task_gaps, shares = [], [], []
     for _ in range(placements):
         where = rng.integers(machine.num_devices, size=problem.graph.num_tasks)
-        step = machine.compile(problem.sharded, where)
+        step = machine.compile(problem.program, where)
         step(*args)
         profiles = [(step(*args), step.profile())[1] for _ in range(rounds)]
         gaps += [found.dispatch_gap_s for found in profiles]
         task_gaps.append(np.median(gaps[-rounds:], axis=0))
         shares += [found.idle_ready_share for found in profiles]
-    return {
-        "tasks": problem.graph.num_tasks,
-        "gap_median_s": float(np.median(gaps)),
-        "gap_p99_s": float(np.quantile(gaps, 0.99)),
-        "task_gap_p99_s": float(np.quantile(task_gaps, 0.99)),
-        "idle_mean": float(np.mean(shares)),
-        "idle_largest": float(np.max(shares)),
-    }
+    row = {"tasks": problem.graph.num_tasks, "gap, median_s": float(np.median(gaps))}
+    row |= {"99th percentile_s": float(np.quantile(gaps, 0.99))}
+    row |= {"99th percentile of tasks' medians_s": float(np.quantile(task_gaps, 0.99))}
+    idle = {"idle, mean": f"{np.mean(shares):.2%}", "idle, largest": f"{np.max(shares):.2%}"}
+    return [row | idle]
 
 
 def tiny_program(
@@ -259,54 +365,15 @@ def tiny_program(
 
 def report(context: Context[EngineSettings], records: list[Record]) -> Page:
     """Returns a table per part."""
-    parts = by(records, "part")
-    texts = [
-        f"{title}\n\n{table([row for r in parts[part] for row in rows_of(r)])}"
-        for part, (title, rows_of) in REPORTS.items()
-        if part in parts
-    ]
-    return Page("\n".join(texts))
+    texts = {}
+    for part, found in by(records, "part").items():
+        of = ("backend", "workload") if "workload" in found[0] else ("backend",)
+        rows = [{name: r[name] for name in of} | row for r in found for row in r["rows"]]
+        texts[PARTS[part]] = table(rows)
+    return Page(texts)
 
 
-def _call_rows(r: Record) -> list[Record]:
-    return [
-        {"workload": r["workload"], "what": what, "cold call_s": r["cold_s"][what]}
-        | {"warm call_s": warm_s, "warm makespan_s": r["makespans_s"].get(what)}
-        for what, warm_s in r["warm_s"].items()
-    ]
-
-
-def _task_rows(r: Record) -> list[Record]:
-    bare_s = r["per_task_s"]["bare call, awaited"]
-    return [
-        {"backend": r["backend"], "what": what, "per task_s": s, "over a bare call": s / bare_s}
-        for what, s in r["per_task_s"].items()
-    ]
-
-
-def _transfer_rows(r: Record) -> list[Record]:
-    names = ("backend", "num_bytes", "bare_s", "transfer_s")
-    return [{name: r[name] for name in names} | {"ratio": r["transfer_s"] / r["bare_s"]}]
-
-
-def _idle_rows(r: Record) -> list[Record]:
-    shares = {f"idle, {k}": f"{r[f'idle_{k}']:.2%}" for k in ("mean", "largest")}
-    gaps = {"gap, median_s": r["gap_median_s"], "99th percentile_s": r["gap_p99_s"]}
-    row = {name: r[name] for name in ("backend", "workload", "tasks")} | gaps
-    return [row | {"99th percentile of tasks' medians_s": r["task_gap_p99_s"]} | shares]
-
-
-REPORTS = {
-    "calls": ("Whole calls: the cold one, then warm ones", _call_rows),
-    "tasks": ("Independent tiny tasks: seconds of all over their number", _task_rows),
-    "transfers": ("One transfer at a time, beside `jax.device_put`", _transfer_rows),
-    "idle": ("Idle with a ready task; a gap is the wait before a task", _idle_rows),
-}
-"""Title and rows of each part."""
-
-QUICK = {
-    "preset": "small", "placements": 3, "rounds": 3,
-}  # fmt: skip
+QUICK = {"preset": "small", "placements": 3, "rounds": 3}
 
 STUDY = Study("engine", EngineSettings(), cells, report, QUICK)
 

@@ -2,8 +2,12 @@
 
 For each workload this machine is calibrated, placements of every quality are chosen at even
 quantiles of simulated makespan and measured in turns, several rounds, as is each kernel by
-itself, since the machine's speed drifts. They are simulated with the costs of those rounds
-under each kind of link.
+itself, since the machine's speed drifts: makespans are medians of warm rounds, each scaled to
+the median round. They are simulated with the costs of those rounds, and with costs refitted to
+what other placements showed, under each kind of link.
+
+* marks the links of least error (mean relative); bias is signed; in order are pairs that are
+told apart by 5% at least.
 """
 
 import dataclasses
@@ -22,8 +26,8 @@ from doppler_jax.engine.calibrate import measure_kernels_again
 from doppler_jax.objective import LINKS
 from doppler_jax.reports.pictures import Points, plot_scatter
 from experiments.catalogue import Problem
-from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import Machine, arguments, in_turns, measured_cells
+from experiments.grid import Cell, Context, Page, Record, Study
+from experiments.machine import Machine, MachineSettings, arguments, in_turns, measured_cells
 from experiments.tables import table
 
 LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
@@ -42,15 +46,9 @@ TELLING = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class FidelitySettings(Settings):
+class FidelitySettings(MachineSettings):
     """What to compare."""
 
-    workloads: tuple[str, ...] = tuple(dj.list_workloads())
-    preset: str = "medium"
-    """Sizes of the workloads."""
-    backend: str = "auto"
-    """`local` on CPU devices shows order only: they share the machine's cores."""
-    num_devices: int = 2
     placements: int = 40
     """Of each workload."""
     teaching: int = 8
@@ -76,19 +74,13 @@ def measure(context: Context[FidelitySettings], machine: Machine, problem: Probl
     Each round runs every placement and every kernel by itself once. Costs are calibrated with
     the rounds' kernels, and refitted to what the first `teaching` placements showed.
     """
-    asked, sharded = context.settings, problem.sharded
-    assert sharded is not None
+    asked, sharded = context.settings, problem.program
     calibration = dj.load_calibration(context.folder / f"calibration-{problem.name}.json")
     args = arguments(problem)
     placements = choose_placements(problem, asked.placements + asked.teaching)
     teaching = np.zeros(len(placements), bool)  # evenly spread; they come first
     teaching[np.linspace(0, len(placements) - 1, asked.teaching).astype(int)] = True
     placements = np.concatenate([placements[teaching], placements[~teaching]])
-
-    def trace(step: dj.PlacedFunction) -> dj.Schedule:
-        step(*args)
-        assert step.trace is not None
-        return step.trace
 
     def kernels() -> Mapping[str, KernelTime]:
         again = (calibration, sharded, machine.devices)
@@ -100,7 +92,8 @@ def measure(context: Context[FidelitySettings], machine: Machine, problem: Probl
         return {links: result.makespan_s.tolist() for links, result in found.items()}
 
     runs: dict[Hashable, Callable[[], Any]] = {
-        b: partial(trace, machine.compile(sharded, p)) for b, p in enumerate(placements)
+        b: partial(machine.compile(sharded, p).run_traced, *args)
+        for b, p in enumerate(placements)
     }
     found = in_turns({**runs, "kernels": kernels}, asked.rounds)
     lessons = [t for b in range(asked.teaching) for t in found[b][1:]]
@@ -166,13 +159,10 @@ def agree(simulated_s: np.ndarray, measured_s: np.ndarray) -> Record:
     telling = np.abs(gap_s) >= TELLING * np.minimum(measured_s[a], measured_s[b])
     right = np.sign(simulated_s[a] - simulated_s[b]) == np.sign(gap_s)
     relative = simulated_s / measured_s - 1
-    tests = {
-        "pearson": stats.pearsonr,
-        "spearman": stats.spearmanr,
-        "kendall": stats.kendalltau,
-    }
     return {
-        **{name: float(t(simulated_s, measured_s).statistic) for name, t in tests.items()},
+        "pearson": float(stats.pearsonr(simulated_s, measured_s).statistic),
+        "spearman": float(stats.spearmanr(simulated_s, measured_s).statistic),
+        "kendall": float(stats.kendalltau(simulated_s, measured_s).statistic),
         "error": float(np.abs(relative).mean()),
         "bias": float(relative.mean()),
         "pairs": int(telling.sum()),
@@ -193,14 +183,7 @@ def report(context: Context[FidelitySettings], records: list[Record]) -> Page:
                 if rank == 0 and costs == "refitted":
                     title = f"{record['workload']}, {links} links"
                     panels.append(Points(title, np.array(by_links[links]), measured_s))
-    return Page(
-        "Makespans of placements spread evenly over what the simulator gives, against medians "
-        "of measured warm rounds, each scaled to the median round, since the machine's speed "
-        "drifts. Costs as calibrated kernel by kernel in the same rounds, and refitted to what "
-        "other placements showed. * marks the links of least error (mean relative); bias is "
-        f"signed; in order are pairs at least {TELLING:.0%} apart.\n\n{table(rows)}",
-        {"fidelity.png": partial(plot_scatter, panels=panels)},
-    )
+    return Page({"": table(rows)}, {"fidelity.png": partial(plot_scatter, panels=panels)})
 
 
 QUICK = {

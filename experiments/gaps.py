@@ -1,11 +1,16 @@
-"""How far from optimal is every method, where the optimum is known or memory is short?
+"""How far from optimal is every method? `python -m experiments.gaps`.
 
-`python -m experiments.gaps`, three tables:
+Gaps are in percent: the mean, the largest, and in how many there is none.
 
-- random graphs of at most 10 tasks, against the optimum of `exact` and against the best of all
-  placements under the queue `fifo`, of `brute_force`;
-- the Standard Task Graph set, 50 tasks, against the published optima;
-- profiled networks on accelerators with little memory, beside the human experts'.
+- Random graphs of 5 to 10 tasks on 2 and 3 devices, above the optimum of `exact`, which may
+  idle and reorder, and above the best of all placements under the queue `fifo`, of
+  `brute_force`.
+- The Standard Task Graph set, 50 tasks, above the best known makespans, under the queue
+  `priority`: of the start order of the method's own schedule, or of the b-level where that is
+  shorter.
+- Networks of msr-fiddle/dnn-partitioning (inference, by layers) on accelerators with little
+  memory, beside the human experts' splits, which use 6 accelerators and were made for larger
+  memories.
 """
 
 import dataclasses
@@ -19,9 +24,10 @@ from doppler_jax.baselines.brute_force import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning, load_split
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.learners.registry import LEARNERS
+from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.methods import MethodSettings, Spend, method_cells, place_cell
-from experiments.tables import by, table
+from experiments.tables import EQUAL, by, means_table, table
 
 DEVICES = (2, 4, 8, 16)
 """For which makespans of the Standard Task Graph set are published."""
@@ -45,14 +51,11 @@ def cells(context: Context[GapSettings]) -> list[Cell]:
     tiny = [name for name in asked.problems if name.startswith("tiny-")]
     networks = [name for name in asked.problems if name.startswith("dnn/")]
     exact = [Spend(seconds=asked.exact_s)]
-    found = [
-        Cell({"problem": name, "method": what}, partial(run, context, name))
-        for names, what, run in (
-            (tiny, "brute_force", all_placements),
-            (networks, "human expert", expert),
-        )
-        for name in names
-    ]
+    found = grid.cells_of(
+        partial(all_placements, context), {"problem": tiny}, method="brute_force"
+    )
+    experts = partial(expert, context)
+    found += grid.cells_of(experts, {"problem": networks}, method="human expert")
     if "exact" not in asked.method:
         found += method_cells(context, tiny, ["exact"], exact)
     for problem, method in itertools.product(asked.problems, asked.method):
@@ -63,10 +66,10 @@ def cells(context: Context[GapSettings]) -> list[Cell]:
     return found
 
 
-def all_placements(context: Context[GapSettings], name: str) -> Record:
+def all_placements(context: Context[GapSettings], problem: str) -> Record:
     """Returns the best of all placements under queue `fifo`."""
     run = lambda graph, costs, budget, key: brute_force(graph, costs)  # noqa: E731
-    return place_cell(context.problem(name), "brute_force", Spend(), 0, own=run)
+    return place_cell(context.problem(problem), "brute_force", Spend(), 0, own=run)
 
 
 def by_priority(context: Context[GapSettings], name: str, result: Record) -> Record:
@@ -94,14 +97,14 @@ def with_memory(context: Context[GapSettings], name: str, result: Record) -> Rec
     return result | _memory(problem.graph, problem.costs, np.array(result["placement"]))
 
 
-def expert(context: Context[GapSettings], name: str) -> Record:
+def expert(context: Context[GapSettings], problem: str) -> Record:
     """Returns what the human expert's split of a network is worth, if there is one.
 
     The published splits use six accelerators and were made for larger memories: a network
     with fewer gets six here, and the limits may be exceeded.
     """
     folder = context.settings.shared / "neutral_graphs" / "dnn_partitioning"
-    stem = name.removeprefix("dnn/")
+    stem = problem.removeprefix("dnn/")
     path = folder / "human-experts" / f"{stem}_expert.json"
     if not path.exists():
         return {"refused": "no split is published"}
@@ -128,75 +131,63 @@ def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Reco
 
 def report(context: Context[GapSettings], records: list[Record]) -> Page:
     """Returns the three tables, those of problems that were asked for."""
-    kinds = by([r | {"kind": _kind(r)} for r in records if "makespan_s" in r], "kind")
-    texts = {
-        "tiny": "Random graphs of 5 to 10 tasks on 2 and 3 devices. The optimum, by `exact`, "
-        "may idle and reorder; `brute_force` is the best of all placements under fifo.",
-        "stg50": "Standard Task Graph set, 50 tasks, queue priority, above the best known "
-        "makespan; priorities are the start order of the method's own schedule, or the b-level "
-        "where that is shorter.",
-        "dnn": "Networks of msr-fiddle/dnn-partitioning (inference, by layers), queue fifo. "
-        "The experts' splits use 6 accelerators and were made for larger memories.",
+    shown = {
+        "tiny": ("Random graphs", _tiny_table),
+        "stg50": ("Standard Task Graph set", _stg_table),
+        "dnn": ("Networks", _dnn_table),
     }
-    rows = {"tiny": _tiny_rows, "stg50": _stg_rows, "dnn": _dnn_rows}
-    parts = [f"{texts[k]}\n\n{table(rows[k](kinds[k]))}" for k in texts if k in kinds]
-    return Page("\n".join(parts))
+    texts = {}
+    for kind, (heading, make) in shown.items():
+        found = [r for r in records if r["problem"].startswith(kind) and "makespan_s" in r]
+        texts[heading] = make(found)
+    return Page(texts)
 
 
-def _kind(record: Record) -> str:
-    return record["problem"].partition("/")[0].partition("-")[0]
+def _tiny_table(records: list[Record]) -> str:
+    by_method, gaps = by(records, "method"), []
+    for what, reference in (("the optimum", "exact"), ("fifo's best", "brute_force")):
+        known_s = {r["problem"]: r["makespan_s"] for r in by_method.get(reference, [])}
+        here = [r for r in records if r["problem"] in known_s]
+        gaps += [_gap(r, what, r["makespan_s"] / known_s[r["problem"]]) for r in here]
+    return _gap_table(gaps)
 
 
-def _tiny_rows(records: list[Record]) -> list[Record]:
-    rows, by_method = [], by(records, "method")
-    for method, found in by_method.items():
-        row = {"method": method, "graphs": len(found)}
-        for what, reference in (("optimum", "exact"), ("fifo best", "brute_force")):
-            known = {r["problem"]: r["makespan_s"] for r in by_method.get(reference, [])}
-            here = [r for r in found if r["problem"] in known]
-            row |= _gap(what, [r["makespan_s"] / known[r["problem"]] for r in here])
-        rows.append(row)
-    return rows
-
-
-def _stg_rows(records: list[Record]) -> list[Record]:
-    rows = []
-    for method, found in by(records, "method").items():
-        row = {"method": method, "graphs": len(found)}
-        for count in DEVICES:
-            here = [r for r in found if r["problem"].endswith(f"@{count}")]
-            row |= {f"{count} devices (%)": _mean_gap(here, "makespan_s")}
-        row |= _gap("best known", [r["makespan_s"] / r["best_s"] for r in found])
-        rows.append(row | {"by fifo (%)": _mean_gap(found, "fifo_s")})
-    return rows
-
-
-def _mean_gap(records: list[Record], value: str) -> str | None:
-    gaps = [r[value] / r["best_s"] - 1 for r in records]
-    return f"{100 * np.mean(gaps):.2f}" if gaps else None
-
-
-def _gap(what: str, ratios: list[float]) -> Record:
-    """Returns mean and worst gap in percent, and in how many there is none."""
-    gaps = 100 * (np.array(ratios or [np.nan]) - 1)
-    row = {
-        f"above {what} (%)": f"{gaps.mean():.2f}",
-        f"worst above {what} (%)": f"{gaps.max():.2f}",
-    }
-    return row | {f"{what} met": int((gaps <= 0).sum())}
-
-
-def _dnn_rows(records: list[Record]) -> list[Record]:
-    bounds: dict[str, float] = {}
-    for r in records:
-        bounds[r["problem"]] = max(bounds.get(r["problem"], 0.0), r.get("lower_bound_s", 0.0))
-    return [
-        {"network": r["problem"].removeprefix("dnn/"), "method": r["method"]}
-        | {"makespan_s": r["makespan_s"], "over bound": r["makespan_s"] / bounds[r["problem"]]}
-        | {"accelerators": r["accelerators"], "tasks on CPU": r["tasks_elsewhere"]}
-        | {"fullest accelerator": f"{r['filled']:.1%}{' (NO)' if r['filled'] > 1 else ''}"}
-        for r in sorted(records, key=lambda r: str(r["problem"]))
+def _stg_table(records: list[Record]) -> str:
+    ordered = sorted(records, key=lambda r: int(r["problem"].split("@")[1]))
+    gaps = [
+        _gap(r, f"on {r['problem'].split('@')[1]} devices", r["makespan_s"] / r["best_s"])
+        for r in ordered
     ]
+    gaps += [_gap(r, "on all", r["makespan_s"] / r["best_s"]) for r in records]
+    gaps += [_gap(r, "on all, by fifo", r["fifo_s"] / r["best_s"]) for r in records]
+    return _gap_table(gaps)
+
+
+def _gap(record: Record, what: str, ratio: float) -> Record:
+    return {"method": record["method"], "above": what, "gap": 100 * (ratio - 1)}
+
+
+def _gap_table(gaps: list[Record]) -> str:
+    """Returns mean and worst gap in percent, and in how many there is none."""
+
+    def show(gap: np.ndarray) -> str:
+        met = int((gap < 100 * EQUAL).sum())
+        return f"{gap.mean():.2f}%, at most {gap.max():.2f}%, none in {met} of {len(gap)}"
+
+    return means_table(gaps, ("method",), "above", "gap", show=show)
+
+
+def _dnn_table(records: list[Record]) -> str:
+    rows = []
+    for network, found in by(records, "problem").items():
+        bound_s = max(r.get("lower_bound_s", 0.0) for r in found)
+        for r in found:
+            row = {"network": network.removeprefix("dnn/"), "method": r["method"]}
+            row |= {"makespan_s": r["makespan_s"], "over bound": r["makespan_s"] / bound_s}
+            row |= {"accelerators": r["accelerators"], "tasks on CPU": r["tasks_elsewhere"]}
+            full = f"{r['filled']:.1%}{' (NO)' if r['filled'] > 1 else ''}"
+            rows.append(row | {"fullest accelerator": full})
+    return table(rows)
 
 
 SETTINGS = GapSettings(

@@ -1,8 +1,8 @@
 """The runner of every study: cells -> kept records -> tables and pictures -> a results page.
 
 A study is a `Study`: its settings, the cells that they ask for, and a page made of what the
-cells gave. `methods.py` makes cells of methods, `machine.py` of what is measured, and
-`tables.py` shows records.
+cells gave, below what the module's docstring says. `methods.py` makes cells of methods,
+`machine.py` of what is measured, and `tables.py` shows records.
 
 Records are lines of runs/NAME/records.jsonl, written as each cell ends and never changed, so
 that a run can be killed at any moment and goes on from there. A cell is found by its key: all
@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import pathlib
@@ -24,8 +25,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, Generic, Self, TypeVar
+from functools import cache, partial
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -88,9 +89,9 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """What a study says, in Markdown but for the heading, and its pictures by file name."""
+    """What a study says below its module's docstring, and its pictures by file name."""
 
-    text: str
+    texts: Mapping[str, str]  # by heading; what is empty is left out
     pictures: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
 
 
@@ -164,12 +165,16 @@ class Study(Generic[S]):
         page = self.report(context, found)
         for name, draw in page.pictures.items():
             draw(folder / name)
-        missing = f"\nNot run: {wanted - len(found)} of {wanted} cells.\n"
-        text = (
-            f"# {self.title}\n\n{provenance_line(self.name, found)}\n\n{page.text.strip()}\n"
-            + (missing if len(found) < wanted else "")
-            + "".join(f"\n![{name}]({name})\n" for name in page.pictures)
-        )
+        about = (sys.modules[self.cells.__module__].__doc__ or "").partition("\n\n")[2]
+        texts = [f"# {self.title}", provenance_line(self.name, found), about.strip()]
+        for heading, text in page.texts.items():
+            texts.append(
+                f"## {heading}\n\n{text}".strip() if heading and text else text.strip()
+            )
+        if len(found) < wanted:
+            texts.append(f"Not run: {wanted - len(found)} of {wanted} cells.")
+        texts += [f"![{name}]({name})" for name in page.pictures]
+        text = "\n\n".join(filter(None, texts)) + "\n"
         (folder / f"{self.name}.md").write_text(text, encoding="utf-8")
         if settings.publish:
             PAGES.mkdir(parents=True, exist_ok=True)
@@ -188,30 +193,29 @@ class Records(contextlib.AbstractContextManager["Records"]):
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self._found: dict[str, Record] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file, self._found = path.open("a+b"), dict[str, Record]()
+        try:
+            self._read(path)
+        except ValueError:
+            self._file.close()
+            raise
 
-    def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("a+b")
+    def _read(self, path: pathlib.Path) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._file.close()
-            raise ValueError(f"{self.path}: another run writes to it") from error
+            raise ValueError(f"{path}: another run writes to it") from error
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self._file.truncate(whole)
+        self._file.truncate(whole)
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 record = json.loads(line)
                 self._found[_text(record["cell"])] = record
             except (ValueError, TypeError, KeyError) as error:
-                self._file.close()
-                raise ValueError(f"{self.path}: line {number} is no record") from error
-        return self
+                raise ValueError(f"{path}: line {number} is no record") from error
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -228,6 +232,18 @@ class Records(contextlib.AbstractContextManager["Records"]):
         self._file.flush()
         os.fsync(self._file.fileno())
         self._found[_text(key)] = json.loads(json.dumps(record))
+
+
+def cells_of(
+    run: Callable[..., Record], axes: Mapping[str, Sequence[Any]], **more: Any
+) -> list[Cell]:
+    """Returns a cell per combination of what the axes hold, the last axis first.
+
+    `run` takes the combination by name; `more` joins the keys of the records.
+    """
+    each = itertools.product(*axes.values())
+    keys: list[Record] = [dict(zip(axes, one, strict=True)) for one in each]
+    return [Cell(key | more, partial(run, **key)) for key in keys]
 
 
 def compute(name: str, book: Records, cells: Sequence[Cell], *, again: bool = False) -> None:

@@ -1,7 +1,6 @@
 """Training as studies do it: a learner on a problem, then the best of what it met and draws."""
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,19 +11,12 @@ from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.finalists import best_placement
 
 
-@dataclasses.dataclass(frozen=True)
-class Learned:
+class Learned(NamedTuple):
     """What training came to."""
 
     trained: Trained
     drawn: np.ndarray  # [K, N], of the policy; the first is greedy
     placement: np.ndarray  # [N], the best of these and of what training met
-    makespan_s: float
-
-    @property
-    def policy(self) -> dj.Policy:
-        """What was learned."""
-        return self.trained.policy
 
 
 def learn(
@@ -50,5 +42,4 @@ def learn(
         raise KeyboardInterrupt
     drawn = learner.propose(trained.policy.params, inputs, draw_key, samples, links)
     candidates = np.concatenate([trained.placements, drawn])
-    placement, schedule = best_placement(graph, costs, candidates, links)
-    return Learned(trained, drawn, placement, dj.makespan_s(schedule))
+    return Learned(trained, drawn, best_placement(graph, costs, candidates, links)[0])

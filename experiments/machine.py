@@ -5,22 +5,20 @@ the machine has as many cores: the CPU devices of this process share its cores.
 """
 
 import contextlib
-import multiprocessing
+import dataclasses
 import os
 import pathlib
 import resource
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, cached_property, partial
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
 import doppler_jax as dj
@@ -29,14 +27,13 @@ from doppler_jax.engine.stage3 import choose_backend, open_devices
 from doppler_jax.programs.workloads import Workload
 from doppler_jax.training.paired import Measure
 from experiments.catalogue import Problem
-from experiments.grid import Cell, Context, Record, check_names
-
-SHARDINGS = ("rows", "columns", "argument 0", "argument 1")
-"""How arguments are sharded: all along their first, or their last, dimension that divides,
-or one of them along its largest and the others replicated."""
+from experiments.grid import Cell, Context, Record, Settings, cells_of, check_names
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 """The checkout."""
+
+GRACE_S = 15.0
+"""That an interrupted process has to write what it did."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -47,7 +44,8 @@ class Machine(contextlib.ExitStack):
 
     Args:
       num_devices: how many.
-      kind: "local" for this process's, "ray" for isolated ones, "auto" to choose.
+      kind: "local" for this process's, "ray" for isolated ones, "auto" to choose; "unequal"
+        for JAX's first device and the last CPU device.
     """
 
     def __init__(self, num_devices: int, kind: str = "auto") -> None:
@@ -57,11 +55,15 @@ class Machine(contextlib.ExitStack):
     @cached_property
     def backend(self) -> str:
         """The kind of the devices."""
+        if self._kind == "unequal":
+            return self._kind
         return choose_backend(self._kind, self.num_devices)
 
     @cached_property
     def devices(self) -> Sequence[Any]:
         """The devices, `[D]`."""
+        if self.backend == "unequal":
+            return as_devices([jax.devices()[0], jax.devices("cpu")[-1]])
         return as_devices(self.enter_context(open_devices(self.backend, self.num_devices)))
 
     @property
@@ -74,6 +76,11 @@ class Machine(contextlib.ExitStack):
     ) -> dj.PlacedFunction:
         """Returns the placed function; devices keep what they have compiled before."""
         return dj.compile(sharded, placement, devices=self.devices, **options)
+
+    @staticmethod
+    def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:
+        """Runs a placed function and returns the makespan of its trace, in seconds."""
+        return dj.makespan_s(step.run_traced(*args))
 
     def calibrated(
         self,
@@ -99,9 +106,20 @@ class Machine(contextlib.ExitStack):
 
     def pair_measure(self, problem: Problem, seed: int = 0) -> Measure:
         """Returns what runs two placements of a problem in alternation."""
-        assert problem.sharded is not None
         args = arguments(problem, seed)
-        return dj.make_paired_measure(problem.sharded, args, self.devices)
+        return dj.make_paired_measure(problem.program, args, self.devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineSettings(Settings):
+    """Options of a study that measures workloads on this machine's devices."""
+
+    workloads: tuple[str, ...] = tuple(dj.list_workloads())
+    preset: str = "medium"
+    """Sizes of the workloads."""
+    backend: str = "auto"
+    """`local` on CPU devices shows order only: they share the machine's cores."""
+    num_devices: int = 2
 
 
 def measured_cells(
@@ -123,15 +141,11 @@ def measured_cells(
     """
     check_names("--workloads", workloads, dj.list_workloads())
 
-    def cell(workload: str) -> Cell:
-        def make() -> Record:
-            made = dj.make_workload(workload, preset)
-            problem = machine.calibrated(made, context.folder, strategy, num_shards)
-            return measure(machine, problem)
+    def run(workload: str) -> Record:
+        made = dj.make_workload(workload, preset)
+        return measure(machine, machine.calibrated(made, context.folder, strategy, num_shards))
 
-        return Cell({"workload": workload, "preset": preset, **machine.key, **more}, make)
-
-    return [cell(workload) for workload in workloads]
+    return cells_of(run, {"workload": workloads}, preset=preset, **machine.key, **more)
 
 
 def arguments(problem: Problem, seed: int = 0) -> tuple[Any, ...]:
@@ -150,30 +164,22 @@ def relative_error(found: Any, expected: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
 
 
-def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:
-    """Runs a placed function and returns the makespan of its trace, in seconds."""
-    step(*args)
-    assert step.trace is not None
-    return float(step.trace.finish_s.max(initial=0.0))
-
-
 def measure_placements(
     machine: Machine,
     problem: Problem,
     placements: Mapping[str, ArrayLike],
     rounds: int,
-    modes: Mapping[str, str] = MappingProxyType({}),
+    synchronous: Sequence[str] = (),
 ) -> dict[str, list[float]]:
     """Returns makespans of each placement `[N]` in warm rounds, in seconds.
 
-    `modes` are of those that are not run work-conserving.
+    Those named `synchronous` are run with barriers.
     """
-    assert problem.sharded is not None
-    args, steps = arguments(problem), {}
+    args, runs = arguments(problem), {}
     for name, placement in placements.items():
-        mode = modes.get(name, "work_conserving")
-        steps[name] = machine.compile(problem.sharded, placement, mode=mode)
-    runs = {name: partial(makespan_s, step, args) for name, step in steps.items()}
+        mode = "bulk_synchronous" if name in synchronous else "work_conserving"
+        step = machine.compile(problem.program, placement, mode=mode)
+        runs[name] = partial(machine.makespan_s, step, args)
     return {name: found[1:] for name, found in in_turns(runs, rounds).items()}
 
 
@@ -209,81 +215,21 @@ def warm_ratio(found: Sequence[float], other: Sequence[float]) -> float:
     return float(np.median(np.array(found[1:]) / np.array(other[1:])))
 
 
-def available_cores() -> list[int]:
-    """Returns the cores that this process may use.
-
-    Raises:
-      ValueError: the system does not tell.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        raise ValueError("processes cannot be pinned to cores on this system; Linux can")
-    return sorted(os.sched_getaffinity(0))
-
-
-def peak_bytes() -> float:
+def peak_bytes() -> int:
     """Returns the peak of this process's resident memory, Python and JAX included."""
-    status = pathlib.Path("/proc/self/status")
-    if not status.exists():  # macOS, where it is in bytes
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    # On Linux the ru_maxrss of a new process starts at what its parent held.
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return 1024.0 * int(fields["VmHWM"].split()[0])
-
-
-@contextlib.contextmanager
-def pinned(cores: Sequence[int], num_devices: int = 1) -> Iterator[Callable[..., float]]:
-    """A process on cores of its own, like an isolated device, that times plain JAX.
-
-    What it gives takes the arguments of `time_jit` and returns seconds of a call there.
-    """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, _pin, (cores, num_devices)) as pool:
-        yield lambda *args: pool.submit(time_jit, *args).result()
-
-
-def _pin(cores: Sequence[int], num_devices: int) -> None:
-    """Settles a new process before JAX's backend starts."""
-    os.sched_setaffinity(0, cores)
-    os.environ["NPROC"] = str(len(cores))  # threads of XLA
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", num_devices)
-    jax.config.update("jax_enable_compilation_cache", False)  # a first call is a cold one
-
-
-def time_jit(name: str, preset: str, sharding: str | None = None) -> float:
-    """Returns seconds of a call of a whole workload in one `jit`; the first compiles it."""
-    fn, args = _jitted(name, preset, sharding)
-    return seconds_of(lambda: fn(*args))
-
-
-@cache
-def _jitted(name: str, preset: str, sharding: str | None) -> tuple[Callable[..., Any], Any]:
-    """Returns a workload in one `jit` and its arguments, on all devices if sharded."""
-    workload = dj.make_workload(name, preset)
-    args = dj.make_arrays(workload, jax.random.key(0))
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-
-    def put(number: int, array: jax.Array) -> jax.Array:
-        divisible = [i for i, n in enumerate(array.shape) if n % mesh.size == 0]
-        names: list[str | None] = [None] * array.ndim
-        if divisible and sharding in ("rows", "columns"):
-            names[divisible[0 if sharding == "rows" else -1]] = "x"
-        elif divisible and sharding == f"argument {number}":
-            names[max(divisible, key=lambda i: array.shape[i])] = "x"
-        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*names)))
-
-    if sharding is not None:
-        args = tuple(jax.tree.map(partial(put, k), arg) for k, arg in enumerate(args))
-    return jax.jit(workload.fn), args
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def run_apart(
     command: Sequence[str], bound_s: float, log: pathlib.Path, environment: Mapping[str, str]
 ) -> tuple[int | None, float]:
-    """Runs a command in the checkout, in a session that is killed whole at the bound.
+    """Runs a command in the checkout, in a session that is ended whole at the bound.
+
+    There it is interrupted, as by Ctrl-C, and killed if that is not enough.
 
     Returns:
-      Exit status, None where it was killed, and seconds from before it was started to its end.
+      Exit status, None where it was ended, and seconds from before it was started to its end.
     """
     began = time.perf_counter()
     with log.open("w", encoding="utf-8") as out:
@@ -293,6 +239,9 @@ def run_apart(
         try:
             return child.wait(bound_s), time.perf_counter() - began
         except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_S)
             return None, time.perf_counter() - began
         finally:
             with contextlib.suppress(ProcessLookupError):  # it and all that it started ended

@@ -7,8 +7,8 @@ import importlib
 import inspect
 import itertools
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,12 +18,6 @@ from jax.experimental.compilation_cache import compilation_cache
 import doppler_jax as dj
 from experiments.catalogue import Problem, file_digest
 from experiments.grid import Cell, Context, Record, Settings, check_names
-
-WARM_UP_S = 0.5
-"""Budget of a run that only compiles; one in evaluations could make batches smaller."""
-
-WARM_UPS = 2
-"""Such runs: in the first one DOPPLER may spend the budget before stage 1 is compiled."""
 
 Method = Callable[[dj.TaskGraph, dj.Costs, dj.Budget, jax.Array], Any]
 """A method of one's own: returns the device of each task, `[N]`, or a `dj.Placed`."""
@@ -43,17 +37,12 @@ class MethodSettings(Settings):
     """Budgets in simulated executions."""
     seconds: tuple[float, ...] = ()
     """Budgets in seconds of a cold call: what it compiles counts."""
-    warm_seconds: tuple[float, ...] = ()
-    """Budgets in seconds that begin when everything has been compiled."""
     seeds: int = 5
 
     def spends(self) -> "list[Spend]":
         """Returns the budgets asked for, one without bounds where none is."""
-        return [
-            *(Spend(evaluations=n) for n in sorted(self.evaluations)),
-            *(Spend(seconds=s) for s in sorted(self.seconds)),
-            *(Spend(seconds=s, warm=True) for s in sorted(self.warm_seconds)),
-        ] or [Spend()]
+        found = [Spend(evaluations=n) for n in sorted(self.evaluations)]
+        return found + [Spend(seconds=s) for s in sorted(self.seconds)] or [Spend()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +51,11 @@ class Spend:
 
     evaluations: int | None = None  # simulated executions
     seconds: float | None = None
-    warm: bool = False  # seconds begin when everything has been compiled
 
     def __str__(self) -> str:
         if self.evaluations is not None:
             return f"{self.evaluations:,} evaluations"
-        if self.seconds is None:
-            return ""
-        return f"{self.seconds:g} s{', warm' if self.warm else ''}"
+        return f"{self.seconds:g} s" if self.seconds else ""
 
     @property
     def key(self) -> Record:
@@ -85,6 +71,7 @@ def method_cells(
     seeds: int = 1,
     links: Sequence[str] = ("parallel",),
     policy: dj.Policy | None = None,
+    own: Mapping[str, Method] = MappingProxyType({}),
     **more: Any,
 ) -> list[Cell]:
     """Returns the cells of methods on problems.
@@ -97,12 +84,14 @@ def method_cells(
       seeds: keys are `jax.random.key(0)` to `key(seeds - 1)`.
       links: kinds of links.
       policy: that all are given; what it holds belongs into `more`.
+      own: functions that are run in place of the methods of these names; their `repr` says
+        what they are.
       **more: joins the key of every record.
 
     Raises:
       ValueError: a method is unknown, or a function cannot be imported.
     """
-    sources = {method: _own_source(method) for method in methods}
+    sources = {m: repr(own[m]) if m in own else _own_source(m) for m in methods}
 
     def cell(problem: str, link: str, spend: Spend, seed: int, method: str) -> Cell:
         key = {"problem": problem, "links": link, "method": method, **spend.key, "seed": seed}
@@ -110,7 +99,8 @@ def method_cells(
         key |= {name: digest for name, digest in digests.items() if digest}
 
         def make() -> Record:
-            return place_cell(context.problem(problem), method, spend, seed, link, policy)
+            args = context.problem(problem), method, spend, seed, link, policy
+            return place_cell(*args, own=own.get(method))
 
         return Cell(key | more, make)
 
@@ -130,71 +120,42 @@ def place_cell(
 ) -> Record:
     """Returns what a method finds for a problem, by the float64 oracle.
 
-    Seconds are cold unless the budget is a warm one: nothing is compiled when they begin.
-    `own` is run in place of the method of that name.
+    Seconds are cold: nothing is compiled when they begin. `own` is run in place of the method
+    of that name.
 
     Raises:
       KeyboardInterrupt: the search was stopped; what it found is not what its budget gives.
     """
-    if ":" in method:
-        own = own_method(method)
-
-    def run(spend: Spend) -> Record:
-        key, objective = jax.random.key(seed), dj.Objective(links)
-        if own is not None:
-            return _place_by_own(own, problem, spend, key, objective)
-        return _place(
-            problem, spend, method=method, policy=policy, key=key, objective=objective
-        )
-
-    found: Record = {"budget": str(spend)}
+    own = own_method(method) if ":" in method else own
+    graph, costs, key, found = problem.graph, problem.costs, jax.random.key(seed), None
+    objective, known = dj.Objective(links), {"budget": str(spend)}
     try:
-        if spend.warm:
-            began = time.monotonic()
-            for _ in range(WARM_UPS):
-                run(Spend(seconds=WARM_UP_S))
-            return found | {"first_s": time.monotonic() - began} | run(spend)
         with cold() if spend.seconds else contextlib.nullcontext():
-            return found | run(spend)
+            budget = dj.Budget(evaluations=spend.evaluations, seconds=spend.seconds)
+            if own is not None:
+                found = own(graph, costs, budget, key)
+            else:
+                found = dj.place(
+                    graph, costs, method=method, policy=policy, key=key, objective=objective,
+                    budget_s=spend.seconds, max_evaluations=spend.evaluations,
+                )  # fmt: skip
+            seconds = budget.seconds_spent()
     except ValueError as error:
-        return found | {"refused": str(error)}
-
-
-def _place(problem: Problem, spend: Spend, **options: Any) -> Record:
-    """Returns what `dj.place` finds."""
-    bounds: dict[str, Any] = {"budget_s": spend.seconds, "max_evaluations": spend.evaluations}
-    placed = dj.place(problem.graph, problem.costs, **bounds, **options)
-    if placed.interrupted:
+        return known | {"refused": str(error)}
+    if getattr(found, "interrupted", False):
         raise KeyboardInterrupt
-    curve = placed.curve
-    return {
-        "makespan_s": placed.makespan_s,
-        "lower_bound_s": placed.lower_bound_s,
-        "tasks": problem.graph.num_tasks,
-        "evaluations_spent": placed.evaluations,
-        "seconds_spent": placed.seconds,
-        "curve": np.stack([curve.evaluations, curve.seconds, curve.makespan_s]).tolist(),
-        "placement": placed.placement.tolist(),
-        "priority": placed.priority.tolist(),
-    }
-
-
-def _place_by_own(
-    method: Method, problem: Problem, spend: Spend, key: jax.Array, objective: dj.Objective
-) -> Record:
-    """Returns what a user's method finds."""
-    graph, costs = problem.graph, problem.costs
-    budget = dj.Budget(evaluations=spend.evaluations, seconds=spend.seconds)
-    found = method(graph, costs, budget, key)
-    seconds = budget.seconds_spent()
     placement = np.asarray(getattr(found, "placement", found))
-    schedule = dj.simulate_oracle(graph, costs, placement, links=objective.links)
-    return {
-        "makespan_s": dj.makespan_s(schedule),
-        "lower_bound_s": dj.lower_bound_s(graph, costs),
-        "tasks": graph.num_tasks,
-        "seconds_spent": seconds,
-        "placement": placement.tolist(),
+    result = known | {"tasks": graph.num_tasks, "placement": placement.tolist()}
+    result |= {"seconds_spent": seconds, "lower_bound_s": dj.lower_bound_s(graph, costs)}
+    if own is not None:
+        schedule = dj.simulate_oracle(graph, costs, placement, links=links)
+        return result | {"makespan_s": dj.makespan_s(schedule)}
+    curve = found.curve
+    return result | {
+        "makespan_s": found.makespan_s,
+        "evaluations_spent": found.evaluations,
+        "curve": np.stack([curve.evaluations, curve.seconds, curve.makespan_s]).tolist(),
+        "priority": found.priority.tolist(),
     }
 
 

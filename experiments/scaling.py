@@ -2,12 +2,16 @@
 
 Every learned method on layered graphs: seconds of an update, and to place a graph with a
 policy at hand (`dj.place`: features, one greedy proposal, its judgement by the oracle); first
-the cold call, then warm ones. A method ends where its next update would take too long.
+the cold call, which compiles, then the median of warm ones. A batch is the episodes of an
+update. A method ends where its next update would take too long. Slopes are of log time over log
+tasks, from the smallest to the largest graph, of an update and of placing, warm.
 """
 
 import dataclasses
+import itertools
 import time
 from functools import partial
+from typing import Any
 
 import jax
 
@@ -22,6 +26,8 @@ from experiments.machine import in_turns, seconds_of, warm
 from experiments.methods import cold
 from experiments.tables import by, growth, table
 
+SHOWN = ("method", "batch", "tasks")
+
 
 @dataclasses.dataclass(frozen=True)
 class ScalingSettings(Settings):
@@ -31,7 +37,7 @@ class ScalingSettings(Settings):
     sizes: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)
     """Tasks of the graphs."""
     num_devices: int = 4
-    batch: int = 16
+    batch: tuple[int, ...] = (16,)
     """Episodes of an update."""
     rounds: int = 3
     limit_s: float = 600.0
@@ -42,25 +48,29 @@ def cells(context: Context[ScalingSettings]) -> list[Cell]:
     """Returns a cell per method and size, the smallest first."""
     asked = context.settings
     grid.check_names("--method", asked.method, list(LEARNERS))
-    key = context.key("method", "sizes", "limit_s")
+    key = context.key("method", "sizes", "batch", "limit_s")
     found = []
-    for method in asked.method:
+    for method, batch in itertools.product(asked.method, asked.batch):
         times: dict[int, float] = {}  # of updates, by size
         for size in sorted(set(asked.sizes)):
-            run = partial(time_method, context, method, size, times)
-            found.append(Cell({"method": method, "tasks": size, **key}, run))
+            run = partial(time_method, context, method, batch, size, times)
+            found.append(Cell({"method": method, "batch": batch, "tasks": size, **key}, run))
     return found
 
 
 def time_method(
-    context: Context[ScalingSettings], method: str, size: int, times: dict[int, float]
+    context: Context[ScalingSettings],
+    method: str,
+    batch: int,
+    size: int,
+    times: dict[int, float],
 ) -> Record:
     """Returns seconds of an update of a method, and of placing a graph with its policy."""
     asked = context.settings
     if times and max(times.values()) * (size / max(times)) ** 2 > asked.limit_s:
         return {"refused": "it would take too long"}
     problem = context.problem(f"layers-{size}@{asked.num_devices}")
-    learner = small_updates(LEARNERS[method], asked.batch)
+    learner = small_updates(LEARNERS[method], batch)
     inputs = make_policy_inputs(problem.graph, problem.costs)
     params_key, phases = learner.phases(jax.random.key(0), inputs, "parallel")
     params = learner.init(params_key, inputs)
@@ -68,14 +78,11 @@ def time_method(
     state = phases[-1].begin(params)
     # One proposal, what it simulates on its way and its judgement.
     proposal = learner.proposal_evaluations(inputs.padded.padded_tasks) + 1
-    place = partial(
-        dj.place, problem.graph, problem.costs, method=method, policy=policy,
-        max_evaluations=proposal,
-    )  # fmt: skip
+    options: dict[str, Any] = {"method": method, "policy": policy, "max_evaluations": proposal}
 
     def place_s() -> float:
         began = time.perf_counter()
-        if place().interrupted:
+        if dj.place(problem.graph, problem.costs, **options).interrupted:
             raise KeyboardInterrupt
         return time.perf_counter() - began
 
@@ -84,12 +91,12 @@ def time_method(
         seconds = in_turns(runs, asked.rounds)
     times[size] = warm(seconds["update"])
     return {
-        "episodes": phases[-1].episodes,
-        "executions": phases[-1].evaluations,
+        "first placing, cold_s": seconds["place"][0],
+        "first update, cold_s": seconds["update"][0],
+        "placing_s": warm(seconds["place"]),
         "update_s": times[size],
-        "place_s": warm(seconds["place"]),
-        "first_update_s": seconds["update"][0],
-        "first_place_s": seconds["place"][0],
+        "per episode_s": times[size] / phases[-1].episodes,
+        "per execution_s": times[size] / phases[-1].evaluations,
     }
 
 
@@ -107,34 +114,19 @@ def small_updates(learner: Learner, batch: int) -> Learner:
 def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
     """Returns the table, and how each method's times grow."""
     done = [record for record in records if "refused" not in record]
-    headings = {
-        "first placing, cold_s": "first_place_s", "first update, cold_s": "first_update_s",
-        "placing_s": "place_s", "update_s": "update_s",
-    }  # fmt: skip
     rows = [
-        {"method": r["method"], "tasks": r["tasks"]}
-        | {heading: r[field] for heading, field in headings.items()}
-        | {"per episode_s": r["update_s"] / r["episodes"]}
-        | {"per execution_s": r["update_s"] / r["executions"]}
+        {name: value for name, value in r.items() if name in SHOWN or name.endswith("_s")}
         for r in done
     ]
     slopes = [
-        f"{method} {growth(runs, 'update_s'):.2f} and {growth(runs, 'place_s'):.2f}"
-        for method, runs in by(done, "method").items()
+        f"{method} {growth(runs, 'update_s'):.2f} and {growth(runs, 'placing_s'):.2f}"
+        for (method, _), runs in by(done, "method", "batch").items()
         if len(runs) > 1
     ]
-    return Page(
-        f"Layered graphs on {context.settings.num_devices} devices; updates of "
-        f"{context.settings.batch} episodes. Cold calls compile; the others are medians of "
-        f"{context.settings.rounds} warm ones.\n\n{table(rows)}\n"
-        "Slope of log time over log tasks, from the smallest to the largest graph, of an "
-        f"update and of placing, warm: {'; '.join(slopes) or 'of two sizes at least'}."
-    )
+    return Page({"": table(rows), "Slopes": "; ".join(slopes)})
 
 
-QUICK = {
-    "sizes": (125, 1000), "batch": 4, "limit_s": 20.0,
-}  # fmt: skip
+QUICK = {"sizes": (125, 1000), "batch": (4,), "limit_s": 20.0}
 
 STUDY = Study("scaling", ScalingSettings(), cells, report, QUICK)
 

@@ -1,9 +1,10 @@
 """What learning adds to direct search: `python -m experiments.search`.
 
 Methods at equal numbers of simulated executions, those of episodes and of training included,
-and at equal seconds of a cold call; `--warm-seconds` for seconds that begin when everything
-has been compiled. `memetic` is the search of `doppler+search` from critical-path and HEFT
-placements. The curves are the best makespans so far.
+and at equal seconds of a cold call, compilation included. Makespans are mean and deviation over
+seeds; * is the least of a row. `memetic` is the search of `doppler+search` from critical-path
+and HEFT placements. `doppler+search` against the others: rows whose mean is below, equal,
+above; the same of paired runs. The curves are the best makespans so far.
 """
 
 import pathlib
@@ -36,27 +37,20 @@ def cells(context: Context[MethodSettings]) -> list[Cell]:
 
 def report(context: Context[MethodSettings], records: list[Record]) -> Page:
     """Returns makespans by problem and budget, and how often ours is below the others'."""
-    listed: dict[tuple[str, str], list[float]] = {}
-    for r in (r for r in records if r["method"] in LISTED and "makespan_s" in r):
-        listed.setdefault((r["problem"], r["links"]), []).append(r["makespan_s"])
+    found = [r for r in records if r["method"] in LISTED and "makespan_s" in r]
+    listed = {
+        where: min(r["makespan_s"] for r in here)
+        for where, here in by(found, "problem", "links").items()
+    }
     runs = [record for record in records if record["method"] in context.settings.method]
     extra = {
-        "list scheduler": lambda row: f"{min(listed[row[0]['problem'], row[0]['links']]):.6g}",
+        "list scheduler": lambda row: f"{listed[row[0]['problem'], row[0]['links']]:.6g}",
         "lower bound": lambda row: f"{max(r.get('lower_bound_s', 0.0) for r in row):.6g}",
     }
-    text = (
-        "Makespans (s), mean and deviation over seeds; * is the least of a row. Evaluations "
-        "are simulated executions; seconds are of a cold call, compilation included, unless "
-        "they are named warm.\n\n"
-        f"{means_table(runs, ('problem', 'links', 'budget'), extra=extra)}"
-    )
-    if rows := against(runs):
-        text += (
-            f"\n`{OURS}` against the others: rows whose mean is below, equal, above; the same "
-            f"of paired runs.\n\n{table(rows)}"
-        )
     curves = [run for run in runs if "curve" in run and "evaluations" in run]
-    return Page(text, {"curves.png": partial(draw_curves, curves)} if curves else {})
+    makespans = means_table(runs, ("problem", "links", "budget"), extra=extra)
+    texts = {"Makespans (s)": makespans, f"`{OURS}` against the others": table(against(runs))}
+    return Page(texts, {"curves.png": partial(draw_curves, curves)} if curves else {})
 
 
 def against(records: Sequence[Record]) -> list[Record]:

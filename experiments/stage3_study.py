@@ -4,6 +4,10 @@ For each workload, on isolated devices where this machine has any: stage 3 goes 
 policy of stage 2, which learned in the simulator at costs as calibrated, and its placement is
 measured against stage 2's. Then again with a stage 2 that was told transfers cost ten times
 as much as they do, and a tenth: what that lost, and how much of it stage 3 wins back.
+
+Median ratios of paired runs, with 95% confidence intervals. Believed: of transfers. Lost: time
+beyond that of stage 2's placement at calibrated costs. `>`: runs cut short. Dropped: a last
+incumbent that was slower in the final pairs.
 """
 
 import dataclasses
@@ -19,9 +23,9 @@ from doppler_jax.training.paired import Measure
 from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.catalogue import Problem
-from experiments.grid import Cell, Context, Page, Record, Settings, Study
+from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.learning import learn
-from experiments.machine import Machine, measured_cells
+from experiments.machine import Machine, MachineSettings, measured_cells
 from experiments.tables import table
 
 FACTORS = {"calibrated": 1.0, "ten times": 10.0, "a tenth": 0.1}
@@ -36,13 +40,9 @@ NUM_SAMPLES = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage3Settings(Settings):
+class Stage3Settings(MachineSettings):
     """What to compare."""
 
-    workloads: tuple[str, ...] = tuple(dj.list_workloads())
-    preset: str = "medium"
-    """Sizes of the workloads."""
-    num_devices: int = 2
     evaluations: int = 200_000
     """Placements that stages 1 and 2 simulate."""
     updates: int = 20
@@ -55,8 +55,8 @@ class Stage3Settings(Settings):
 def cells(context: Context[Stage3Settings]) -> list[Cell]:
     """Returns a cell per workload: one run of all beliefs."""
     asked = context.settings
-    machine = context.stack.enter_context(Machine(asked.num_devices))
-    cut, key = ("uniform", NUM_SHARDS), context.key("workloads", "preset")
+    machine = context.stack.enter_context(Machine(asked.num_devices, asked.backend))
+    cut, key = ("uniform", NUM_SHARDS), context.key("workloads", "preset", "backend")
     run = partial(compare, context)
     return measured_cells(context, machine, run, asked.workloads, asked.preset, *cut, **key)
 
@@ -93,17 +93,9 @@ def improve(
     graph, costs, budget = problem.graph, problem.costs, dj.Budget(evaluations=evaluations)
     key, links = jax.random.key(0), config.links
     before = learn(Doppler(), graph, costs, budget, key, samples=NUM_SAMPLES, links=links)
-    after = run_stage3(
-        problem.chosen(),
-        folder,
-        before.policy,
-        before.placement,
-        measure,
-        seed=0,
-        num_updates=num_updates,
-        config=config,
-    )
-    pairs = after.comparison
+    chosen, start = problem.chosen(), (before.trained.policy, before.placement, measure)
+    after = run_stage3(chosen, folder, *start, seed=0, num_updates=num_updates, config=config)
+    pairs, log = after.comparison, folder / "measurements.jsonl"
     assert pairs is not None
     return {
         "stage2": before.placement.tolist(),
@@ -112,7 +104,7 @@ def improve(
         "stage3_s": pairs.seconds,
         "ratio": pairs.ratio,
         "interval": _finite(pairs.interval),
-        "measured_placements": (folder / "measurements.jsonl").read_text().count("\n"),
+        "measured placements": log.read_text().count("\n"),
     }
 
 
@@ -131,12 +123,7 @@ def report(context: Context[Stage3Settings], records: list[Record]) -> Page:
         for r in records
         for believed, found in r["by_belief"].items()
     ]
-    return Page(
-        "Median ratios of paired runs, with 95% confidence intervals. Believed: of transfers. "
-        "Lost: time beyond that of stage 2's placement at calibrated costs. `>`: runs cut "
-        "short. Dropped: a last incumbent that was slower in the final pairs.\n\n"
-        f"{table(rows)}"
-    )
+    return Page({"": table(rows)})
 
 
 def row(found: Record) -> Record:
@@ -146,18 +133,13 @@ def row(found: Record) -> Record:
     ratio = f"{found['ratio']:.3f}{spread}"
     if found["stage3"] == found["stage2"] and found["ratio"] != 1:
         ratio = f"1.000; dropped {ratio}"
-    lost = {
-        f"stage {n} lost": f"{'>' * x['is_aborted']}{x['ratio'] - 1:+.1%}" if x else None
-        for n in (2, 3)
-        for x in [found.get(f"stage{n}_lost")]
-    }
-    return {
-        "stage 2_s": found["stage2_s"],
-        "stage 3_s": found["stage3_s"],
-        "stage 3 / stage 2": ratio,
-        "measured placements": found["measured_placements"],
-        **lost,
-    }
+    row = {"stage 2_s": found["stage2_s"], "stage 3_s": found["stage3_s"]}
+    row |= {"stage 3 / stage 2": ratio, "measured placements": found["measured placements"]}
+    for stage in (2, 3):
+        lost = found.get(f"stage{stage}_lost")
+        text = lost and f"{'>' * lost['is_aborted']}{lost['ratio'] - 1:+.1%}"
+        row[f"stage {stage} lost"] = text
+    return row
 
 
 def _finite(interval: tuple[float, float]) -> list[float] | None:

@@ -5,8 +5,8 @@ call. Measured: every method places them under this machine's calibrated costs, 
 placements run here, on isolated devices, in turns; `doppler_sys` is stage 3, which goes on
 from DOPPLER's policy by measuring. The paper's own figures stand beside.
 
-Barriers: the same placements bulk-synchronous, level by level, over work-conserving; measured
-of critical path's.
+Makespans are in ms, mean and deviation; * is the least of a row. Barriers: the same placements
+bulk-synchronous, level by level, over work-conserving; measured of critical path's.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.machine import Machine, measure_placements, measured_cells
 from experiments.methods import MethodSettings, Spend, method_cells, place_cell
 from experiments.stage3_study import improve
-from experiments.tables import by, format_spread, means_table, table
+from experiments.tables import by, means_table, with_paper
 
 _SYSTEMS = ("critical_path", "placeto", "gdp", "enumerative", "doppler", "doppler_sys")
 
@@ -46,7 +46,8 @@ METHODS = (
 NUM_SHARDS = 4
 """Blocks per tensor of what is measured, as in the paper."""
 
-SYNCHRONOUS = "critical_path, bulk-synchronous"
+LISTED, SYNCHRONOUS = "critical_path", "critical_path, bulk-synchronous"
+"""Of what is measured with and without barriers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +92,8 @@ def cells(context: Context[TableSettings]) -> list[Cell]:
 def with_barriers(context: Context[TableSettings], name: str, result: Record) -> Record:
     """Returns a result with the cost of barriers: makespan with them over that without."""
     problem, placement = context.problem(name), np.array(result["placement"])
-    return result | {"barriers": _barriers(problem, placement)}
-
-
-def _barriers(problem: Problem, placement: np.ndarray) -> float:
-    args = problem.graph, problem.costs, placement
-    schedules = dj.simulate_synchronous(*args), dj.simulate_oracle(*args)
-    synchronous_s, conserving_s = map(dj.makespan_s, schedules)
-    return synchronous_s / conserving_s
+    schedule = dj.simulate_synchronous(problem.graph, problem.costs, placement)
+    return result | {"barriers": dj.makespan_s(schedule) / result["makespan_s"]}
 
 
 def measure(context: Context[TableSettings], machine: Machine, problem: Problem) -> Record:
@@ -118,12 +113,10 @@ def measure(context: Context[TableSettings], machine: Machine, problem: Problem)
     effort = asked.measured_evaluations, asked.updates, asked.training
     improved = improve(problem, machine.pair_measure(problem), folder, *effort)
     placements |= {"doppler": improved["stage2"], "doppler_sys": improved["stage3"]}
-    listed = dj.place(problem.graph, problem.costs, method="critical_path").placement
-    modes = {SYNCHRONOUS: "bulk_synchronous"}
-    run = {"critical_path": listed, **placements, SYNCHRONOUS: listed}
+    listed = dj.place(problem.graph, problem.costs, method=LISTED).placement
+    run = {LISTED: listed, **placements, SYNCHRONOUS: listed}
     return {
-        "seconds": measure_placements(machine, problem, run, asked.rounds, modes),
-        "barriers": _barriers(problem, listed),
+        "seconds": measure_placements(machine, problem, run, asked.rounds, [SYNCHRONOUS]),
         "placements": placements,
     }
 
@@ -138,30 +131,27 @@ def report(context: Context[TableSettings], records: list[Record]) -> Page:
         for method, rounds in record["seconds"].items()
         for seed, seconds in enumerate(rounds)
     ]
-    text, panels = "", []
+    texts, panels = {}, []
     for title, found, budget in (
         ("Simulated on 4 P100", simulated, ("budget",)),
         ("Measured on this machine's devices, runs in turns", measured, ()),
     ):
-        with_paper = []
         for workload, here in by(found, "workload").items():
-            with_paper += here + _paper_rows(workload, {r["method"] for r in here})
             panels.append(_panel(f"{workload}: {title.lower()}", workload, here))
-        if found:
-            table_2 = means_table(with_paper, ("workload", *budget), scale=1e3)
-            text += f"{title} (ms), mean and deviation; * is the least of a row.\n\n{table_2}\n"
-    rows = _barrier_rows(simulated, [record for (record,) in halves.values()])
-    text += f"Makespan with barriers over that without.\n\n{table(rows)}" if rows else ""
+        shown = with_paper(found, "workload", TABLE_2_MS)
+        texts[title] = means_table(shown, ("workload", *budget), scale=1e3)
+    barriers = [r | {"where": "simulated"} for r in simulated if "barriers" in r]
+    for workload, (record,) in halves.items():
+        with_them, without = (record["seconds"][name] for name in (SYNCHRONOUS, LISTED))
+        row = {"workload": workload, "where": "measured here", "method": LISTED}
+        turns = zip(with_them, without, strict=True)
+        barriers += [row | {"barriers": slow_s / fast_s} for slow_s, fast_s in turns]
+    row = {"where": "the paper's", "method": "enumerative"}
+    barriers += [row | {"workload": w, "barriers": r} for w, r in PAPER_BARRIERS.items()]
+    heading = "Makespan with barriers over that without"
+    texts[heading] = means_table(barriers, ("workload", "where"), value="barriers")
     draw = partial(plot_bars, panels=panels, x_label="makespan (ms)", other_label="paper")
-    return Page(text, {"table.png": draw} if panels else {})
-
-
-def _paper_rows(workload: str, methods: set[str]) -> list[Record]:
-    return [
-        {"workload": f"{workload}, paper", "method": method, "makespan_s": 1e-3 * ms}
-        for method, ms in TABLE_2_MS.get(workload, {}).items()
-        if method in methods
-    ]
+    return Page(texts, {"table.png": draw} if panels else {})
 
 
 def _panel(title: str, workload: str, records: list[Record]) -> Bars:
@@ -180,39 +170,14 @@ def _panel(title: str, workload: str, records: list[Record]) -> Bars:
     )
 
 
-def _barrier_rows(simulated: list[Record], measured: list[Record]) -> list[Record]:
-    """Returns a row per workload and method simulated, then per workload measured."""
-    rows = []
-    for (workload, method), found in by(simulated, "workload", "method").items():
-        ratios = format_spread(np.array([r["barriers"] for r in found if "barriers" in r]))
-        row = {"workload": workload, "placement of": method, "simulated": ratios}
-        rows.append(row | {"measured": None, "paper": PAPER_BARRIERS.get(workload)})
-    for record in measured:
-        turns = [np.array(record["seconds"][name]) for name in (SYNCHRONOUS, "critical_path")]
-        row = {
-            "workload": f"{record['workload']}, this machine",
-            "placement of": "critical_path",
-        }
-        row |= {
-            "simulated": record["barriers"],
-            "measured": float(np.median(turns[0] / turns[1])),
-        }
-        rows.append(row | {"paper": PAPER_BARRIERS.get(record["workload"])})
-    return rows
-
-
 QUICK = {
     "seconds": (8.0,), "seeds": 2, "measured_method": ("critical_path", "heft", "doppler"),
     "measured_evaluations": 20_000, "updates": 4,
 }  # fmt: skip
 
-STUDY = Study(
-    "table",
-    TableSettings(problems=PAPER, method=METHODS, seconds=(120.0,)),
-    cells,
-    report,
-    QUICK,
-)
+SETTINGS = TableSettings(problems=PAPER, method=METHODS, seconds=(120.0,))
+
+STUDY = Study("table", SETTINGS, cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

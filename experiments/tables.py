@@ -25,8 +25,10 @@ def by(records: Sequence[Record], *fields: str) -> dict[Any, list[Record]]:
 def table(rows: Sequence[Record]) -> str:
     """Returns a table of rows by their headings; a heading's end `_s` makes seconds of numbers.
 
-    Other floats have three digits, None is `-`.
+    Other floats have three digits, None is `-`; of no rows there is no table.
     """
+    if not rows:
+        return ""
 
     def text(heading: str, value: Any) -> str:
         if value is None or isinstance(value, str):
@@ -46,6 +48,7 @@ def means_table(
     value: str = "makespan_s",
     scale: float = 1.0,
     extra: Mapping[str, Callable[[list[Record]], str]] | None = None,
+    show: Callable[[np.ndarray], str] | None = None,
 ) -> str:
     """Returns a table of mean ± standard deviation over seeds, `*` behind a row's least.
 
@@ -56,18 +59,38 @@ def means_table(
       value: field that is shown; records without it, which refused, count as absent.
       scale: of the value as shown.
       extra: further columns, of the records of a row.
+      show: makes a text of values instead, without stars.
     """
     columns, lines = list(by(records, column)), []
+    if not records:
+        return ""
     for group in by(records, *rows).values():
         found = [
             np.array([scale * r[value] for r in group if r[column] == c and value in r])
             for c in columns
         ]
         means = [float(values.mean()) if values.size else np.nan for values in found]
+        texts = [(show or format_spread)(values) if values.size else "-" for values in found]
         words = [str(group[0].get(field, "")) for field in rows]
         more = [make(group) for make in (extra or {}).values()]
-        lines.append([*words, *star_least(list(map(format_spread, found)), means), *more])
+        lines.append([*words, *(texts if show else star_least(texts, means)), *more])
     return format_table((*rows, *columns, *(extra or {})), lines)
+
+
+def with_paper(
+    records: Sequence[Record], field: str, paper_ms: Mapping[str, Mapping[str, float]]
+) -> list[Record]:
+    """Returns records with the paper's, of the same methods, after those of each workload.
+
+    The workload is what the field holds before a colon.
+    """
+    found = []
+    for name, here in by(records, field).items():
+        methods, where = by(here, "method"), {field: f"{name}, paper"}
+        ms = paper_ms.get(name.partition(":")[0], {}).items()
+        paper = [where | {"method": m, "makespan_s": 1e-3 * t} for m, t in ms if m in methods]
+        found += here + paper
+    return found
 
 
 def format_spread(values: np.ndarray) -> str:

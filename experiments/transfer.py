@@ -5,13 +5,18 @@ stage 1 and some episodes of stage 2 there. Beside it stand stages 1 and 2 from 
 target, in full and with as few episodes, and the paper's figures. All train with one
 configuration: stage 2 as it is, local search beside the policy included.
 
-Targets are other workloads on the same cluster, and the same workload on another topology: of
-4 equal devices to 8 in two NVLink islands. There reads of tensors stay inside a device, inside
-an island, or go across; shares are of bytes.
+Targets are other workloads on the same cluster, and the same workload on another topology: of 4
+equal devices to 8 in two NVLink islands. There reads of tensors stay inside a device, inside an
+island, or go across; shares are of bytes.
+
+Makespans are simulated (the paper's: measured on its machine): the best placement met in
+training and the policy's greedy one, whichever is shorter; after 0 episodes the greedy one.
+Mean and deviation over seeds; * is the least of a row.
 """
 
 import dataclasses
 import pathlib
+import re
 import shutil
 from functools import partial
 
@@ -24,15 +29,14 @@ from doppler_jax.learners.doppler import Doppler, policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.pictures import plot_placements
-from doppler_jax.reports.tables import format_table
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.sim_rl import SimConfig
 from experiments import grid
-from experiments.catalogue import WORKLOADS, Problem
+from experiments.catalogue import WORKLOADS
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.learning import learn
 from experiments.methods import Spend, method_cells
-from experiments.tables import by, format_spread, table
+from experiments.tables import means_table
 
 SHOTS = (0, 2000, 4000)
 """Episodes that the paper fine-tunes for."""
@@ -88,7 +92,7 @@ class TransferSettings(Settings):
 
 def cells(context: Context[TransferSettings]) -> list[Cell]:
     """Returns the cells: list schedulers, training from scratch, and what follows from it."""
-    asked = context.settings
+    asked, pairs = context.settings, context.settings.pairs()
     fewest = min([asked.full, *(shots for shots in asked.shots if shots)])
     if not asked.shots or min(asked.shots) < 0 or fewest < asked.training.batch:
         raise ValueError(
@@ -97,80 +101,75 @@ def cells(context: Context[TransferSettings]) -> list[Cell]:
         )
     for name in (*asked.source, *asked.target, *asked.islands):
         grid.check_names("workloads", [name.split("/")[0]], dj.list_workloads())
-    terms = context.key("source", "target", "islands", "on", "shots", "full", "seeds")
-    sources, targets = (dict.fromkeys(pair[k] for pair in asked.pairs()) for k in (0, 1))
-    found = method_cells(context, list(targets), LISTED, [Spend()])
-    alone = [(name, asked.full) for name in sources]
-    alone += [(name, n) for name in targets for n in sorted({*asked.shots, asked.full} - {0})]
-    for target, episodes in dict.fromkeys(alone):
+    sources, targets = ([*dict.fromkeys(pair[k] for pair in pairs)] for k in (0, 1))
+    found = [
+        cell.then(partial(with_shares, context, cell.key["problem"]), shares=True)
+        for cell in method_cells(context, targets, LISTED, [Spend()])
+    ]
+    runs: list[tuple[str | None, str, int]] = [(None, name, asked.full) for name in sources]
+    counts = sorted({*asked.shots, asked.full} - {0})
+    runs += [(None, name, n) for name in targets for n in counts]
+    runs += [(source, target, n) for source, target in pairs for n in asked.shots]
+    terms = context.key("source", "target", "islands", "on", "shots", "seeds")
+    for source, target, episodes in dict.fromkeys(runs):
         for seed in range(asked.seeds):
-            key = {"target": target, "episodes": episodes, "seed": seed, **terms}
-            found.append(Cell(key, partial(train, context, target, episodes, seed)))
-    for source, target in asked.pairs():
-        for shots, seed in ((n, seed) for n in asked.shots for seed in range(asked.seeds)):
-            key = {"source": source, "target": target, "episodes": shots, "seed": seed}
-            run = partial(use, context, source, target, shots, seed)
-            found.append(Cell({**key, "source_episodes": asked.full, **terms}, run))
+            key = {"source": source, "target": target, "episodes": episodes, "seed": seed}
+            run = partial(use, context, source, target, episodes, seed)
+            found.append(Cell(key | terms, run).then(partial(with_shares, context, target)))
     return found
 
 
 def use(
-    context: Context[TransferSettings], source: str, target: str, shots: int, seed: int
+    context: Context[TransferSettings],
+    source: str | None,
+    target: str,
+    episodes: int,
+    seed: int,
 ) -> Record:
     """Returns what the policy of a source makes of a target after so many episodes there.
 
     Stage 1 comes before them, as from scratch: it takes no episodes. Without any it is the
-    policy's greedy placement.
+    policy's greedy placement. Without a source it is trained from scratch, and kept.
     """
-    policy = dj.load_policy(_folder(context, source, context.settings.full, seed))
-    if shots:
-        return train(context, target, shots, seed, policy)
-    problem = context.problem(target)
-    inputs = make_policy_inputs(problem.graph, problem.costs)
-    return _greedy(problem, policy_candidates(inputs, policy, jax.random.key(0), 1)[0])
-
-
-def train(
-    context: Context[TransferSettings],
-    target: str,
-    episodes: int,
-    seed: int,
-    initial: dj.Policy | None = None,
-) -> Record:
-    """Returns the best placement of training and of its greedy policy, which is kept."""
-    asked, problem = context.settings, context.problem(target)
-    learned = learn(
-        Doppler(policy=asked.policy, simulate=asked.training),
-        problem.graph,
-        problem.costs,
-        dj.Budget(episodes=episodes),
-        jax.random.key(seed),
-        samples=1,
-        params=None if initial is None else initial.params,
-    )
-    if initial is None:
+    asked, problem, initial = context.settings, context.problem(target), None
+    graph, costs = problem.graph, problem.costs
+    if source is not None:
+        initial = dj.load_policy(_folder(context, source, asked.full, seed))
+    if initial is not None and not episodes:
+        inputs = make_policy_inputs(graph, costs)
+        greedy = best = policy_candidates(inputs, initial, jax.random.key(0), 1)[0]
+    else:
+        learner = Doppler(policy=asked.policy, simulate=asked.training)
+        budget, params = dj.Budget(episodes=episodes), initial and initial.params
+        key = jax.random.key(seed)
+        trained, drawn, best = learn(
+            learner, graph, costs, budget, key, samples=1, params=params
+        )
+        greedy = drawn[0]
+    if source is None:
         folder = _folder(context, target, episodes, seed)
         shutil.rmtree(folder, ignore_errors=True)
         checkpoints = Checkpoints(folder)
-        checkpoints.save(learned.trained.state, learned.policy.config, {})
+        checkpoints.save(trained.state, trained.policy.config, {})
         checkpoints.close()
-    best = {"makespan_s": learned.makespan_s, "placement": learned.placement.tolist()}
-    spent = {"evaluations_spent": int(learned.trained.state.evaluations) + 1}
-    return _greedy(problem, learned.drawn[0]) | best | spent
+    best_s, greedy_s = dj.simulate(graph, costs, np.stack([best, greedy])).makespan_s.tolist()
+    return {"makespan_s": best_s, "greedy_s": greedy_s, "placement": best.tolist()}
 
 
-def _greedy(problem: Problem, placement: np.ndarray) -> Record:
-    """Returns the record of a policy's greedy placement."""
-    seconds = dj.makespan_s(dj.simulate_oracle(problem.graph, problem.costs, placement))
-    return {"makespan_s": seconds, "greedy_s": seconds, "placement": placement.tolist()}
+def with_shares(context: Context[TransferSettings], name: str, result: Record) -> Record:
+    """Returns a result with the shares of bytes by where they are read."""
+    problem = context.problem(name)
+    assert problem.cluster is not None
+    placement = np.array(result["placement"])
+    shares = traffic_shares(problem.graph, problem.cluster, placement)
+    return result | {"shares": shares.tolist()}
 
 
 def _folder(
     context: Context[TransferSettings], problem: str, episodes: int, seed: int
 ) -> pathlib.Path:
     """Returns where a policy is kept."""
-    words = (*problem.replace("/", ":").split(":"), episodes, seed)
-    return context.folder / "policies" / "-".join(pathlib.Path(str(w)).stem for w in words)
+    return context.folder / "policies" / re.sub(r"\W+", "-", f"{problem}-{episodes}-{seed}")
 
 
 def islands(cluster: dj.Cluster) -> np.ndarray:
@@ -198,79 +197,48 @@ def traffic_shares(
 
 def report(context: Context[TransferSettings], records: list[Record]) -> Page:
     """Returns the best makespans and the policies' greedy ones, and what crosses islands."""
-    asked, best, greedy = context.settings, [], []
-    runs, listed = by(records, "source", "target", "episodes"), by(records, "problem", "method")
-
-    def row(value: str, source: str | None, target: str) -> list[str]:
-        """Spreads after each number of shots, and of training from scratch in full."""
-        wanted = [*((source, target, n) for n in asked.shots), (None, target, asked.full)]
-        return [_spread_ms(runs.get(one, []), value) for one in wanted]
-
+    asked, runs, where, panels = context.settings, [], [], []
+    ordered = sorted(records, key=lambda r: r.get("episodes", -1))  # list schedulers first
     for source, target in asked.pairs():
-        ends = [name.partition(":") for name in (source, target)]
-        pair = " to ".join(name if ends[0][2] == ends[1][2] else f"{name}:{on.split(':')[0]}"
-                           for name, _, on in ends)  # fmt: skip
-        names = [_spread_ms(listed.get((target, m), []), "makespan_s") for m in LISTED]
-        best.append([pair, "ours", *row("makespan_s", source, target), *names])
-        best.append([pair, "without transfer", *row("makespan_s", None, target), "-", "-"])
-        paper = PAPER_MS.get((ends[0][0], ends[1][0]))
-        if asked.shots == SHOTS and paper:
-            best.append([pair, "paper", *(f"{ms:.1f}" for ms in paper), "-", "-"])
-        greedy.append([pair, *row("greedy_s", source, target)])
-    heads = (*(f"{shots:,} episodes" for shots in asked.shots), f"full, {asked.full:,}")
-    text = (
-        "Simulated makespans in ms (the paper's: measured on its machine): the best placement "
-        "met in training and the policy's greedy one, whichever is shorter; after 0 episodes "
-        "the greedy one. Mean and deviation over seeds.\n\n"
-        f"{format_table(('transfer', 'whose', *heads, *LISTED), best)}\n"
-        "The policies' greedy placements at the end, ms:\n\n"
-        f"{format_table(('transfer', *heads), greedy)}"
-    )
-    rows, panels = [], []
-    for name in asked.islands:
-        problem = context.problem(f"{name}:{ISLANDS_ON}")
-        placed: dict[str, tuple[list[Record], float | None]] = {}
-        placed["critical path"] = listed.get((problem.name, LISTED[0]), []), None
-        for shots in asked.shots:
-            found = runs.get((f"{name}:{EQUAL_ON}", problem.name, shots), [])
-            placed[f"after {shots:,} episodes"] = found, PAPER_INSIDE.get(shots)
-        for what, (found, inside) in placed.items():
-            if found:
-                row_of = {"workload": name, "placement": what}
-                rows.append(row_of | _traffic(problem, found, inside))
-                panels.append((f"{name}, {what}", problem.graph, found[0]["placement"]))
-    if not rows:
-        return Page(text)
+        (name, _, on), (other, _, there) = (end.partition(":") for end in (source, target))
+        pair = f"{name} to {other}" if on == there else f"{name} to {there.split(':')[0]}"
+        mine = [
+            r | {"transfer": pair, "after": r.get("method") or _after(r["episodes"])}
+            | {"whose": "ours" if r.get("source") else "without transfer"}
+            for r in ordered
+            if r.get("target", r.get("problem")) == target
+            and r.get("source") in (None, source)
+        ]  # fmt: skip
+        runs += mine
+        if on == there and asked.shots == SHOTS:
+            paper = zip((*SHOTS, asked.full), PAPER_MS.get((name, other), ()), strict=False)
+            row = {"transfer": pair, "whose": "paper"}
+            runs += [row | {"after": _after(n), "makespan_s": 1e-3 * ms} for n, ms in paper]
+        if on == there:
+            continue
+        for r in (r for r in mine if r.get("source") or r.get("method") == LISTED[0]):
+            kinds = ("inside a device", "inside an island", "across")
+            shares = dict(zip(kinds, r["shares"], strict=True))
+            shares["not across, the paper's"] = PAPER_INSIDE.get(r.get("episodes", -1))
+            where += [r | {"where": w, "share": s} for w, s in shares.items() if s is not None]
+            if not r["seed"]:
+                graph = context.problem(target).graph
+                panels.append((f"{pair}, {r['after']}", graph, r["placement"]))
+    texts = {"Makespans (ms)": means_table(runs, ("transfer", "whose"), "after", scale=1e3)}
+    greedy = [r for r in runs if "greedy_s" in r and r["whose"] == "ours"]
+    heading = "The policies' greedy placements at the end (ms)"
+    texts[heading] = means_table(greedy, ("transfer",), "after", "greedy_s", 1e3)
+    heading = "Reads of tensors on 8 devices in two islands, by where they go (%)"
+    texts[heading] = means_table(where, ("transfer", "after"), "where", "share", 100)
     draw = partial(plot_placements, panels=panels, num_devices=8)
-    text += (
-        f"\nOn 8 devices in two islands, reads of tensors by where they go:\n\n{table(rows)}"
-    )
-    return Page(text, {"islands.png": draw})
+    return Page(texts, {"islands.png": draw} if panels else {})
 
 
-def _spread_ms(records: list[Record], value: str) -> str:
-    return format_spread(np.array([1e3 * record[value] for record in records]))
+def _after(episodes: int) -> str:
+    return f"{episodes:,} episodes"
 
 
-def _traffic(problem: Problem, records: list[Record], paper: float | None) -> Record:
-    """Returns the columns of placements: makespan, and means of shares of what is read."""
-    assert problem.cluster is not None
-    placements = [np.array(record["placement"]) for record in records]
-    each = [traffic_shares(problem.graph, problem.cluster, p) for p in placements]
-    device, island, across = np.mean(each, axis=0)
-    inside = f"{device + island:.1%}" + (f" ({paper:.1%})" if paper else "")
-    return {
-        "makespan (ms)": _spread_ms(records, "makespan_s"),
-        "inside a device": f"{device:.1%}",
-        "inside an island": f"{island:.1%}",
-        "across": f"{across:.1%}",
-        "not across (paper's)": inside,
-    }
-
-
-QUICK = {
-    "seeds": 1, "shots": (0, 256), "full": 512, "target": ("llama_block",), "islands": (),
-}  # fmt: skip
+QUICK = {"seeds": 1, "shots": (0, 256), "full": 512, "target": ("llama_block",), "islands": ()}
 
 STUDY = Study("transfer", TransferSettings(), cells, report, QUICK)
 

@@ -52,11 +52,11 @@ def test_networks_have_memory_limits(shared):
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-3", "islands-2", f"{HELD_OUT[0]}-5", f"{HELD_OUT[1]}-0"]
+    "name", ["tiny-3", "islands-2", f"{HELD_OUT[0]}-5", f"{HELD_OUT[1]}-0", "lu-3~20"]
 )
 def test_random_problems_are_the_same_every_time(name):
     first = load_problem(name)
-    catalogue._load.cache_clear()
+    load_problem.cache_clear()
     again = load_problem(name)
     np.testing.assert_array_equal(first.costs.compute_s, again.costs.compute_s)
     np.testing.assert_array_equal(first.graph.edge_reader, again.graph.edge_reader)

@@ -45,7 +45,7 @@ def study(cells, **settings):
         "counting",
         Settings(host_devices=DEVICES, **settings),
         lambda context: cells,
-        lambda context, found: Page(str([r["makespan_s"] for r in found])),
+        lambda context, found: Page({"": str([r["makespan_s"] for r in found])}),
         {"only_tables": True},
     )
 
@@ -178,7 +178,7 @@ def test_publish_copies_page_and_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "PAGES", tmp_path / "docs")
     some = study([cell([], seed=0)], runs=tmp_path / "runs", publish=True)
     picture = {"bars.png": lambda path: path.write_bytes(b"picture")}
-    some = dataclasses.replace(some, report=lambda context, found: Page("text", picture))
+    some = dataclasses.replace(some, report=lambda context, found: Page({"": "text"}, picture))
     some.run(some.settings)
     assert (tmp_path / "docs" / "bars.png").read_bytes() == b"picture"
     assert "![bars.png](bars.png)" in (tmp_path / "docs" / "counting.md").read_text()
@@ -216,11 +216,11 @@ def test_counts_below_one_are_refused(option, value):
 
 
 def test_budgets_have_names_and_keys():
-    settings = MethodSettings(evaluations=(2000, 10), seconds=(5,), warm_seconds=(0.5,))
-    names = ["10 evaluations", "2,000 evaluations", "5 s", "0.5 s, warm"]
+    settings = MethodSettings(evaluations=(2000, 10), seconds=(5,))
+    names = ["10 evaluations", "2,000 evaluations", "5 s"]
     assert list(map(str, settings.spends())) == names
     assert settings.spends()[0].key == {"evaluations": 10}
-    assert settings.spends()[-1].key == {"seconds": 0.5, "warm": True}
+    assert settings.spends()[-1].key == {"seconds": 5}
     assert MethodSettings().spends() == [Spend()]
 
 
@@ -270,20 +270,13 @@ def test_a_cold_call_compiles_what_was_compiled_before():
     assert len(traces) == 2
 
 
-def test_warm_seconds_begin_after_runs_that_compile(monkeypatch):
-    asked = []
+def test_a_search_that_was_stopped_is_no_result(monkeypatch):
     problem = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 1, 1.0)], num_devices=2)
     placed = dj.place(*problem, method="heft")
-    monkeypatch.setattr(dj, "place", lambda *p, **o: asked.append(o["budget_s"]) or placed)
-    named = Problem("p", *problem)
-    warm = methods.place_cell(named, "annealing", Spend(seconds=30, warm=True), 0)
-    assert asked == [methods.WARM_UP_S] * methods.WARM_UPS + [30]
-    assert warm["first_s"] >= 0
-    assert "first_s" not in methods.place_cell(named, "annealing", Spend(seconds=30), 0)
     stopped = dataclasses.replace(placed, interrupted=True)
     monkeypatch.setattr(dj, "place", lambda *p, **o: stopped)
     with pytest.raises(KeyboardInterrupt):
-        methods.place_cell(named, "annealing", Spend(evaluations=5), 0)
+        methods.place_cell(Problem("p", *problem), "annealing", Spend(evaluations=5), 0)
 
 
 def test_a_method_that_refuses_is_no_run():
@@ -350,7 +343,7 @@ def test_provenance_without_git(monkeypatch):
 def test_a_studys_own_settings_are_keys_but_those_that_do_not_matter(tmp_path):
     context = grid.Context(MethodSettings(seeds=3, runs=tmp_path), tmp_path, None)
     assert context.key("problems", "method", "links") == {
-        "evaluations": (), "seconds": (), "warm_seconds": (), "seeds": 3,
+        "evaluations": (), "seconds": (), "seeds": 3,
     }  # fmt: skip
 
 

@@ -1,14 +1,11 @@
 """Devices to measure on, turns, and pinned processes."""
 
-import multiprocessing
-import os
-
 import numpy as np
 import pytest
 
 import doppler_jax as dj
 from experiments import machine
-from experiments.machine import Machine, in_turns, pinned, warm, warm_ratio
+from experiments.machine import Machine, in_turns, warm, warm_ratio
 
 
 def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
@@ -29,27 +26,6 @@ def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
     assert (warm(found["slow"]), warm(found["fast"])) == (4.0, 2.0)
     # Per round, so that the second, slow for both, does not count: 4, 4 and 2.
     assert warm_ratio(found["slow"], found["fast"]) == 4.0
-
-
-@pytest.mark.slow
-def test_pinned_processes_time_what_they_are_told_on_their_core():
-    core = machine.available_cores()[0]
-    before = os.sched_getaffinity(0)
-    with pinned([core]) as seconds:
-        cold_s, warm_s = (seconds("chainmm", "small") for _ in range(2))
-        assert cold_s > warm_s > 0
-        assert os.sched_getaffinity(0) == before
-        (child,) = multiprocessing.active_children()
-        assert os.sched_getaffinity(child.pid) == {core}
-        with pytest.raises(ValueError, match="unknown workload 'nothing'"):
-            seconds("nothing", "small")
-
-
-@pytest.mark.slow
-def test_arguments_are_sharded_as_asked():
-    with pinned(machine.available_cores()[:1], 2) as seconds:
-        for sharding in machine.SHARDINGS[:3]:
-            assert seconds("chainmm", "small", sharding) > 0
 
 
 @pytest.mark.slow
