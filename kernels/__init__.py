@@ -27,7 +27,7 @@ if __name__ != "kernels":
     from .calibrate import measure_calibration
     from .devices import TaskError
     from .local import LocalDevices
-    from .measure import make_measure, make_paired_measure, measure_s
+    from .measure import make_paired_measure, measure_s
     from .ops import cache_compilations
     from .placed import PlacedFunction, compile
     from .processes.driver import ProcessDevices
@@ -41,7 +41,6 @@ if __name__ != "kernels":
         "TaskError",
         "cache_compilations",
         "compile",
-        "make_measure",
         "make_paired_measure",
         "measure_calibration",
         "measure_s",

@@ -1,13 +1,12 @@
 """Measured makespans: what stage 3 learns from and what reports compare."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.training.paired import Measure as PairedMeasure
@@ -16,9 +15,6 @@ from doppler_jax.types import Schedule, ShardedProgram
 
 from .devices import Devices, Options, TaskError
 from .placed import PlacedFunction, as_devices, load
-
-Measure = Callable[[ArrayLike, ArrayLike | None], float]
-"""Seconds of a placement `[N]`, run in the order of a priority `[N]` or the default one."""
 
 _PATIENCE = 4.0
 """How far beyond the guard's limit a candidate's first run may go before it is cut short."""
@@ -37,38 +33,12 @@ def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 
     Raises:
       ValueError: `repeats` is not positive, or `warmup` is negative.
     """
-    _check_counts(repeats, warmup)
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; expected a positive integer")
+    _check_warmup(warmup)
     for _ in range(warmup):
         step(*args)
     return float(np.median([_run(step, args)[0] for _ in range(repeats)]))
-
-
-def make_measure(
-    sharded: ShardedProgram,
-    args: Sequence[Any],
-    devices: Sequence[Any],
-    mode: str = "work_conserving",
-    repeats: int = 5,
-    warmup: int = 1,
-) -> Measure:
-    """Returns `measure(placement, priority) -> seconds`, timed as by `measure_s`.
-
-    Compiled kernels and resident blocks are kept from one placement to the next, so a new
-    placement costs its runs and only what no other put on that device before.
-
-    Raises:
-      ValueError: an unknown mode, bad devices or counts, or arguments that are
-        not what the program was traced with; `measure` raises it for a bad placement or
-        priority, and `TaskError` when a run fails.
-    """
-    _check_counts(repeats, warmup)
-    bench = _make_bench(sharded, args, devices, mode)
-
-    def measure(placement: ArrayLike, priority: ArrayLike | None = None) -> float:
-        step = bench.load(placement, priority)
-        return measure_s(step, *bench.args, repeats=repeats, warmup=warmup)
-
-    return measure
 
 
 def make_paired_measure(
@@ -95,14 +65,19 @@ def make_paired_measure(
       warmup: runs of a placement that are not timed, when it comes up.
 
     Raises:
-      ValueError: as by `make_measure`, or `max_slowdown` is not above 1; `measure` raises
-        it for a bad placement, and `TaskError` when a run fails.
+      ValueError: an unknown mode, bad devices, a number out of range, or arguments that are
+        not what the program was traced with; `measure` raises it for a bad placement, and
+        `TaskError` when a run fails.
     """
-    _check_counts(1, warmup)
+    _check_warmup(warmup)
     if not max_slowdown > 1:
         raise ValueError(f"max_slowdown is {max_slowdown}; expected a number above 1")
-    bench = _make_bench(sharded, args, devices, mode)
-    return _Pairing(bench, max_slowdown, warmup).measure
+    options, placed_on = Options(mode=mode), as_devices(devices)
+    placed_on.check_options(options)
+    flatten_args(sharded, tuple(args), {})
+    # Resident blocks are found again by the identity of the arrays.
+    arrays = jax.tree.map(jnp.asarray, tuple(args))
+    return _Pairing(_Bench(sharded, arrays, placed_on, options), max_slowdown, warmup).measure
 
 
 class _Pairing:
@@ -168,29 +143,10 @@ class _Bench:
     devices: Devices
     options: Options
 
-    def load(
-        self,
-        placement: ArrayLike,
-        priority: ArrayLike | None = None,
-        timeout_s: float | None = None,
-    ) -> PlacedFunction:
+    def load(self, placement: np.ndarray, timeout_s: float | None = None) -> PlacedFunction:
         """Returns the program, placed."""
         options = dataclasses.replace(self.options, timeout_s=timeout_s)
-        return load(self.sharded, placement, priority, self.devices, options)
-
-
-def _make_bench(
-    sharded: ShardedProgram,
-    args: Sequence[Any],
-    devices: Sequence[Any],
-    mode: str,
-) -> _Bench:
-    options, placed_on = Options(mode=mode), as_devices(devices)
-    placed_on.check_options(options)
-    flatten_args(sharded, tuple(args), {})
-    # Resident blocks are found again by the identity of the arrays.
-    arrays = jax.tree.map(jnp.asarray, tuple(args))
-    return _Bench(sharded, arrays, placed_on, options)
+        return load(self.sharded, placement, None, self.devices, options)
 
 
 def _run(step: PlacedFunction, args: tuple[Any, ...]) -> tuple[float, Schedule]:
@@ -198,8 +154,6 @@ def _run(step: PlacedFunction, args: tuple[Any, ...]) -> tuple[float, Schedule]:
     return float(trace.finish_s.max(initial=0.0)), trace
 
 
-def _check_counts(repeats: int, warmup: int) -> None:
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; expected a positive integer")
+def _check_warmup(warmup: int) -> None:
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}; expected an integer >= 0")

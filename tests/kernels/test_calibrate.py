@@ -233,5 +233,6 @@ def test_what_calibration_compiled_is_there_for_the_program():
     measure_calibration(sharded, devices, repeats=1)
     compiled = len(devices.executables)
     dj.compile(sharded, np.arange(8) % 2, devices=devices)
-    dj.make_measure(sharded, (X,), devices)(np.zeros(8, int), None)
+    zeros = np.zeros(8, int)
+    dj.make_paired_measure(sharded, (X,), devices)(zeros, zeros, 1)
     assert len(devices.executables) == compiled

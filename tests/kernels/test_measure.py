@@ -32,66 +32,62 @@ def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["stream", "work_conserving"])
-def test_measure_keeps_kernels_and_blocks(monkeypatch, mode):
+def test_pairs_keep_kernels_and_blocks(monkeypatch, mode):
     sharded = random_program(5, 8)
     cuts, cut = [], memory.slice_block
     monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a) or cut(*a))
     devices = dj.LocalDevices(jax.devices()[:2])
     compiled = devices.executables
-    measure = dj.make_measure(sharded, (X,), devices, mode, repeats=2)
+    measure = dj.make_paired_measure(sharded, (X,), devices, mode, max_slowdown=1e3)
     assert len(compiled) == len(cuts) == 0
-    assert measure(np.zeros(8, int), None) > 0
-    measure(np.ones(8, int), np.arange(8))
+    zeros, ones = np.zeros(8, int), np.ones(8, int)
+    measure(ones, zeros, 2)
     before = len(compiled), len(cuts)
     assert before[1] <= 2 * 3  # inputs, once for each device
-    for placement in (np.zeros(8, int), np.ones(8, int)):
-        measure(placement, np.arange(8))
+    measure(zeros, ones, 2)
     assert (len(compiled), len(cuts)) == before
 
 
 def test_longer_work_measures_longer(local, least):
-    placed = []
-    for program in (spin_chain(1), spin_chain(3)):
-        measure = dj.make_measure(program, (X,), local[:1], repeats=3)
-        placed.append((measure, np.zeros(program.graph.num_tasks, int)))
+    steps = [
+        dj.compile(program, np.zeros(program.graph.num_tasks, int), devices=local[:1])
+        for program in (spin_chain(1), spin_chain(3))
+    ]
     seconds = [np.inf, np.inf]
 
     def share():
         # Other work on the cores only lengthens: the least of all takes is compared.
-        for k, (measure, placement) in enumerate(placed):
-            seconds[k] = min(seconds[k], measure(placement, None))
+        for k, step in enumerate(steps):
+            seconds[k] = min(seconds[k], dj.measure_s(step, X, repeats=3))
         return seconds[0] / seconds[1]
 
     least(share, 1 / 1.5)
+    with pytest.raises(ValueError, match="repeats is 0"):
+        dj.measure_s(steps[0], X, repeats=0)
+    with pytest.raises(ValueError, match="warmup is -1"):
+        dj.measure_s(steps[0], X, warmup=-1)
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "message"),
+    ("options", "message"),
     [
-        (dj.make_measure, {"repeats": 0}, "repeats is 0"),
-        (dj.make_measure, {"mode": "eager"}, "unknown mode 'eager'"),
-        (dj.make_measure, {"devices": []}, "devices is empty"),
-        (dj.make_paired_measure, {"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a numb"),
-        *(
-            (make, options, message)
-            for make in (dj.make_measure, dj.make_paired_measure)
-            for options, message in (
-                ({"warmup": -1}, "warmup is -1"),
-                ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
-            )
-        ),
+        ({"mode": "eager"}, "unknown mode 'eager'"),
+        ({"devices": []}, "devices is empty"),
+        ({"max_slowdown": 1.0}, "max_slowdown is 1.0; expected a numb"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"args": (X[:7],)}, r"args\[0\] is float32\[7\]"),
     ],
 )
-def test_what_measures_is_not_made_of_bad_arguments(make, options, message):
+def test_what_measures_is_not_made_of_bad_arguments(options, message):
     arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
     with pytest.raises(ValueError, match=message):
-        make(random_program(0, 2), **arguments)
+        dj.make_paired_measure(random_program(0, 2), **arguments)
 
 
 def test_measure_refuses_a_bad_placement():
-    measure = dj.make_measure(random_program(0, 2), (X,), jax.devices()[:1])
-    with pytest.raises(ValueError, match=r"placement\[1\] is 1"):
-        measure([0, 1], None)
+    measure = dj.make_paired_measure(random_program(0, 2), (X,), jax.devices()[:1])
+    with pytest.raises(ValueError, match="puts task 1 on device 1"):
+        measure(np.array([0, 1]), np.array([0, 1]), 1)
 
 
 class Step:

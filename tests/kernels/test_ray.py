@@ -218,7 +218,7 @@ def test_closed_devices_refuse_and_start_nothing(ray_pair):
         lambda: compile_on(sharded, np.zeros(8, int), devices),
         lambda: compile_on(sharded, np.zeros(8, int), list(devices)),
         lambda: dj.measure_calibration(sharded, devices),
-        lambda: dj.make_measure(sharded, (X,), devices),
+        lambda: dj.make_paired_measure(sharded, (X,), devices),
         lambda: step(X),
     ):
         with pytest.raises(ValueError, match=r"the devices were closed; start others"):

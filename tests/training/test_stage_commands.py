@@ -230,22 +230,22 @@ def test_a_policy_of_other_features_is_refused(refuse, copied):
 
 
 @pytest.mark.parametrize(
-    ("last", "simulated", "compiled"),
+    ("last", "message"),
     [
-        (2, "puts task 35 on device 2; devices are 0 to 1", r"placement\[35\] is 2, but there"),
-        (-1, "puts task 35 on device -1", r"placement\[35\] is -1, but there are 2 devices"),
-        (0.0, "must hold integers", "placement must hold integers"),
-        (None, r"shape \(35,\), expected \[B, 36\]", r"shape \(35,\), expected \(36,\)"),
+        (2, "puts task 35 on device 2; devices are 0 to 1"),
+        (-1, "puts task 35 on device -1"),
+        (0.0, "must hold integers"),
+        (None, r"shape \(35,\), expected [\[(](B, )?36"),
     ],
 )
-def test_bad_placements_are_refused_wherever_one_comes_in(last, simulated, compiled):
+def test_bad_placements_are_refused_wherever_one_comes_in(last, message):
     cluster = dj.make_cluster("reference_x4")
     sharded = choose_workload("chainmm", "small", cluster, "four", "uniform").sharded
     costs = dj.reference_costs(sharded.graph, num_devices=2)
     bad = np.array([0] * 35 + ([] if last is None else [last]))
-    with pytest.raises(ValueError, match=simulated):
+    with pytest.raises(ValueError, match=message):
         dj.simulate(sharded.graph, costs, bad)
-    with pytest.raises(ValueError, match=compiled):
+    with pytest.raises(ValueError, match=message):
         dj.compile(sharded, bad, devices=jax.devices()[:2])
 
 
