@@ -26,13 +26,12 @@ import doppler_jax as dj
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.graphs.families import list_families
 from doppler_jax.methods import DEFAULT_METHOD
-from experiments import grid
-from experiments.catalogue import BEST_KNOWN_S
+from experiments import catalogue, grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import run_apart
 from experiments.tables import by, table
 
-PUBLISHED = (*BEST_KNOWN_S, "8gpu_transformer_block@8")
+PUBLISHED = (*catalogue.PUBLISHED, "8gpu_transformer_block@8")
 
 FAMILIES = tuple(f"{family}-{5 * k + 2}" for k, family in enumerate(list_families()))
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from doppler_jax.reports.pictures import Line, Lines, plot_curves
-from experiments.catalogue import BEST_KNOWN_S, SIZED
+from experiments.catalogue import PUBLISHED, SIZED
 from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.methods import MethodSettings, Spend, method_cells
 from experiments.tables import EQUAL, by, means_table, table
@@ -102,7 +102,7 @@ def _best_by(curve: Sequence[Sequence[float]], evaluations: np.ndarray) -> np.nd
 
 
 SETTINGS = MethodSettings(
-    problems=(*BEST_KNOWN_S, *SIZED), method=METHODS, links=("parallel", "serial"),
+    problems=(*PUBLISHED, *SIZED), method=METHODS, links=("parallel", "serial"),
     evaluations=(10_000, 100_000), seconds=(30.0,),
 )  # fmt: skip
 

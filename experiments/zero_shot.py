@@ -19,7 +19,7 @@ import doppler_jax as dj
 from doppler_jax.costs.digests import tree_digest
 from doppler_jax.graphs.families import HELD_OUT
 from doppler_jax.policy_files import load_base_policy
-from experiments.catalogue import BEST_KNOWN_S, held_out_cluster, island_family
+from experiments.catalogue import PUBLISHED, held_out_cluster, island_family
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.methods import Spend, method_cells
 from experiments.tables import by, means_table, table
@@ -42,7 +42,7 @@ class ZeroShotSettings(Settings):
 
     policy: pathlib.Path | None = None
     """Checkpoint or run folder of the policy; by default the base policy that ships."""
-    published: tuple[str, ...] = tuple(BEST_KNOWN_S)
+    published: tuple[str, ...] = PUBLISHED
     instances: int = 16
     """Graphs of each held-out family."""
     clusters: int = 200
