@@ -84,13 +84,13 @@ RIVALS = ("placeto", "gdp", "joint")
 
 
 @dataclasses.dataclass(frozen=True)
-class AblationSettings(MethodSettings):
+class Asked(MethodSettings):
     """What to compare; `--method` are rivals that learn."""
 
     variants: tuple[str, ...] = tuple(VARIANTS)
 
 
-def cells(context: Context[AblationSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells of the variants, and of the rivals within evaluations."""
     asked = context.settings
     grid.check_names("--variants", asked.variants, list(VARIANTS))
@@ -120,7 +120,7 @@ def imitate(
     return best_placement(graph, costs, drawn)[0]
 
 
-def report(context: Context[AblationSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a row per problem and budget, the paper's under it."""
     found = with_paper(records, "problem", PAPER_MS)
     table = means_table(found, ("problem", "budget"), scale=1e3)
@@ -129,9 +129,7 @@ def report(context: Context[AblationSettings], records: list[Record]) -> Page:
 
 QUICK = {"problems": PAPER[:1], "evaluations": (5000,), "seconds": (8.0,), "seeds": 1}
 
-SETTINGS = AblationSettings(
-    problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,)
-)
+SETTINGS = Asked(problems=PAPER, method=RIVALS, evaluations=(100_000,), seconds=(120.0,))
 
 STUDY = Study("ablation", SETTINGS, cells, report, QUICK)
 

@@ -46,7 +46,7 @@ NEW_GRAPHS = range(225, 240)
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchSettings(Settings):
+class Asked(Settings):
     """How much to measure."""
 
     problems: tuple[str, ...] = (
@@ -64,7 +64,7 @@ class BenchSettings(Settings):
     rounds: int = 15
 
 
-def cells(context: Context[BenchSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per problem and batch, and one of graphs that are new."""
     asked = context.settings
     terms = {"rounds": asked.rounds, "calls": asked.calls, "devices": asked.host_devices}
@@ -75,7 +75,7 @@ def cells(context: Context[BenchSettings]) -> list[Cell]:
     return found + grid.cells_of(partial(time_simulators, context), axes, **terms)
 
 
-def time_simulators(context: Context[BenchSettings], problem: str, batch: int) -> Record:
+def time_simulators(context: Context[Asked], problem: str, batch: int) -> Record:
     """Returns rows: seconds per placement of ways to simulate random ones."""
     asked, loaded = context.settings, context.problem(problem)
     graph, costs, rng = loaded.graph, loaded.costs, np.random.default_rng(0)
@@ -155,7 +155,7 @@ def _float32_core(problem: Problem, placements: np.ndarray) -> Callable[[], Padd
     return partial(simulate_padded, *jax.device_put((padded, rows)))
 
 
-def report(context: Context[BenchSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a row per competitor, how time grows with graphs, and what a new one costs."""
     rows = [
         {"problem": r["problem"], "placements in a call": r["batch"]} | row
@@ -177,7 +177,7 @@ def report(context: Context[BenchSettings], records: list[Record]) -> Page:
 
 QUICK = {"problems": ("layers-256@4", "layers-1024@4"), "batches": (128,), "rounds": 3}
 
-STUDY = Study("bench", BenchSettings(), cells, report, QUICK)
+STUDY = Study("bench", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -49,7 +49,7 @@ WARM, EMPTY, FIRST, LONG, DRAWN = "warm", "empty", "first", "long", "drawn"
 
 
 @dataclasses.dataclass(frozen=True)
-class ClockSettings(Settings):
+class Asked(Settings):
     """What to run."""
 
     problems: tuple[str, ...] = (*PUBLISHED, *FAMILIES, *SMALL)
@@ -69,7 +69,7 @@ class ClockSettings(Settings):
     """Also runs the default method for so long on each problem, for the best known."""
 
 
-def cells(context: Context[ClockSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per run."""
     asked, graphs = context.settings, context.settings.shared / "reference_graphs"
     grid.check_names("--method", asked.method, dj.list_methods())
@@ -94,12 +94,7 @@ def cells(context: Context[ClockSettings]) -> list[Cell]:
 
 
 def place(
-    context: Context[ClockSettings],
-    run: str,
-    problem: str,
-    method: str,
-    seconds: float,
-    seed: int,
+    context: Context[Asked], run: str, problem: str, method: str, seconds: float, seed: int
 ) -> Record:
     """Returns exit status and seconds of a process that places, and what it wrote."""
     loaded = context.problem(problem)
@@ -135,7 +130,7 @@ def best_known_s(records: Sequence[Record]) -> dict[str, float]:
     return best
 
 
-def report(context: Context[ClockSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a row per method and bound, and how many of the drawn runs ended well."""
     best, used = best_known_s(records), by(records, "run")
     if context.settings.publish and LONG in used:
@@ -189,7 +184,7 @@ QUICK = {
     "more_seconds": (2.0,), "seeds": 1, "many": 2,
 }  # fmt: skip
 
-STUDY = Study("clock", ClockSettings(), cells, report, QUICK)
+STUDY = Study("clock", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

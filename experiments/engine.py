@@ -64,7 +64,7 @@ Runs = dict[str, Callable[[], float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineSettings(Settings):
+class Asked(Settings):
     """What to measure."""
 
     parts: tuple[str, ...] = tuple(PARTS)
@@ -83,7 +83,7 @@ class EngineSettings(Settings):
     """Warm measurements of each kind, of which the median counts."""
 
 
-def cells(context: Context[EngineSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells of the parts asked for."""
     asked = context.settings
     grid.check_names("--parts", asked.parts, list(PARTS))
@@ -120,7 +120,7 @@ def cells(context: Context[EngineSettings]) -> list[Cell]:
 
 
 def time_calls(
-    context: Context[EngineSettings], machine: Machine, rounds: int, workload: str, preset: str
+    context: Context[Asked], machine: Machine, rounds: int, workload: str, preset: str
 ) -> Rows:
     """Measures a workload by the engine and by one `jax.jit`."""
     made = dj.make_workload(workload, preset)
@@ -318,11 +318,7 @@ def time_copies(machine: Machine, rounds: int) -> Rows:
 
 
 def time_idle(
-    context: Context[EngineSettings],
-    machine: Machine,
-    rounds: int,
-    workload: str,
-    placements: int,
+    context: Context[Asked], machine: Machine, rounds: int, workload: str, placements: int
 ) -> Rows:
     """Measures what devices idle with a ready task, over random placements of a workload.
 
@@ -363,7 +359,7 @@ def tiny_program(
     return dj.partition(dj.trace(fn, *args), num_shards=1), args
 
 
-def report(context: Context[EngineSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a table per part."""
     texts = {}
     for part, found in by(records, "part").items():
@@ -375,7 +371,7 @@ def report(context: Context[EngineSettings], records: list[Record]) -> Page:
 
 QUICK = {"preset": "small", "placements": 3, "rounds": 3}
 
-STUDY = Study("engine", EngineSettings(), cells, report, QUICK)
+STUDY = Study("engine", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

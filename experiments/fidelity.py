@@ -46,7 +46,7 @@ TELLING = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class FidelitySettings(MachineSettings):
+class Asked(MachineSettings):
     """What to compare."""
 
     placements: int = 40
@@ -57,7 +57,7 @@ class FidelitySettings(MachineSettings):
     """Executions of each placement, of which the median counts."""
 
 
-def cells(context: Context[FidelitySettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per workload."""
     asked = context.settings
     if asked.placements < 2:
@@ -68,7 +68,7 @@ def cells(context: Context[FidelitySettings]) -> list[Cell]:
     return measured_cells(context, machine, run, asked.workloads, asked.preset, *cut, **key)
 
 
-def measure(context: Context[FidelitySettings], machine: Machine, problem: Problem) -> Record:
+def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Record:
     """Returns the measured makespans of placements, and the simulated ones by costs and links.
 
     Each round runs every placement and every kernel by itself once. Costs are calibrated with
@@ -170,7 +170,7 @@ def agree(simulated_s: np.ndarray, measured_s: np.ndarray) -> Record:
     }
 
 
-def report(context: Context[FidelitySettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns agreement by workload, costs and links, the best links first."""
     rows, panels = [], []
     for record in records:
@@ -191,7 +191,7 @@ QUICK = {
     "rounds": 5,
 }  # fmt: skip
 
-STUDY = Study("fidelity", FidelitySettings(), cells, report, QUICK)
+STUDY = Study("fidelity", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

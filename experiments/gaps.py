@@ -38,14 +38,14 @@ STG = tuple(f"stg50/rand{k:04}@{d}" for d in DEVICES for k in range(40))
 
 
 @dataclasses.dataclass(frozen=True)
-class GapSettings(MethodSettings):
+class Asked(MethodSettings):
     """What is compared; `--evaluations` bounds all but `exact`."""
 
     exact_s: float = 30.0
     """Seconds for `exact` on one problem."""
 
 
-def cells(context: Context[GapSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells of all methods, the two references' first."""
     asked, change = context.settings, {"stg50": by_priority, "dnn": with_memory}
     tiny = [name for name in asked.problems if name.startswith("tiny-")]
@@ -66,13 +66,13 @@ def cells(context: Context[GapSettings]) -> list[Cell]:
     return found
 
 
-def all_placements(context: Context[GapSettings], problem: str) -> Record:
+def all_placements(context: Context[Asked], problem: str) -> Record:
     """Returns the best of all placements under queue `fifo`."""
     run = lambda graph, costs, budget, key: brute_force(graph, costs)  # noqa: E731
     return place_cell(context.problem(problem), "brute_force", Spend(), 0, own=run)
 
 
-def by_priority(context: Context[GapSettings], name: str, result: Record) -> Record:
+def by_priority(context: Context[Asked], name: str, result: Record) -> Record:
     """Returns a result with its makespan by `priority`, the better of two ranks.
 
     They are the start order of the method's own schedule, and the b-level, largest first.
@@ -91,13 +91,13 @@ def by_priority(context: Context[GapSettings], name: str, result: Record) -> Rec
     return result | changed | {"best_s": problem.best_known_s}
 
 
-def with_memory(context: Context[GapSettings], name: str, result: Record) -> Record:
+def with_memory(context: Context[Asked], name: str, result: Record) -> Record:
     """Returns a result with how its schedule uses the accelerators."""
     problem = context.problem(name)
     return result | _memory(problem.graph, problem.costs, np.array(result["placement"]))
 
 
-def expert(context: Context[GapSettings], problem: str) -> Record:
+def expert(context: Context[Asked], problem: str) -> Record:
     """Returns what the human expert's split of a network is worth, if there is one.
 
     The published splits use six accelerators and were made for larger memories: a network
@@ -129,7 +129,7 @@ def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Reco
     }
 
 
-def report(context: Context[GapSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns the three tables, those of problems that were asked for."""
     shown = {
         "tiny": ("Random graphs", _tiny_table),
@@ -190,7 +190,7 @@ def _dnn_table(records: list[Record]) -> str:
     return table(rows)
 
 
-SETTINGS = GapSettings(
+SETTINGS = Asked(
     problems=(*(f"tiny-{k}" for k in range(40)), *STG, *NETWORKS),
     method=tuple(m for m in dj.list_methods() if m not in LEARNERS), evaluations=(2000,),
     seeds=1,

@@ -93,7 +93,7 @@ PARTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuSettings(Settings):
+class Asked(Settings):
     """What to run, and where."""
 
     platform: Literal["gpu", "cpu"] = "gpu"
@@ -101,7 +101,7 @@ class GpuSettings(Settings):
     parts: tuple[str, ...] = tuple(PARTS)
 
 
-def cells(context: Context[GpuSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per part, and one more of those that the host's cores run, too."""
     asked = context.settings
     grid.check_names("--parts", asked.parts, list(PARTS))
@@ -118,12 +118,12 @@ def cells(context: Context[GpuSettings]) -> list[Cell]:
     ]
 
 
-def _slack(asked: GpuSettings) -> int:
+def _slack(asked: Asked) -> int:
     """Returns what bounds are multiplied by: at tiny sizes other tests may have the cores."""
     return 4 if asked.platform == "cpu" else 1
 
 
-def run(context: Context[GpuSettings], name: str, on_host: bool, stop_at: float) -> Record:
+def run(context: Context[Asked], name: str, on_host: bool, stop_at: float) -> Record:
     """Runs a part and returns what it says, and what went wrong if anything did."""
     asked, part = context.settings, PARTS[name]
     bound_s = min(part.bound_s * _slack(asked), max(stop_at - time.monotonic(), 1.0))
@@ -158,7 +158,7 @@ def run(context: Context[GpuSettings], name: str, on_host: bool, stop_at: float)
     return {"text": f"NOT FINISHED: {why}\n\n{text}"}
 
 
-def report(context: Context[GpuSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns what the parts say."""
     versions = {"python": platform.python_version(), "GPU and driver": _driver()}
     versions["what JAX runs on"] = " ".join(jax.devices()[0].client.platform_version.split())
@@ -181,12 +181,10 @@ def _driver() -> str:
     return "none"
 
 
-STUDY = Study(
-    "gpu", GpuSettings(again=True, publish=True), cells, report, quick={"platform": "cpu"}
-)
+STUDY = Study("gpu", Asked(again=True, publish=True), cells, report, quick={"platform": "cpu"})
 
 
-def main(settings: GpuSettings) -> None:
+def main(settings: Asked) -> None:
     """Runs the parts and writes the page; leaves with 1 if one failed or ran out of time."""
     # Several processes share the GPU, this one among them.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -197,4 +195,4 @@ def main(settings: GpuSettings) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, GpuSettings, STUDY.title, default=STUDY.settings)
+    cli.run(main, Asked, STUDY.title, default=STUDY.settings)

@@ -33,7 +33,7 @@ FORMS: dict[str, Callable[[Record], str]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PartitionSettings(Settings):
+class Asked(Settings):
     """Which workloads are cut, and for what."""
 
     workloads: tuple[str, ...] = tuple(dj.list_workloads())
@@ -42,7 +42,7 @@ class PartitionSettings(Settings):
     clusters: tuple[str, ...] = tuple(name for name in list_clusters() if name != "host")
 
 
-def cells(context: Context[PartitionSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per workload, size, cluster and strategy."""
     asked = context.settings
     grid.check_names("--workloads", asked.workloads, dj.list_workloads())
@@ -81,7 +81,7 @@ def moved_bytes(graph: dj.TaskGraph, schedule: dj.Schedule) -> float:
     return float(sizes[schedule.transfer_tensor].sum())
 
 
-def report(context: Context[PartitionSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns uniform's figure and the planner's, side by side."""
     rows = []
     for (workload, preset, cluster), found in by(
@@ -99,7 +99,7 @@ def report(context: Context[PartitionSettings], records: list[Record]) -> Page:
 
 QUICK = {"presets": ("small",)}
 
-STUDY = Study("partitions", PartitionSettings(), cells, report, QUICK)
+STUDY = Study("partitions", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

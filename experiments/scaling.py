@@ -30,7 +30,7 @@ SHOWN = ("method", "batch", "tasks")
 
 
 @dataclasses.dataclass(frozen=True)
-class ScalingSettings(Settings):
+class Asked(Settings):
     """What to time."""
 
     method: tuple[str, ...] = tuple(LEARNERS)
@@ -44,7 +44,7 @@ class ScalingSettings(Settings):
     """Of an update; what would take longer, if time grew as the square, is left out."""
 
 
-def cells(context: Context[ScalingSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per method and size, the smallest first."""
     asked = context.settings
     grid.check_names("--method", asked.method, list(LEARNERS))
@@ -59,11 +59,7 @@ def cells(context: Context[ScalingSettings]) -> list[Cell]:
 
 
 def time_method(
-    context: Context[ScalingSettings],
-    method: str,
-    batch: int,
-    size: int,
-    times: dict[int, float],
+    context: Context[Asked], method: str, batch: int, size: int, times: dict[int, float]
 ) -> Record:
     """Returns seconds of an update of a method, and of placing a graph with its policy."""
     asked = context.settings
@@ -111,7 +107,7 @@ def small_updates(learner: Learner, batch: int) -> Learner:
     return dataclasses.replace(learner, batch=batch, minibatches=1)
 
 
-def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns the table, and how each method's times grow."""
     done = [record for record in records if "refused" not in record]
     rows = [
@@ -128,7 +124,7 @@ def report(context: Context[ScalingSettings], records: list[Record]) -> Page:
 
 QUICK = {"sizes": (125, 1000), "batch": (4,), "limit_s": 20.0}
 
-STUDY = Study("scaling", ScalingSettings(), cells, report, QUICK)
+STUDY = Study("scaling", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -40,7 +40,7 @@ NUM_SAMPLES = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage3Settings(MachineSettings):
+class Asked(MachineSettings):
     """What to compare."""
 
     evaluations: int = 200_000
@@ -52,7 +52,7 @@ class Stage3Settings(MachineSettings):
     training: SystemConfig = dataclasses.field(default_factory=SystemConfig)
 
 
-def cells(context: Context[Stage3Settings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per workload: one run of all beliefs."""
     asked = context.settings
     machine = context.stack.enter_context(Machine(asked.num_devices, asked.backend))
@@ -61,7 +61,7 @@ def cells(context: Context[Stage3Settings]) -> list[Cell]:
     return measured_cells(context, machine, run, asked.workloads, asked.preset, *cut, **key)
 
 
-def compare(context: Context[Stage3Settings], machine: Machine, problem: Problem) -> Record:
+def compare(context: Context[Asked], machine: Machine, problem: Problem) -> Record:
     """Returns, by belief, what stages 2 and 3 made of a workload, measured in pairs."""
     asked, measure = context.settings, machine.pair_measure(problem)
     found: dict[str, Record] = {}
@@ -116,7 +116,7 @@ def falsified(costs: dj.Costs, factor: float) -> dj.Costs:
     return dataclasses.replace(costs, **changes)
 
 
-def report(context: Context[Stage3Settings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a row per workload and belief."""
     rows = [
         {"workload": f"{r['workload']}, {r['tasks']} tasks", "believed": believed, **row(found)}
@@ -152,7 +152,7 @@ QUICK = {
     "pairs": 9,
 }  # fmt: skip
 
-STUDY = Study("stage3_study", Stage3Settings(), cells, report, QUICK)
+STUDY = Study("stage3_study", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -51,7 +51,7 @@ LISTED, SYNCHRONOUS = "critical_path", "critical_path, bulk-synchronous"
 
 
 @dataclasses.dataclass(frozen=True)
-class TableSettings(MethodSettings):
+class Asked(MethodSettings):
     """What to compare."""
 
     measured: tuple[str, ...] = WORKLOADS
@@ -70,7 +70,7 @@ class TableSettings(MethodSettings):
     training: SystemConfig = dataclasses.field(default_factory=SystemConfig)
 
 
-def cells(context: Context[TableSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells of the simulated half, then those of the measured one."""
     asked = context.settings
     found = [
@@ -89,14 +89,14 @@ def cells(context: Context[TableSettings]) -> list[Cell]:
     return found + measured_cells(context, machine, *what, *cut, **key)
 
 
-def with_barriers(context: Context[TableSettings], name: str, result: Record) -> Record:
+def with_barriers(context: Context[Asked], name: str, result: Record) -> Record:
     """Returns a result with the cost of barriers: makespan with them over that without."""
     problem, placement = context.problem(name), np.array(result["placement"])
     schedule = dj.simulate_synchronous(problem.graph, problem.costs, placement)
     return result | {"barriers": dj.makespan_s(schedule) / result["makespan_s"]}
 
 
-def measure(context: Context[TableSettings], machine: Machine, problem: Problem) -> Record:
+def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Record:
     """Returns measured makespans of what methods place, and of DOPPLER's stage 3.
 
     `doppler` is the placement that stage 3, `doppler_sys`, starts from: both are of the
@@ -121,7 +121,7 @@ def measure(context: Context[TableSettings], machine: Machine, problem: Problem)
     }
 
 
-def report(context: Context[TableSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a row per workload and the paper's under it, simulated and measured."""
     halves = by(records, "workload")
     simulated = [r | {"workload": r["problem"].split(":")[0]} for r in halves.pop(None, [])]
@@ -175,7 +175,7 @@ QUICK = {
     "measured_evaluations": 20_000, "updates": 4,
 }  # fmt: skip
 
-SETTINGS = TableSettings(problems=PAPER, method=METHODS, seconds=(120.0,))
+SETTINGS = Asked(problems=PAPER, method=METHODS, seconds=(120.0,))
 
 STUDY = Study("table", SETTINGS, cells, report, QUICK)
 

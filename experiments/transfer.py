@@ -60,7 +60,7 @@ EQUAL_ON, ISLANDS_ON = "p100x4:uniform4", "v100x8:uniform4"
 
 
 @dataclasses.dataclass(frozen=True)
-class TransferSettings(Settings):
+class Asked(Settings):
     """What to train on, and what to use it for."""
 
     source: tuple[str, ...] = ("ffnn", "chainmm")
@@ -90,7 +90,7 @@ class TransferSettings(Settings):
         ]
 
 
-def cells(context: Context[TransferSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells: list schedulers, training from scratch, and what follows from it."""
     asked, pairs = context.settings, context.settings.pairs()
     fewest = min([asked.full, *(shots for shots in asked.shots if shots)])
@@ -120,11 +120,7 @@ def cells(context: Context[TransferSettings]) -> list[Cell]:
 
 
 def use(
-    context: Context[TransferSettings],
-    source: str | None,
-    target: str,
-    episodes: int,
-    seed: int,
+    context: Context[Asked], source: str | None, target: str, episodes: int, seed: int
 ) -> Record:
     """Returns what the policy of a source makes of a target after so many episodes there.
 
@@ -156,7 +152,7 @@ def use(
     return {"makespan_s": best_s, "greedy_s": greedy_s, "placement": best.tolist()}
 
 
-def with_shares(context: Context[TransferSettings], name: str, result: Record) -> Record:
+def with_shares(context: Context[Asked], name: str, result: Record) -> Record:
     """Returns a result with the shares of bytes by where they are read."""
     problem = context.problem(name)
     assert problem.cluster is not None
@@ -165,9 +161,7 @@ def with_shares(context: Context[TransferSettings], name: str, result: Record) -
     return result | {"shares": shares.tolist()}
 
 
-def _folder(
-    context: Context[TransferSettings], problem: str, episodes: int, seed: int
-) -> pathlib.Path:
+def _folder(context: Context[Asked], problem: str, episodes: int, seed: int) -> pathlib.Path:
     """Returns where a policy is kept."""
     return context.folder / "policies" / re.sub(r"\W+", "-", f"{problem}-{episodes}-{seed}")
 
@@ -195,7 +189,7 @@ def traffic_shares(
     return np.bincount(kind, read_bytes, 3) / max(float(read_bytes.sum()), 1e-300)
 
 
-def report(context: Context[TransferSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns the best makespans and the policies' greedy ones, and what crosses islands."""
     asked, runs, where, panels = context.settings, [], [], []
     ordered = sorted(records, key=lambda r: r.get("episodes", -1))  # list schedulers first
@@ -240,7 +234,7 @@ def _after(episodes: int) -> str:
 
 QUICK = {"seeds": 1, "shots": (0, 256), "full": 512, "target": ("llama_block",), "islands": ()}
 
-STUDY = Study("transfer", TransferSettings(), cells, report, QUICK)
+STUDY = Study("transfer", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()

@@ -37,7 +37,7 @@ REFERENCES = ("doppler+search", "evolution", "annealing", "local_search")
 
 
 @dataclasses.dataclass(frozen=True)
-class ZeroShotSettings(Settings):
+class Asked(Settings):
     """What to measure."""
 
     policy: pathlib.Path | None = None
@@ -54,7 +54,7 @@ class ZeroShotSettings(Settings):
     """Of each method that seeks the best known placement."""
 
 
-def cells(context: Context[ZeroShotSettings]) -> list[Cell]:
+def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells of all methods; those that use the policy have its digest."""
     asked = context.settings
     policy = load_base_policy() if asked.policy is None else dj.load_policy(asked.policy)
@@ -77,7 +77,7 @@ def cells(context: Context[ZeroShotSettings]) -> list[Cell]:
     return found
 
 
-def report(context: Context[ZeroShotSettings], records: list[Record]) -> Page:
+def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns ratios to the best known and to HEFT, and the times."""
     over_best, over_heft = [], []
     for name, found in by([r for r in records if "makespan_s" in r], "problem").items():
@@ -130,7 +130,7 @@ def _spread(ratios: Sequence[float]) -> Record:
 
 QUICK = {"instances": 2, "clusters": 12, "reference_evaluations": 50_000}
 
-STUDY = Study("zero_shot", ZeroShotSettings(), cells, report, QUICK)
+STUDY = Study("zero_shot", Asked(), cells, report, QUICK)
 
 if __name__ == "__main__":
     STUDY.command()
