@@ -17,7 +17,7 @@ import numpy as np
 from doppler_jax.types import Schedule, ShardedProgram
 
 from .plan import Plan
-from .trace import Handling
+from .trace import Handled
 
 
 class TaskError(RuntimeError):
@@ -51,7 +51,7 @@ class Execution:
 
     outputs: list[jax.Array]  # flat, assembled from their blocks
     trace: Schedule  # seconds from the first dispatch; transfers of graph input i as ~i
-    handling: Handling  # what devices themselves spent on transfers, on the trace's clock
+    handling: Handled  # what devices themselves spent on transfers, on the trace's clock
     peak_bytes: np.ndarray  # [D] most that lay on each device at once, arguments included
 
 

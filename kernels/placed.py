@@ -19,9 +19,9 @@ from .local import LocalDevices
 from .plan import make_plan
 from .processes.driver import ProcessDevices
 from .processes.session import ProcessDevice
-from .profile import Profile, measured_lower_bound_s, profile
+from .profile import Profile, profile
 from .segments import fuse_segments as fuse
-from .trace import Handling
+from .trace import Handled
 
 
 def compile(
@@ -119,8 +119,9 @@ class PlacedFunction:
       trace: `Schedule` of the latest call, in seconds from the dispatch of its first task
         or input transfer, with transfers; None before. Arguments are laid on the devices
         that read them before that, outputs are assembled after it.
-      handling: when devices themselves moved tensors between two tasks in the latest call,
-        on the trace's clock: on CPU processes of one machine, else never; None before.
+      handling: device, start and finish of each time that a device itself moved tensors
+        between two tasks in the latest call, on the trace's clock: on CPU processes of one
+        machine, else never; None before.
       peak_bytes: `[D]` most memory that the latest call held at once; None before.
       starts_are_inferred: whether the trace's starts (and, in part, finishes) follow from
         dispatch times and finishes that the host saw. So in `stream`.
@@ -139,7 +140,7 @@ class PlacedFunction:
         self.mode = mode
         self.compile_s = loaded.compile_s
         self.trace: Schedule | None = None
-        self.handling: Handling | None = None
+        self.handling: Handled | None = None
         self.peak_bytes: np.ndarray | None = None
         self._sharded = sharded
         self._loaded = loaded
@@ -168,12 +169,15 @@ class PlacedFunction:
 
     @property
     def lower_bound_s(self) -> float:
-        """Seconds that no placement can beat with tasks as fast as in the latest call.
+        """Seconds that no placement beats while tasks take what they took in the latest call.
+
+        The larger of the critical path without transfers and all work over the number of
+        devices. Where devices are unequal, moving tasks to a faster one can beat it.
 
         Raises:
           ValueError: there was no call yet.
         """
-        return measured_lower_bound_s(self.graph, self._called()[0], len(self.device_names))
+        return self.profile().lower_bound_s
 
     def profile(self) -> Profile:
         """Returns what the time of the latest call went on, to print.
@@ -198,10 +202,10 @@ class PlacedFunction:
             self.names,
             device_names=self.device_names,
             inferred_starts=self.starts_are_inferred,
-            handling=handling.intervals(),
+            handling=handling,
         )
 
-    def _called(self) -> tuple[Schedule, Handling, np.ndarray]:
+    def _called(self) -> tuple[Schedule, Handled, np.ndarray]:
         if self.trace is None or self.handling is None or self.peak_bytes is None:
             raise ValueError("there is no trace: call the function first")
         return self.trace, self.handling, self.peak_bytes

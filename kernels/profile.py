@@ -12,7 +12,7 @@ from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
-from .trace import Handling, make_handling
+from .trace import Handled
 
 SHOWN = 10
 """Tasks that `str` of a profile shows: the slowest."""
@@ -23,7 +23,7 @@ class Profile:
     """What one call kept busy and what it waited for; print it to read it."""
 
     explanation: ScheduleExplanation  # of its trace: busy times, links, critical chain
-    lower_bound_s: float  # see `measured_lower_bound_s`
+    lower_bound_s: float  # of the makespan, while tasks take what they took on any device
     task_s: np.ndarray  # [N] of each task
     dispatch_gap_s: np.ndarray  # [N] before each task, see `dispatch_gaps_s`
     idle_ready_s: np.ndarray  # [D] for which each device idled though a task was ready
@@ -97,7 +97,7 @@ def profile(
     names: Sequence[str],
     device_names: Sequence[str],
     peak_bytes: ArrayLike,
-    handling: Handling | None = None,
+    handling: Handled | None = None,
 ) -> Profile:
     """Returns what the time of one call went on; print it to read it.
 
@@ -119,17 +119,16 @@ def profile(
         raise ValueError(f"peak_bytes has shape {peaks.shape}, expected ({num_devices},)")
     costs = _measured_costs(graph, trace, num_devices)
     explanation = explain_schedule(graph, costs, trace, names=names)
-    handling = handling or make_handling()
-    gap_s = dispatch_gaps_s(graph, trace, handling)
+    gap_s = dispatch_gaps_s(graph, trace, handling or [])
     transfer_s = trace.transfer_finish_s - trace.transfer_start_s
-    spent_s = handling.finish_s - handling.start_s
+    handled = _columns(handling or [])
     return Profile(
         explanation=explanation,
         lower_bound_s=lower_bound_s(graph, costs),
         task_s=trace.finish_s - trace.start_s,
         dispatch_gap_s=gap_s,
         idle_ready_s=np.bincount(trace.placement, gap_s, num_devices),
-        handling_s=np.bincount(handling.device, spent_s, num_devices),
+        handling_s=np.bincount(handled[0].astype(int), handled[2] - handled[1], num_devices),
         num_transfers=transfer_s.size,
         transfer_s=float(transfer_s.sum()),
         overlapped_s=float(_receiver_busy_s(trace).sum()),
@@ -138,22 +137,7 @@ def profile(
     )
 
 
-def measured_lower_bound_s(graph: TaskGraph, trace: Schedule, num_devices: int) -> float:
-    """Returns seconds that no placement beats while each task takes what it took in a trace.
-
-    The larger of the critical path without transfers and all work over the number of
-    devices (`doppler_jax.lower_bound_s`). Where devices are unequal, a placement that moves
-    tasks to a faster one can beat it.
-
-    Args:
-      graph: the task graph that ran.
-      trace: when its tasks ran.
-      num_devices: D.
-    """
-    return lower_bound_s(graph, _measured_costs(graph, trace, num_devices))
-
-
-def dispatch_gaps_s(graph: TaskGraph, trace: Schedule, handling: Handling) -> np.ndarray:
+def dispatch_gaps_s(graph: TaskGraph, trace: Schedule, handling: Handled) -> np.ndarray:
     """Returns for how long `[N]` each task's device idled with a ready task before it.
 
     A task is ready when its inputs are on its device: as their producers there finish, or
@@ -165,15 +149,21 @@ def dispatch_gaps_s(graph: TaskGraph, trace: Schedule, handling: Handling) -> np
     The trace is a legal one.
     """
     inputs_s, gap_s = ready_s(graph, trace), np.zeros(graph.num_tasks)
+    device, start_s, finish_s = _columns(handling)
     for tasks in _tasks_in_order(trace):
         free_s = np.append(0.0, np.maximum.accumulate(trace.finish_s[tasks])[:-1])
         first_ready_s = np.minimum.accumulate(inputs_s[tasks][::-1])[::-1]
         since_s = np.minimum(np.maximum(free_s, first_ready_s), trace.start_s[tasks])
-        mine = handling.device == trace.placement[tasks[0]]
-        times_s = handling.start_s[mine], handling.finish_s[mine]
+        mine = device == trace.placement[tasks[0]]
+        times_s = start_s[mine], finish_s[mine]
         spent_s = _within(*times_s, trace.start_s[tasks]) - _within(*times_s, since_s)
         gap_s[tasks] = np.maximum(trace.start_s[tasks] - since_s - spent_s, 0.0)
     return gap_s
+
+
+def _columns(handling: Handled) -> np.ndarray:
+    """Returns devices, starts and finishes, `[3, H]`."""
+    return np.array(handling, np.float64).reshape(-1, 3).T
 
 
 def _measured_costs(graph: TaskGraph, trace: Schedule, num_devices: int) -> Costs:

@@ -1,9 +1,7 @@
 """Event records of an execution, and the `Schedule` that they make."""
 
-import dataclasses
 import math
 import time
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,28 +9,9 @@ from doppler_jax.types import Schedule
 
 from .plan import Plan
 
-
-@dataclasses.dataclass(frozen=True)
-class Handling:
-    """When devices sent and received with what they compute on, H times between two tasks.
-
-    Tensors, and what tells that a device has come to a barrier.
-    """
-
-    device: np.ndarray  # [H] int
-    start_s: np.ndarray  # [H]
-    finish_s: np.ndarray  # [H]
-
-    def intervals(self) -> list[tuple[int, float, float]]:
-        """Returns device, start and finish of each."""
-        columns = self.device.tolist(), self.start_s.tolist(), self.finish_s.tolist()
-        return list(zip(*columns, strict=True))
-
-
-def make_handling(intervals: Iterable[tuple[int, float, float]] = ()) -> Handling:
-    """Returns intervals `(device, start, finish)` as arrays."""
-    device, start_s, finish_s = np.array(list(intervals), np.float64).reshape(-1, 3).T
-    return Handling(device.astype(np.int64), start_s, finish_s)
+Handled = list[tuple[int, float, float]]
+"""Device, start and finish of each time that a device sent or received with what it computes
+on, between two tasks: tensors, and what tells that it has come to a barrier."""
 
 
 class Clock:
@@ -57,7 +36,7 @@ class Record:
         num_events = self.num_tasks + len(plan.transfers)
         self.start_s = [float("nan")] * num_events
         self.finish_s = [float("nan")] * num_events
-        self.handling = make_handling()  # where threads move tensors, devices spend nothing
+        self.handling: Handled = []  # where threads move tensors, devices spend nothing
 
     def first_unfinished(self) -> int:
         """Returns what has run for longest, or else the first task that has yet to run."""

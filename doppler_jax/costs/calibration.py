@@ -19,7 +19,7 @@ from doppler_jax.files import (
     read_numbers,
     write_fields,
 )
-from doppler_jax.types import Cluster, Costs, ShardedProgram
+from doppler_jax.types import Costs, ShardedProgram
 
 FORMAT = "doppler_jax.calibration"
 
@@ -87,37 +87,6 @@ class Calibration:
             if found:
                 rates[:, d] = fit_line(*np.transpose(found))
         return rates[0], rates[1]
-
-    def cluster(self) -> Cluster:
-        """Returns rates for programs whose kernels are yet to be cut.
-
-        A device computes and moves memory as fast as in the kernel that did so fastest.
-
-        Raises:
-          ValueError: no kernel was measured, or no transfer between some pair.
-        """
-        if not self.kernels:
-            raise ValueError("no kernel was measured")
-        kernels = list(self.kernels.values())
-        # A kernel shorter than the overhead would have an absurd rate, or a negative one.
-        own_s = np.array([kernel.seconds for kernel in kernels])
-        own_s = np.maximum(own_s - self.overhead_s, own_s / 2)
-        latency_s, seconds_per_byte = self.links()
-        with np.errstate(divide="ignore"):
-            link_bytes_per_s = 1.0 / seconds_per_byte
-
-        def fastest(amounts: list[float]) -> np.ndarray:
-            rates = (np.array(amounts)[:, None] / own_s).max(axis=0)
-            return np.where(rates > 0, rates, np.inf)
-
-        return Cluster(
-            flops_per_s=fastest([kernel.flops for kernel in kernels]),
-            memory_bytes_per_s=fastest([kernel.bytes for kernel in kernels]),
-            memory_bytes=self.capacity_bytes.copy(),
-            launch_s=self.overhead_s.copy(),
-            latency_s=latency_s,
-            link_bytes_per_s=link_bytes_per_s,
-        )
 
     def check_kernels(self, sharded: ShardedProgram) -> None:
         """Raises `ValueError` that lists the program's kernels that were not measured."""

@@ -67,11 +67,10 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """Lines on one pair of axes, and the name of a level to compare with, and the level."""
+    """Lines on one pair of axes."""
 
     title: str
     lines: tuple[Line, ...]
-    reference: tuple[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +118,6 @@ def plot_curves(
     *,
     x_label: str,
     y_label: str,
-    log_y: bool = False,
 ) -> None:
     """Writes lines over a logarithmic `x`.
 
@@ -141,17 +139,9 @@ def plot_curves(
                 axes.fill_between(
                     line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0
                 )
-        if panel.reference is not None:
-            name, level = panel.reference
-            axes.axhline(level, color="black", linewidth=1, linestyle=(0, (1, 2)))
-            axes.text(
-                0.99, level, name, transform=axes.get_yaxis_transform(), fontsize=8,
-                ha="right", va="bottom",
-            )  # fmt: skip
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-        y_scale = "log" if log_y else "linear"
-        axes.set(xscale="log", xlabel=x_label, ylabel=y_label, yscale=y_scale)
+        axes.set(xscale="log", xlabel=x_label, ylabel=y_label)
 
     figure = _draw_panels(panels, (5.4, 3.7), draw)
     add_legend(figure, [Line2D([], [], label=label, **styles[label]) for label in labels])

@@ -23,7 +23,7 @@ from doppler_jax.types import RESIDENT, ShardedProgram
 from ..devices import Devices, Execution, Options, TaskError, event_error
 from ..memory import Footprint
 from ..plan import RULES, Plan
-from ..trace import Record, make_handling
+from ..trace import Record
 from .device import DeviceResult, Shipment
 from .session import ProcessDevice, Session, ask_all, lost_device, this_host
 from .transport import to_device, to_host
@@ -378,11 +378,11 @@ def make_record(
         (finish_s - origin_s).tolist(),
     )
     since_s = offsets + origin_s
-    record.handling = make_handling(
-        (d, a - since_s[d], b - since_s[d])
+    record.handling = [
+        (d, float(a - since_s[d]), float(b - since_s[d]))
         for d, result in enumerate(results)
         for a, b in result.handled
-    )
+    ]
     return record
 
 

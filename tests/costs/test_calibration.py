@@ -125,16 +125,6 @@ def test_what_a_calibration_cannot_tell_is_named(sharded, calibration):
         dj.make_costs(sharded, dataclasses.replace(calibration, transfers=one_way))
 
 
-def test_the_cluster_has_the_fastest_kernels_rates(sharded, calibration):
-    calibration = dataclasses.replace(calibration, overhead_s=np.array([2e-5, 2e-5]))
-    cluster = calibration.cluster()
-    np.testing.assert_allclose(cluster.flops_per_s, [1000 / 8e-5, 1000 / 1.8e-4])
-    np.testing.assert_allclose(cluster.memory_bytes_per_s, [500 / 8e-5, 500 / 1.8e-4])
-    np.testing.assert_allclose(cluster.link_bytes_per_s, [[np.inf, 1e8], [5e7, np.inf]])
-    assert cluster.launch_s.tolist() == [2e-5, 2e-5]
-    dj.make_costs(sharded.graph, cluster)  # which checks the cluster
-
-
 def simulated_traces(sharded, costs, seeds=range(4), links="serial"):
     size = len(seeds), sharded.graph.num_tasks
     placements = np.random.default_rng(0).integers(0, 2, size)

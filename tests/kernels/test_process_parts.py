@@ -40,10 +40,10 @@ def test_no_tensor_arrives_before_it_is_sent(error_s):
     np.testing.assert_allclose(trace.start_s[1], 1.1 - np.clip(error_s, -0.1, 0.1), atol=1e-9)
     np.testing.assert_allclose(trace.finish_s[2], 3.2, atol=1e-9)
     # What a device spends on transfers keeps its distance from its tasks.
-    handling = record.handling
-    assert handling.device.tolist() == [0, 0, 1]
-    np.testing.assert_allclose(handling.start_s[:2], [1.0, 2.1], atol=1e-9)
-    np.testing.assert_allclose(handling.finish_s[1:], trace.start_s[[2, 1]], atol=1e-9)
+    device, start_s, finish_s = np.transpose(record.handling)
+    assert device.tolist() == [0, 0, 1]
+    np.testing.assert_allclose(start_s[:2], [1.0, 2.1], atol=1e-9)
+    np.testing.assert_allclose(finish_s[1:], trace.start_s[[2, 1]], atol=1e-9)
 
 
 def test_clocks_of_other_machines_are_read_by_round_trips(monkeypatch):

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from doppler_jax.engine.profile import dispatch_gaps_s, measured_lower_bound_s, profile
-from doppler_jax.engine.trace import make_handling
+from doppler_jax.engine.profile import dispatch_gaps_s, profile
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.synchronous import simulate_synchronous
 from tests.kernels.conftest import X, all_modes, build, compile_on
@@ -14,7 +13,7 @@ PLACES = [0, 0, 1, 1]
 TRACE = simulate_oracle(GRAPH, COSTS, PLACES)
 NAMES = ["a", "b", "c", "d"]
 DEVICES = ["north", "south"]
-NOTHING = make_handling()
+NOTHING = []
 
 
 def late(seconds):
@@ -37,7 +36,7 @@ def test_a_gap_begins_when_the_device_is_free_and_a_task_ready():
 
 def test_what_a_device_spends_on_transfers_is_no_gap():
     # Of the 0.5 s before task 1, 0.2 s; of those before task 3, all that is after its input.
-    handling = make_handling([(0, 0.9, 1.1), (0, 1.3, 1.4), (1, 4.0, 4.25), (1, 5.0, 6.0)])
+    handling = [(0, 0.9, 1.1), (0, 1.3, 1.4), (1, 4.0, 4.25), (1, 5.0, 6.0)]
     gaps_s = dispatch_gaps_s(GRAPH, late(0.5), handling)
     np.testing.assert_allclose(gaps_s, [0, 0.3, 0, 0], atol=1e-12)
     found = profile(GRAPH, late(0.5), NAMES, DEVICES, [7.0, 9.0], handling)
@@ -90,10 +89,11 @@ def test_numbers():
 
 
 def test_the_bound_is_of_the_tasks_as_they_ran():
-    assert measured_lower_bound_s(GRAPH, TRACE, 2) == 4  # task 2
-    assert measured_lower_bound_s(GRAPH, TRACE, 1) == 7  # all of them
-    slow = change(TRACE, finish_s={1: 5.0})  # 4 s in place of 1 s
-    assert measured_lower_bound_s(GRAPH, slow, 2) == 5  # tasks 1 and 3
+    assert profile(GRAPH, TRACE, NAMES, DEVICES, [7.0, 9.0]).lower_bound_s == 4  # task 2
+    slow = change(TRACE, finish_s={3: 10.0})  # 5 s in place of 1 s
+    assert profile(GRAPH, slow, NAMES, DEVICES, [7.0, 9.0]).lower_bound_s == 6  # tasks 1 and 3
+    alone = simulate_oracle(GRAPH, COSTS, [0, 0, 0, 0])
+    assert profile(GRAPH, alone, NAMES, DEVICES[:1], [7.0]).lower_bound_s == 7  # all of them
 
 
 def test_text():

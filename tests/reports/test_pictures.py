@@ -54,8 +54,8 @@ def test_every_line_has_its_colour_in_every_panel(tmp_path):
     lines = (Line("a", x, np.ones(3)), Line("b", x, 2.0 * x, 1.0 * x, 3.0 * x))
     shares = []
     for count, panels in ((0, (lines[:1],)), (1, (lines,)), (2, (lines[:1], lines[1:]))):
-        path, drawn = tmp_path / f"{count}.png", [Lines("p", p, ("best", 1.5)) for p in panels]
-        plot_curves(path, drawn, log_y=True, **LINE_LABELS)
+        path, drawn = tmp_path / f"{count}.png", [Lines("p", p) for p in panels]
+        plot_curves(path, drawn, **LINE_LABELS)
         picture = matplotlib.image.imread(path)
         shares.append([share_of(picture, PALETTE[k]) for k in range(3)])
     assert shares[0][0] > 1e-3
