@@ -45,10 +45,9 @@ def run(monkeypatch, main, settings, *words):
 
 def as_process(folder, *words):
     """Returns how `python -m doppler_jax WORDS` ended in that folder."""
-    command, env = [sys.executable, "-m", "doppler_jax", *words], {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "doppler_jax", *words]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
 def assert_one_error_line(stderr, *parts):

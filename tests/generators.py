@@ -43,6 +43,30 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
     )
 
 
+def small_graph(flops, tensors=(), inputs=(), **others):
+    """A graph of tensors (producer, bytes, readers) and inputs (home, bytes, readers)."""
+    (producer, tensor_bytes, _), (home, input_bytes, _) = (
+        zip(*rows, strict=True) if rows else ((), (), ()) for rows in (tensors, inputs)
+    )
+    edges, reads = (
+        np.array([(x, v) for x, (*_, readers) in enumerate(rows) for v in readers], int)
+        for rows in (tensors, inputs)
+    )
+    edges, reads = edges.reshape(-1, 2), reads.reshape(-1, 2)
+    return make_graph(
+        flops=flops,
+        tensor_producer=producer,
+        tensor_bytes=tensor_bytes,
+        edge_tensor=edges[:, 0],
+        edge_reader=edges[:, 1],
+        input_bytes=input_bytes,
+        input_home=home,
+        input_edge_input=reads[:, 0],
+        input_edge_reader=reads[:, 1],
+        **others,
+    )
+
+
 def free_costs(graph, compute_s, **others):
     """Costs of tasks `[N, D]` seconds, transfers that take no time and memory without limit."""
     d = np.shape(compute_s)[1]
@@ -72,9 +96,8 @@ def wide_problem(rng, width, depth, num_devices):
     )
     costs = free_costs(graph, rng.integers(0, 9, (n, num_devices)) / 4.0)
     tensor_bytes = rng.integers(0, 9, n) / 4.0
-    return graph, costs.replace(
-        tensor_bytes=tensor_bytes, seconds_per_byte=1.0 - np.eye(num_devices)
-    )
+    links = 1.0 - np.eye(num_devices)
+    return graph, costs.replace(tensor_bytes=tensor_bytes, seconds_per_byte=links)
 
 
 def some_unable(rng, costs, share):

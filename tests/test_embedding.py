@@ -34,9 +34,8 @@ def folder(tmp_path_factory):
 
 def run(folder, code):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
 def test_the_example_imports_jax_orbax_and_our_functions_alone():
@@ -54,11 +53,8 @@ def test_the_example_imports_jax_orbax_and_our_functions_alone():
 @pytest.mark.parametrize("devices", [1, 3])
 def test_it_places_as_the_library_does_on_any_devices(folder, devices):
     configure = f"import jax\njax.config.update('jax_num_cpu_devices', {devices})\n"
-    report = (
-        "import json\n"
-        f"assert len(jax.devices()) == {devices}\n"
-        "print(json.dumps([best.tolist(), drawn.tolist()]))\n"
-    )
+    report = f"import json\nassert len(jax.devices()) == {devices}\n"
+    report += "print(json.dumps([best.tolist(), drawn.tolist()]))\n"
     done = run(folder, configure + EXAMPLE + USE + report)
     assert done.returncode == 0, done.stderr
     best, drawn = json.loads(done.stdout.splitlines()[-1])

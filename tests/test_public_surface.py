@@ -51,20 +51,11 @@ SURFACE = [
     (
         dj.place,
         ["graph", "costs"],
-        {
-            "method": "doppler+search",
-            "policy": None,
-            "key": None,
-            "objective": dj.Objective(),
-            "cache": None,
-        },
+        {"method": "doppler+search", "objective": dj.Objective()}
+        | dict.fromkeys(("policy", "key", "cache")),
     ),
     (dj.list_methods, [], {}),
-    (
-        dj.compile,
-        ["sharded", "placement"],
-        {"devices": NO_DEFAULT, "mode": "work_conserving"},
-    ),
+    (dj.compile, ["sharded", "placement"], {"devices": NO_DEFAULT, "mode": "work_conserving"}),
 ]
 
 
@@ -97,13 +88,8 @@ def test_results_have_the_promised_fields():
     assert result.finish_s.tolist() == [[1.0, 3.0], [1.0, 4.0]]
     cluster = dj.make_cluster("p100x4")
     assert isinstance(cluster, dj.Cluster)
-    assert set(dj.list_methods()) >= {
-        "critical_path",
-        "doppler",
-        "random",
-        "round_robin",
-        "single",
-    }
+    promised = {"critical_path", "doppler", "random", "round_robin", "single"}
+    assert set(dj.list_methods()) >= promised
 
 
 def test_what_there_is_prints_within_a_screen():
@@ -136,8 +122,7 @@ print(xla_bridge.backends_are_initialized())
 def test_importing_starts_no_backend_and_loads_no_plots():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHECK],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["False True", "True", "False", "[]", "True"]

@@ -16,33 +16,19 @@ from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.formats import load_graph
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import Cluster
+from tests.generators import small_graph
 
 
 @pytest.fixture
 def graph():
     """Task 0 makes 10 and 20 bytes; task 1 reads both and a 3-byte input, makes 5."""
-    return make_graph(
-        flops=[100, 1000],
-        tensor_producer=[0, 0, 1],
-        tensor_bytes=[10, 20, 5],
-        edge_tensor=[0, 1],
-        edge_reader=[1, 1],
-        input_bytes=[3],
-        input_edge_input=[0],
-        input_edge_reader=[1],
-    )
+    return small_graph([100, 1000], [(0, 10, [1]), (0, 20, [1]), (1, 5, [])], [(-1, 3, [1])])
 
 
 @pytest.fixture
 def cluster():
-    return Cluster(
-        flops_per_s=[100.0, 100.0],
-        memory_bytes_per_s=10.0,
-        memory_bytes=1e9,
-        launch_s=0.5,
-        latency_s=2.0,
-        link_bytes_per_s=4.0,
-    )
+    devices = {"flops_per_s": [100.0, 100.0], "memory_bytes_per_s": 10.0, "memory_bytes": 1e9}
+    return Cluster(**devices, launch_s=0.5, latency_s=2.0, link_bytes_per_s=4.0)
 
 
 def test_roofline_takes_the_slower_of_arithmetic_and_memory(graph, cluster):

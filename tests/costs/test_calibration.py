@@ -13,10 +13,9 @@ from doppler_jax.costs.calibration import Calibration, KernelTime
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.handling import as_transfers, task_handling_s
 from doppler_jax.costs.observed import fit_line, observe
-from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.types import Kernel
-from tests.generators import make_schedule
+from tests.generators import make_schedule, small_graph
 
 
 def layer(w, x):
@@ -152,27 +151,18 @@ def test_where_devices_spend_nothing_handling_is_nothing(sharded, calibration):
 
 def test_a_task_pays_for_what_it_sends_and_the_first_reader_for_what_comes():
     # Tensor 0 of task 0 (8 bytes) is read by tasks 1 and 2 on device 1, and by 3 on device 2.
-    graph = make_graph(
-        flops=[1.0] * 5,
-        tensor_producer=[0, 1],
-        tensor_bytes=[8.0, 4.0],
-        edge_tensor=[0, 0, 0, 1],
-        edge_reader=[2, 1, 3, 4],
-    )
+    graph = small_graph([1.0] * 5, [(0, 8.0, [2, 1, 3]), (1, 4.0, [4])])
     costs = dj.make_costs(graph, dj.make_cluster("p100x4"))
-    costs = costs.replace(
-        handling_s=np.array([1.0, 10.0, 100.0, 0.0]),
-        handling_s_per_byte=np.array([1.0, 0.0, 0.0, 0.0]),
-    )
+    each_s, per_byte = np.array([[1.0, 10.0, 100.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    costs = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
     found = task_handling_s(graph, costs, np.array([0, 1, 1, 2, 1]))
     assert found.tolist() == [2 * (1.0 + 8.0), 10.0, 0.0, 100.0, 0.0]
 
 
 def test_methods_without_handling_see_longer_transfers():
     graph, costs = dj.from_edge_delays([1.0, 1.0, 1.0], [(0, 1, 2.0), (0, 2, 2.0)], 3)
-    spent = costs.replace(
-        handling_s=np.array([1.0, 2.0, 4.0]), handling_s_per_byte=np.array([0.5, 0.0, 0.0])
-    )
+    each_s, per_byte = np.array([[1.0, 2.0, 4.0], [0.5, 0.0, 0.0]])
+    spent = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
     found = as_transfers(spent)
     assert found.handling_s is None
     assert found.latency_s.tolist() == [[0, 3, 5], [3, 0, 6], [5, 6, 0]]

@@ -95,10 +95,8 @@ def test_the_experts_splits(neutral_graphs, name):
 
 
 def test_a_split(tmp_path):
-    split = {
-        "fpgas": [{"nodes": [9]}, {"nodes": [2]}, {"nodes": []}],
-        "cpus": [{"nodes": []}, {"nodes": [5]}],
-    }
+    fpgas, cpus = ([{"nodes": own} for own in of] for of in ([[9], [2], []], [[], [5]]))
+    split = {"fpgas": fpgas, "cpus": cpus}
     assert load_split(write(tmp_path, split), 2).tolist() == [1, 3, 0]
     split["cpus"][0]["nodes"] = [9]
     with pytest.raises(ValueError, match=r"cpus\[0\]: node 9 is placed twice"):

@@ -3,6 +3,7 @@ import pytest
 
 from doppler_jax.graphs.build import make_graph, task_edges, topological_order
 from doppler_jax.types import RESIDENT
+from tests.generators import small_graph
 
 DIAMOND = {
     "flops": [1, 2, 3, 4],
@@ -31,16 +32,7 @@ def test_a_graph_may_be_empty():
 
 
 def test_repeated_reads_collapse_to_the_first():
-    graph = make_graph(
-        flops=[1, 1, 1],
-        tensor_producer=[0],
-        tensor_bytes=[8],
-        edge_tensor=[0, 0, 0],
-        edge_reader=[2, 1, 2],
-        input_bytes=[5],
-        input_edge_input=[0, 0],
-        input_edge_reader=[1, 1],
-    )
+    graph = small_graph([1, 1, 1], [(0, 8, [2, 1, 2])], [(RESIDENT, 5, [1, 1])])
     assert graph.edge_reader.tolist() == [2, 1]
     assert graph.input_edge_reader.tolist() == [1]
 
@@ -60,13 +52,7 @@ def test_inputs_are_resident_by_default():
     ],
 )
 def test_order_takes_the_smallest_rank_of_the_free_tasks(rank, order):
-    graph = make_graph(
-        flops=np.ones(5),
-        tensor_producer=[4, 3],
-        tensor_bytes=[1, 1],
-        edge_tensor=[0, 1],
-        edge_reader=[0, 1],
-    )
+    graph = small_graph(np.ones(5), [(4, 1, [0]), (3, 1, [1])])
     assert topological_order(graph, rank).tolist() == order
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from doppler_jax.graphs import chains
-from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.chains import chain_cover
 from doppler_jax.graphs.formats import load_graph
-from tests.generators import random_problem
+from tests.generators import random_problem, small_graph
 
 SIZES = [0, 1, 2, 8, 64]
 
@@ -64,13 +64,7 @@ def test_published_graphs_get_as_many_chains_as_they_are_wide(reference_graphs, 
 
 def skipping_graph():
     """0 -> 2 -> 3 and 1 -> 2 -> 4: two chains, of which one must step over task 2."""
-    return make_graph(
-        flops=np.ones(5),
-        tensor_producer=[0, 1, 2],
-        tensor_bytes=np.ones(3),
-        edge_tensor=[0, 1, 2, 2],
-        edge_reader=[2, 2, 3, 4],
-    )
+    return small_graph(np.ones(5), [(0, 1, [2]), (1, 1, [2]), (2, 1, [3, 4])])
 
 
 def test_chains_step_over_tasks_of_other_chains_up_to_a_limit(monkeypatch):

@@ -17,7 +17,7 @@ from doppler_jax.graphs.formats import (
 )
 from doppler_jax.graphs.levels import lower_bound_s
 from tests.commands import graph_json
-from tests.generators import random_problem
+from tests.generators import random_problem, small_graph
 
 # 1 graph input, 3 tasks, edges 0 -> 1 and 0 -> 2.
 TEXT = ["4", "0,", "0, 0,", "1, 2,", "5,20", "6, 24,matmul", "7,28"]
@@ -92,15 +92,8 @@ def test_op_type_column_changes_nothing(reference_graphs):
 
 def test_text_by_hand(tmp_path):
     graph = load_graph(write(tmp_path / "g.txt", "\n".join(TEXT) + "\n\n"))
-    expected = make_graph(
-        flops=[5, 6, 7],
-        tensor_producer=[0, 1, 2],
-        tensor_bytes=[20, 24, 28],
-        edge_tensor=[0, 0],
-        edge_reader=[1, 2],
-        has_bytes=False,
-    )
-    assert_same(graph, expected)
+    tensors = [(0, 20, [1, 2]), (1, 24, []), (2, 28, [])]
+    assert_same(graph, small_graph([5, 6, 7], tensors, has_bytes=False))
 
 
 def test_text_without_inputs_or_edges(tmp_path):
@@ -220,10 +213,8 @@ def test_saving_replaces_or_does_nothing(tmp_path):
     graph = make_graph(flops=[1.0])
     with pytest.raises(ValueError, match=r"flops\[0\]|not JSON compliant"):
         save_graph(path, graph.replace(flops=np.array([np.nan])))
-    zero = np.array([0])
-    cyclic = graph.replace(
-        tensor_producer=zero, tensor_bytes=np.ones(1), edge_tensor=zero, edge_reader=zero
-    )
+    names = ("tensor_producer", "tensor_bytes", "edge_tensor", "edge_reader")
+    cyclic = graph.replace(**dict.fromkeys(names, np.array([0])))
     with pytest.raises(ValueError, match="cycle"):
         save_graph(path, cyclic)
     assert path.read_text() == "precious"
@@ -311,8 +302,7 @@ def test_networkx_with_a_size_per_node():
     nx_graph.add_node(("mul", 0), work=2.5, size=20)
     nx_graph.add_edge("load", ("mul", 0))
     graph = from_networkx(nx_graph, flops="work", bytes="size")
-    tensors = {"tensor_producer": [0, 1], "tensor_bytes": [10, 20]}
-    assert_same(graph, make_graph(flops=[1, 2.5], **tensors, edge_tensor=[0], edge_reader=[1]))
+    assert_same(graph, small_graph([1, 2.5], [(0, 10, [1]), (1, 20, [])]))
 
 
 def test_networkx_with_a_size_per_edge():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.chains import chain_cover
 from doppler_jax.graphs.padded import bucket_size, input_ready_s, pad_problem
 from doppler_jax.types import RESIDENT
-from tests.generators import free_costs, random_problem
+from tests.generators import free_costs, random_problem, small_graph
 
 SIZES = [0, 1, 2, 8, 33, 64]
 
@@ -75,19 +75,9 @@ def test_chains_are_linked(num_tasks):
 
 def test_graph_inputs_travel_from_their_homes():
     # Inputs 0 and 1 lie on devices 0 and 1, input 2 is resident; task 0 reads all three.
-    graph = make_graph(
-        flops=[1, 1, 1],
-        input_bytes=[2, 3, 100],
-        input_home=[0, 1, RESIDENT],
-        input_edge_input=[0, 1, 2, 1, 2],
-        input_edge_reader=[0, 0, 0, 1, 2],
-    )
-    costs = free_costs(
-        graph,
-        np.ones((3, 2)),
-        latency_s=np.array([[0.0, 1.0], [2.0, 0.0]]),
-        seconds_per_byte=np.array([[0.0, 10.0], [20.0, 0.0]]),
-    )
+    graph = small_graph([1] * 3, [], [(0, 2, [0]), (1, 3, [0, 1]), (RESIDENT, 100, [0, 2])])
+    links = np.array([[0.0, 1.0], [2.0, 0.0]])
+    costs = free_costs(graph, np.ones((3, 2)), latency_s=links, seconds_per_byte=10 * links)
     assert input_ready_s(graph, costs).tolist() == [[62.0, 21.0], [62.0, 0.0], [0.0, 0.0]]
 
 

@@ -156,9 +156,8 @@ def check_failures(step, monkeypatch, calls):
     for fails in calls:
         monkeypatch.setitem(FAILING, "now", fails)
         if fails:
-            with pytest.raises(
-                dj.TaskError, match=r"^task 2 \(boom2\) .* device 1 .*boom"
-            ) as e:
+            named = r"^task 2 \(boom2\) .* device 1 .*boom"
+            with pytest.raises(dj.TaskError, match=named) as e:
                 step(X)
             assert (e.value.task, e.value.device) == (2, 1)
             assert isinstance(e.value, RuntimeError)
@@ -250,10 +249,9 @@ def num_threads():
 
 def wrap_tasks(step, around):
     """Lets `around(v, run, *operands)` stand for task v's kernel, which is `run`."""
-    calls = [
-        functools.partial(around, v, run) for v, run in enumerate(step._loaded.executables)
-    ]
-    step._loaded = dataclasses.replace(step._loaded, executables=tuple(calls))
+    runs = enumerate(step._loaded.executables)
+    calls = tuple(functools.partial(around, v, run) for v, run in runs)
+    step._loaded = dataclasses.replace(step._loaded, executables=calls)
 
 
 def delay(step, v, seconds):

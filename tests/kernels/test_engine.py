@@ -90,9 +90,7 @@ def test_drops_every_buffer_but_the_outputs(local, mode):
 def test_moves_a_tensor_once_for_all_its_readers(local, mode, monkeypatch):
     moved = record_moves(monkeypatch)
     twice = ["t0", "t0"]  # read twice by each of three tasks, two of them on device 1
-    sharded = build(
-        [("make", []), ("mean", twice), ("mean", twice), ("mean", twice)], ["t1", "t2", "t3"]
-    )
+    sharded = build([("make", []), *[("mean", twice)] * 3], ["t1", "t2", "t3"])
     step = compile_on(sharded, [0, 1, 1, 2], local, 3, mode=mode)
     step(X)
     assert sorted(moved) == [1, 2]
@@ -130,10 +128,8 @@ def test_priority_orders_the_tasks(local, mode):
 )
 def test_a_worker_takes_the_first_in_its_queue(local, priority, expected):
     # While device 0 is at task 0, device 1 makes task 4 ready, and after it task 1.
-    sharded = build(
-        [("make", []), ("split", ["t3"]), ("make", []), ("split", ["t2"]), ("split", ["t2"])],
-        ["t0", "t1", "t4"],
-    )
+    split = [("split", [operand]) for operand in ("t3", "t2", "t2")]
+    sharded = build([("make", []), split[0], ("make", []), *split[1:]], ["t0", "t1", "t4"])
     step = compile_on(sharded, [0, 0, 1, 1, 0], local, priority=priority)
     delay(step, 0, 0.2)
     step(X)
@@ -158,9 +154,8 @@ def test_compute_workers_do_not_wait_for_copies(local, monkeypatch):
 
 def test_an_idle_device_starts_a_ready_task(local):
     # Neither a busy device nor its transfers hold up another device.
-    sharded = build(
-        [("make", []), ("make", []), ("mean", ["t1", "i0"]), ("mean", ["t0", "t2"])], ["t3"]
-    )
+    means = [("mean", ["t1", "i0"]), ("mean", ["t0", "t2"])]
+    sharded = build([("make", []), ("make", []), *means], ["t3"])
     step = compile_on(sharded, [0, 1, 2, 3], local, 4)
     step(X)
     delay(step, 0, 0.3)

@@ -151,10 +151,8 @@ def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
         def compile(self):
             raise RuntimeError("INTERNAL: no code for this")
 
-    lower, make = ops._lower, KERNELS["make"]
-    monkeypatch.setattr(
-        ops, "_lower", lambda *key: Refused() if key[0] is make else lower(*key)
-    )
+    lower, bad = ops._lower, KERNELS["make"]
+    monkeypatch.setattr(ops, "_lower", lambda *k: Refused() if k[0] is bad else lower(*k))
     shared = dj.LocalDevices()
     with pytest.raises(dj.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
         compile_on(build([("mean", ["i0", "i1"]), ("make", [])], ["t0", "t1"]), [0, 1], shared)

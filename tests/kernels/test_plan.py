@@ -7,9 +7,8 @@ from doppler_jax.engine.plan import Transfer, make_plan
 from tests.kernels.conftest import at_home, build, random_program
 
 # Task 0 reads x's first block and the constant, task 1 the same block, task 2 the results.
-TASKS = build(
-    [("mean", ["i0", "i2"]), ("mean", ["i0", "i0"]), ("mean", ["t0", "t1"])], ["t2", "i0"]
-)
+OPERANDS = [["i0", "i2"], ["i0", "i0"], ["t0", "t1"]]
+TASKS = build([("mean", pair) for pair in OPERANDS], ["t2", "i0"])
 
 
 def test_resident_inputs_lie_wherever_they_are_read():

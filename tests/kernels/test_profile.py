@@ -48,11 +48,8 @@ def test_what_a_device_spends_on_transfers_is_no_gap():
 def test_a_gap_counts_a_ready_task_that_runs_later():
     # The device takes task 0 first, whose input arrives at 2 s, though task 1 was ready at 0.
     graph, costs = small_problem([1, 1, 1], [(2, 1, [0])], 2)
-    trace = change(
-        simulate_oracle(graph, costs, [0, 0, 1]),
-        start_s={0: 2.0, 1: 3.0},
-        finish_s={0: 3.0, 1: 4.0},
-    )
+    times = {"start_s": {0: 2.0, 1: 3.0}, "finish_s": {0: 3.0, 1: 4.0}}
+    trace = change(simulate_oracle(graph, costs, [0, 0, 1]), **times)
     assert dispatch_gaps_s(graph, trace, NOTHING).tolist() == [2, 0, 0]
 
 

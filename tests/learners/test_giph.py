@@ -77,9 +77,7 @@ def test_a_walk_makes_legal_moves_and_follows_them():
 def test_states_carry_the_simulated_schedule():
     graph, costs = case()
     found = walked()
-    states = jax.tree.map(
-        lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), found.state
-    )
+    states = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), found.state)
     for k, placement in enumerate(states.placement):
         schedule = dj.simulate_oracle(graph, costs, placement[:TASKS])
         np.testing.assert_allclose(states.start_s[k, :TASKS], schedule.start_s, rtol=1e-4)
@@ -172,9 +170,8 @@ def test_returns_are_discounted_and_compared_at_the_same_step():
         total[k] = sum(0.5 ** (later - k) * gained_s[later] for later in range(k, 5))
     excess = total - total.mean(1, keepdims=True)
     advantage = jax.jit(step_advantage, static_argnums=1)
-    np.testing.assert_allclose(
-        advantage(gained_s, 0.5), excess / excess.std(), rtol=1e-4, atol=1e-5
-    )
+    expected = excess / excess.std()
+    np.testing.assert_allclose(advantage(gained_s, 0.5), expected, rtol=1e-4, atol=1e-5)
     assert (np.asarray(advantage(np.ones((5, 3), np.float32), 0.5)) == 0).all()
 
 

@@ -56,13 +56,12 @@ def test_the_best_placements_met_are_kept_in_order(problem):
 @pytest.mark.parametrize(("bound", "expected"), [(1, 1), (16, 16), (47, 32), (48, 48)])
 def test_evaluations_are_counted_and_never_exceed_the_bound(problem, bound, expected):
     spent = []
-    trained = train_learner(
-        Toy(),
-        problem,
-        jax.random.key(0),
-        Budget(evaluations=bound),
-        report=lambda state: spent.append((int(state.evaluations), state.best_makespan_s)),
-    )
+
+    def report(state):
+        spent.append((int(state.evaluations), state.best_makespan_s))
+
+    budget = Budget(evaluations=bound)
+    trained = train_learner(Toy(), problem, jax.random.key(0), budget, report=report)
     assert int(trained.state.evaluations) == expected == spent[-1][0]
     assert len(spent) == int(trained.state.update)
     assert [best_s for _, best_s in spent] == sorted((b for _, b in spent), reverse=True)
@@ -95,10 +94,8 @@ def test_every_pass_takes_a_step_per_minibatch_and_sees_every_episode_once(probl
 def test_problems_of_one_shape_share_a_compilation(problem):
     graph, costs = slow_device()
     other = make_policy_inputs(graph, costs.replace(compute_s=2 * costs.compute_s))
-    once = jax.jit(
-        chex.assert_max_traces(episode_update.__wrapped__, n=1),
-        static_argnames=("learner", "links"),
-    )
+    update = chex.assert_max_traces(episode_update.__wrapped__, n=1)
+    once = jax.jit(update, static_argnames=("learner", "links"))
     states = [fresh(Toy(), p)[0] for p in (problem, other)]
     best = [
         once(s, p, Toy(), "parallel")[0].best_makespan_s
@@ -108,10 +105,8 @@ def test_problems_of_one_shape_share_a_compilation(problem):
 
 
 def test_training_goes_on_from_given_parameters(problem):
-    given = {"logits": jnp.array([0.0, 0.0, 30.0])}
-    trained = train_learner(
-        Toy(), problem, jax.random.key(0), Budget(evaluations=16), params=given
-    )
+    given, budget = {"logits": jnp.array([0.0, 0.0, 30.0])}, Budget(evaluations=16)
+    trained = train_learner(Toy(), problem, jax.random.key(0), budget, params=given)
     assert (trained.placements[0] == 2).all()
 
 

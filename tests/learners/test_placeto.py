@@ -63,10 +63,13 @@ class Compiled:
     def __init__(self, learner, problem):
         self.learner = learner
         self.params = random_params(learner.init, problem, 0.7)
-        self.explore = jax.jit(learner.explore, static_argnames="links")
+        self._explore = jax.jit(learner.explore, static_argnames="links")
         self.propose = jax.jit(learner.draw, static_argnames=("count", "links"))
         self.log_prob = jax.jit(learner.log_prob)
         self.all_logits = jax.jit(self._all_logits)
+
+    def explore(self, problem):
+        return self._explore(self.params, problem, jax.random.key(1), jnp.int32(0), "parallel")
 
     def _all_logits(self, params, problem, start, end):
         """Logits `[N, B, D]` of all steps, from placements changed one by one."""
@@ -88,9 +91,7 @@ def compiled(request, problem):
 
 @pytest.fixture(scope="module")
 def explored(compiled, problem):
-    return compiled.explore(
-        compiled.params, problem, jax.random.key(1), jnp.int32(0), links="parallel"
-    )
+    return compiled.explore(problem)
 
 
 def visiting_order(problem):
@@ -176,9 +177,8 @@ def test_the_first_proposal_takes_likeliest_choices(problem):
 def test_an_episode_is_known_by_its_best_step(case, problem, explored):
     graph, costs = case
     start, end = explored.lesson.start, explored.lesson.end
-    placements = np.stack(
-        [placement_at(problem, start, end, step) for step in range(17)], axis=1
-    )
+    steps = [placement_at(problem, start, end, step) for step in range(17)]
+    placements = np.stack(steps, axis=1)
     assert ((placements[:, 1:] != placements[:, :-1]).sum(-1) <= 1).all()
     np.testing.assert_array_equal(placements[:, -1, :TASKS], end[:, :TASKS])
     able = np.isfinite(costs.compute_s)
@@ -218,9 +218,7 @@ def test_rewards_of_the_steps_sum_to_what_the_episode_saved():
 def test_the_smallest_problems(compiled, num_tasks):
     graph, costs = random_problem(np.random.default_rng(1), num_tasks, DEVICES, homes=False)
     problem = pad(graph, costs)
-    explored = compiled.explore(
-        compiled.params, problem, jax.random.key(1), jnp.int32(0), links="parallel"
-    )
+    explored = compiled.explore(problem)
     start, end = explored.lesson.start, explored.lesson.end
     log_p, entropy = compiled.log_prob(compiled.params, problem, start, end)
     assert np.isfinite(explored.lesson.advantage).all()

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import b_level, b_path, t_level, t_path
 from doppler_jax.policies.features import make_policy_inputs
-from tests.generators import free_costs
+from tests.generators import free_costs, small_graph
 from tests.policies import reference
 from tests.policies.cases import SIZES, case
 
@@ -44,11 +44,10 @@ def test_edges_paths_and_orders(num_tasks):
     ends = np.stack([problem.edge_sender, problem.edge_receiver])
     np.testing.assert_array_equal(ends[:, : graph.num_edges], task_edges(graph))
     assert (ends[:, graph.num_edges :] == nobody).all()
-    paths = [
-        (problem.next_on_b_path, b_path(graph, costs)),
-        (problem.next_on_t_path, t_path(graph, costs)),
-    ]
-    for padded, path in paths:
+    paths = b_path(graph, costs), t_path(graph, costs)
+    for padded, path in zip(
+        (problem.next_on_b_path, problem.next_on_t_path), paths, strict=True
+    ):
         np.testing.assert_array_equal(padded[:num_tasks], np.where(path < 0, nobody, path))
         assert (np.asarray(padded)[num_tasks:] == nobody).all()
     senders, receivers = task_edges(graph)
@@ -68,9 +67,7 @@ def test_b_levels_that_differ_by_rounding_have_one_rank():
 
 
 def test_no_cost_and_one_device_have_finite_features():
-    graph = make_graph(
-        flops=[0, 0], tensor_producer=[0], tensor_bytes=[0], edge_tensor=[0], edge_reader=[1]
-    )
+    graph = small_graph([0, 0], [(0, 0, [1])])
     problem = make_policy_inputs(graph, free_costs(graph, np.zeros((2, 2))))
     assert (np.asarray(problem.task_features) == 0).all()
     assert problem.unit_s == 1.0

@@ -46,12 +46,8 @@ def test_devices_that_pad_are_never_chosen_and_change_no_feature(wide):
     more, none = ((0, 0), (0, 16)), 80  # the number that stands for no task
     task = np.pad(np.where(task == 64, none, task), more, constant_values=none)
     moved = replay(wide, episodes.actions.replace(task=task, device=np.pad(device, more)))
-    np.testing.assert_allclose(
-        moved.features[:, :24, :3],
-        replay(problem, episodes.actions).features[:, :24],
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    found, expected = moved.features[:, :24, :3], replay(problem, episodes.actions).features
+    np.testing.assert_allclose(found, expected[:, :24], rtol=1e-4, atol=1e-5)
     wide_tables = apply(params(), wide)
     found, _ = log_prob(wide, wide_tables, moved)
     expected, _ = log_prob(problem, tables, episodes)

@@ -41,9 +41,8 @@ def choices(episode, num_tasks):
     """Tasks and devices of an episode's real steps; the tail must be padding."""
     nobody = episode.placement.shape[0]
     assert (episode.actions.task[num_tasks:] == nobody).all()
-    return [
-        part[:num_tasks].tolist() for part in (episode.actions.task, episode.actions.device)
-    ]
+    actions = episode.actions
+    return [part[:num_tasks].tolist() for part in (actions.task, actions.device)]
 
 
 def tiny_problem(edges, compute_s=1.0):

@@ -29,11 +29,8 @@ from tests.policies.cases import (
 def rows(tables, tasks):
     """The tables' rows of some tasks, and what has no rows."""
     place = tables.place
-    return [np.asarray(array)[tasks] for array in (tables.score, place.task, place.member)] + [
-        place.member_kernel,
-        place.kernel,
-        place.out,
-    ]
+    of_tasks = [np.asarray(array)[tasks] for array in (tables.score, place.task, place.member)]
+    return [*of_tasks, place.member_kernel, place.kernel, place.out]
 
 
 def assert_rows_close(tables, tasks, expected, expected_tasks):
@@ -81,9 +78,8 @@ def test_episodes_follow_relabelled_devices():
     moved = replay(relabelled, actions)
     real = np.s_[:, :24]
     before = replay(problem, episodes.actions)
-    np.testing.assert_allclose(
-        moved.features[real], before.features[real][:, :, old], rtol=1e-4, atol=1e-4
-    )
+    expected = before.features[real][:, :, old]
+    np.testing.assert_allclose(moved.features[real], expected, rtol=1e-4, atol=1e-4)
     log_p, entropy = log_prob(relabelled, apply(params(), relabelled), moved)
     expected, expected_entropy = log_prob(problem, tables, episodes)
     np.testing.assert_allclose(log_p, expected, rtol=1e-4, atol=1e-4)
@@ -125,12 +121,8 @@ def test_path_sums_equal_a_walk_along_the_path(num_tasks):
 
 def test_parameters_fit_any_size_and_number_of_devices():
     graph, costs, _ = case(8)
-    few = dataclasses.replace(
-        costs,
-        compute_s=np.ones((8, 1)),
-        latency_s=np.zeros((1, 1)),
-        seconds_per_byte=np.zeros((1, 1)),
-    )
+    none = np.zeros((1, 1))
+    few = costs.replace(compute_s=np.ones((8, 1)), latency_s=none, seconds_per_byte=none)
     graph = dataclasses.replace(graph, input_home=np.full(graph.num_inputs, RESIDENT))
     small, large = (
         jax.eval_shape(init, jax.random.key(0), problem)

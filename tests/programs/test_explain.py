@@ -11,6 +11,7 @@ import doppler_jax as dj
 from doppler_jax.costs.clusters import reference_cluster
 from doppler_jax.graphs.build import make_graph
 from doppler_jax.programs.explain import summarize
+from tests.generators import small_graph
 
 
 def attend(x, w):
@@ -29,10 +30,8 @@ def sharded():
 
 def test_totals_and_parallelism_work_over_the_longest_path(sharded):
     graph, made_bytes = sharded.graph, sharded.graph.tensor_bytes.sum()
-    summary = (
-        f"{graph.num_tasks} tasks, {graph.flops.sum():.4g} flops, {made_bytes:.4g} bytes made"
-    )
-    assert str(dj.explain(sharded)).startswith(f"{summary}, parallelism ")
+    summary = f"{graph.num_tasks} tasks, {graph.flops.sum():.4g} flops, {made_bytes:.4g} bytes "
+    assert str(dj.explain(sharded)).startswith(f"{summary}made, parallelism ")
     # Two equal products side by side, then one that needs both.
     n = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     sharded = dj.partition(dj.trace(lambda a, b: (a @ b) @ (b @ a), n, n), 1)
@@ -79,13 +78,7 @@ def test_equal_operands_are_counted():
 
 def test_totals_of_a_fork_and_of_nothing():
     # Task 0 feeds 1, 2 and 3; 1e10 flops are a second and so are 1e10 bytes.
-    graph = make_graph(
-        flops=[1e10, 2e10, 3e10, 4e10],
-        tensor_producer=[0],
-        tensor_bytes=[5e10],
-        edge_tensor=[0, 0, 0],
-        edge_reader=[1, 2, 3],
-    )
+    graph = small_graph([1e10, 2e10, 3e10, 4e10], [(0, 5e10, [1, 2, 3])])
     summary = summarize(graph, reference_cluster(3))
     assert (summary.num_tasks, summary.num_edges, summary.flops) == (4, 3, 1e11)
     assert summary.most_moved_bytes == 2 * 5e10  # two other devices, three readers

@@ -130,15 +130,9 @@ def test_names_are_unique_and_readable():
             z = (x * 2.0) @ w
         return y @ w.T + z @ w.T, jnp.exp(y)
 
-    names = [group.name for group in fuse(trace(fn, X, W))]
-    assert names == [
-        "attn.dot_general",
-        "attn.mul",
-        "attn.dot_general_1",
-        "fn.dot_general",
-        "fn.dot_general_1",
-        "fn.exp",
-    ]
+    names = " ".join(group.name for group in fuse(trace(fn, X, W)))
+    within = "attn.dot_general attn.mul attn.dot_general_1"
+    assert names == f"{within} fn.dot_general fn.dot_general_1 fn.exp"
 
     # A name that ends in a number is not taken twice.
     def numbered(x):

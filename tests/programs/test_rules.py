@@ -169,9 +169,8 @@ case("scatter", lambda t: t.at[jnp.array([1, 5])].set(2.0), TABLE, cuts=4)
 for _how in ("add", "mul", "min", "max", "subtract"):
     _update = functools.partial(lambda how, t, i, u: getattr(t.at[i], how)(u), _how)
     case(f"scatter-{_how.replace('subtract', 'sub')}", _update, TABLE, ROWS, UPDATES, cuts=4)
-case(
-    "scatter-add", jax.vmap(lambda a, b: a.at[b].add(1.0)), CUBE, integers(0, 4, 2, 3), cuts=16
-)
+_add_ones = jax.vmap(lambda a, b: a.at[b].add(1.0))
+case("scatter-add", _add_ones, CUBE, integers(0, 4, 2, 3), cuts=16)
 
 
 def _permutation(pivots):

@@ -19,15 +19,13 @@ SIM = SimConfig(
     batch=64, learning_rate=1e-2, num_elites=4, num_chains=8, search_rounds=2, minibatches=2
 )
 
-imitation_update = jax.jit(
-    chex.assert_max_traces(imitation.imitation_update.__wrapped__, n=1),
-    static_argnames=("policy", "config"),
-)
-_update_on = jax.jit(
-    chex.assert_max_traces(sim_rl.update_on, n=1),
-    static_argnames=("policy", "config", "shards"),
-)
-sim_update = functools.partial(_update_on, shards=1)
+
+def _once(update, *static):
+    return jax.jit(chex.assert_max_traces(update, n=1), static_argnames=static)
+
+
+imitation_update = _once(imitation.imitation_update.__wrapped__, "policy", "config")
+sim_update = functools.partial(_once(sim_rl.update_on, "policy", "config", "shards"), shards=1)
 
 
 @functools.cache

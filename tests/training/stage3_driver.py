@@ -24,11 +24,8 @@ def measure(candidate, incumbent, rounds):
     time.sleep(0.005)
     graph, costs = measure.problem
     times = 1.0 + np.frombuffer(os.urandom(8 * rounds), np.uint32) / 2**32
-    return Paired(
-        candidate_s=tuple(times[:rounds].tolist()),
-        incumbent_s=tuple(times[rounds:].tolist()),
-        trace=dj.simulate_oracle(graph, costs, candidate),
-    )
+    pairs = map(tuple, times.reshape(2, rounds).tolist())
+    return Paired(*pairs, trace=dj.simulate_oracle(graph, costs, candidate))
 
 
 def refuse(*args):
@@ -41,13 +38,7 @@ def main(graph, folder, num_updates, mode):
     problem = make_policy_inputs(chosen.graph, chosen.costs)
     measure.problem = chosen.graph, chosen.costs
     policy = dj.Policy(params=init_params(jax.random.key(1), config, problem), config=config)
-    sizes = {
-        "batch": 4,
-        "proposals": 2,
-        "pairs": 1,
-        "proposal_evaluations": 256,
-        "num_elites": 3,
-    }
+    sizes = {"batch": 4, "proposals": 2, "pairs": 1, "num_elites": 3}
     run_stage3(
         chosen,
         pathlib.Path(folder),
@@ -56,7 +47,7 @@ def main(graph, folder, num_updates, mode):
         {"measure": measure, "replay": refuse}[mode],
         seed=0,
         num_updates=int(num_updates),
-        config=SystemConfig(**sizes),
+        config=SystemConfig(proposal_evaluations=256, **sizes),
         save_every_s=0.2,
     )
 

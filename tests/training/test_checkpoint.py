@@ -158,12 +158,8 @@ def test_damaged_checkpoints_are_refused(run, tmp_path):
     """In a process of its own: TensorStore's threads report to a loop that is gone."""
     folder = pathlib.Path("checkpoints") / "3"
     (data,) = (run / folder / "params" / "d").iterdir()
-    files = (
-        "meta/metadata",
-        "params/_METADATA",
-        "params/manifest.ocdbt",
-        f"params/d/{data.name}",
-    )
+    files = ["meta/metadata"]
+    files += [f"params/{name}" for name in ("_METADATA", "manifest.ocdbt", f"d/{data.name}")]
     copies = []
     for file in files:
         for spoil in (lambda b: b[: len(b) // 2], lambda b: bytes(reversed(b)), None):

@@ -49,9 +49,7 @@ def metrics(folder):
 
 def test_every_update_has_a_line_of_metrics(tmp_path):
     seen = []
-    train(
-        tmp_path / "run", 4, report=lambda state, found: seen.append((int(state.update), found))
-    )
+    train(tmp_path / "run", 4, report=lambda state, new: seen.append((int(state.update), new)))
     assert [entry["update"] for entry in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert [entry["value"] for entry in metrics(tmp_path / "run")] == [0, 1, 5, 18]
     assert seen == [(1, {"value": 0}), (2, {"value": 1}), (3, {"value": 5}), (4, {"value": 18})]

@@ -90,13 +90,9 @@ def test_measured_episodes_improve_on_the_incumbent(tmp_path):
     # No placement is an episode twice.
     assert len({tuple(e["candidate"]) for e in samples}) == len(samples)
     written = json.loads((trained.folder / "placement.json").read_text())
-    assert written == {
-        "placement": trained.placement.tolist(),
-        "measured_s": last_s,
-        "first_s": first_s,
-        "ratio": last_s / first_s,
-        "interval": [last_s / first_s] * 2,
-    }
+    ratio, placement = last_s / first_s, trained.placement.tolist()
+    times = {"measured_s": last_s, "first_s": first_s, "ratio": ratio, "interval": [ratio] * 2}
+    assert written == {"placement": placement, **times}
 
 
 def test_the_policy_itself_learns_from_measured_times(tmp_path):
@@ -188,9 +184,8 @@ def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches)
     """All that was measured moved as much, so nothing says that it is as dear as believed."""
     graph, costs, _ = chains_case()
     num_devices = costs.num_devices
-    believed = costs.replace(
-        handling_s=np.full(num_devices, 9.0), handling_s_per_byte=np.zeros(num_devices)
-    )
+    handling = {"handling_s": np.full(num_devices, 9.0)}
+    believed = costs.replace(**handling, handling_s_per_byte=np.zeros(num_devices))
 
     def handling_s(placements):
         found = system_rl.propose(
@@ -236,9 +231,8 @@ def test_a_gain_within_the_noise_does_not_displace_the_incumbent(tmp_path):
 
     def unsteady(candidate, incumbent, rounds):
         faster = 1.0 if (candidate == POOR).all() else 0.95
-        return Paired(
-            tuple(([faster] * 2 + [1.5])[k % 3] for k in range(rounds)), (1.0,) * rounds
-        )
+        candidate_s = (faster, faster, 1.5) * rounds
+        return Paired(candidate_s[:rounds], (1.0,) * rounds)
 
     config = dataclasses.replace(SYSTEM, confirm_pairs=9)
     _, state, _ = once(tmp_path / "log", unsteady, config)

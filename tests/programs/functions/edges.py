@@ -21,12 +21,7 @@ def ties(x, zero):
 @case(HOLES, tolerance=EXACT)
 def not_finite(x):
     rows = jnp.where(jnp.isnan(x), -jnp.inf, x)
-    extremes = (
-        jnp.max(x, axis=1),
-        jnp.nanmax(x, axis=0),
-        jnp.argmax(x, axis=1),
-        jnp.max(rows, 0),
-    )
+    extremes = jnp.max(x, 1), jnp.nanmax(x, 0), jnp.argmax(x, 1), jnp.max(rows, 0)
     infinite = 1.0 / jnp.zeros_like(x), jnp.isinf(rows)
     return extremes, jnp.sort(x, axis=1), infinite, jnp.nan_to_num(x)
 

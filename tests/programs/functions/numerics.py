@@ -73,9 +73,8 @@ def special_functions(x):
 def correlations(x, kernel):
     same = lax.conv(x, kernel, (1,), "SAME")
     full = jax.vmap(lambda row: jnp.convolve(row, kernel[0, 0]))(x[:, 0])
-    spread = lax.conv_transpose(
-        x, kernel.T, (2,), "SAME", dimension_numbers=("NCH", "HIO", "NCH")
-    )
+    layout = ("NCH", "HIO", "NCH")
+    spread = lax.conv_transpose(x, kernel.T, (2,), "SAME", dimension_numbers=layout)
     return same, full, spread
 
 

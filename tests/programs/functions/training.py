@@ -53,9 +53,8 @@ def gradient_of_embedding(table, ids):
 @case(normal(0, 4, 8, 8, 2), normal(1, 3, 3, 2, 4))
 def gradient_of_convolution(x, kernel):
     def loss(x, kernel):
-        y = lax.conv_general_dilated(
-            x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        layout = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=layout)
         return jnp.sum(nn.max_pool(jnp.tanh(y), (2, 2)))
 
     return jax.grad(loss, argnums=(0, 1))(x, kernel)
