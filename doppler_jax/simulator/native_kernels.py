@@ -357,6 +357,7 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
     length = np.empty(devices, np.uint32)
     free_s, next_s = np.empty(devices), np.empty(devices)  # when idle, when next busy
     fresh = np.empty(n + 1, np.uint32)  # tasks that have just become ready
+    last, last_s, free_link_s = links.sent, links.sent_s, links.free_s  # hot: not via a tuple
     key = ready_s
 
     def first_task(d: int) -> np.uint32:
@@ -396,7 +397,7 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
                     queue_s[i + ONE] = np.inf
                     while True:
                         ahead_s, ahead = queue_s[i - ONE], queue[i - ONE]
-                        if (ahead_s < at_s) | ((ahead_s == at_s) & _is_before(key, ahead, v)):
+                        if ahead_s < at_s or (ahead_s == at_s and _is_before(key, ahead, v)):
                             break
                         queue_s[i], queue[i] = ahead_s, ahead
                         i -= ONE
@@ -438,15 +439,20 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
             for k in range(first_move[u], first_move[u + ONE]):
                 v = reader[k]
                 there = placement[v]
-                sent_s, arrival_s = _send(
-                    links, serial, here, there, item[k], finish, move_s[k]
-                )
+                sent, arrival = finish, finish + move_s[k]
+                if serial and here != there:
+                    if last[there] != item[k]:
+                        last[there] = item[k]
+                        last_s[there] = max(finish, free_link_s[here, there])
+                        free_link_s[here, there] = last_s[there] + move_s[k]
+                    sent, arrival = last_s[there], free_link_s[here, there]
                 if sends:
-                    rows.sent_s[b, k], rows.arrival_s[b, k] = sent_s, arrival_s
-                ready_s[v] = max(ready_s[v], arrival_s)
-                missing[v] -= np.int32(1)
+                    rows.sent_s[b, k], rows.arrival_s[b, k] = sent, arrival
+                ready_s[v] = max(ready_s[v], arrival)
+                left = missing[v] - np.int32(1)
+                missing[v] = left
                 fresh[count] = v
-                count += missing[v] == 0
+                count += left == 0
         rows.makespan_s[b] = latest_s
     return OK
 
