@@ -34,7 +34,7 @@ class ListSchedule:
         self._latency_s = np.asarray(costs.latency_s, np.float64)
         self._seconds_per_byte = np.asarray(costs.seconds_per_byte, np.float64)
         self._input_ready_s = input_ready_s(graph, costs)
-        self._busy: list[list[tuple[float, float]]] = [[] for _ in range(costs.num_devices)]
+        self._busy = [_Busy() for _ in range(costs.num_devices)]
         self.compute_s = np.asarray(costs.compute_s, np.float64)
         self.placement = np.full(n, -1)
         self.start_s = np.zeros(n)
@@ -62,7 +62,7 @@ class ListSchedule:
         """
         ready_s, long_s = self.arrival_s(task).tolist(), self.compute_s[task].tolist()
         return np.array(
-            [_first_gap(*at) for at in zip(self._busy, ready_s, long_s, strict=True)]
+            [busy.first_gap(*at) for busy, *at in zip(self._busy, ready_s, long_s, strict=True)]
         )
 
     def put(self, task: int, device: int, start_s: float) -> None:
@@ -70,7 +70,7 @@ class ListSchedule:
         self.placement[task] = device
         self.start_s[task] = start_s
         self.finish_s[task] = start_s + self.compute_s[task, device]
-        insort(self._busy[device], (start_s, float(self.finish_s[task])))
+        self._busy[device].add(start_s, float(self.finish_s[task]))
 
     def schedule(self) -> Schedule:
         """Returns the plan; its transfers, left out, follow from the finish times."""
@@ -87,12 +87,51 @@ class ListSchedule:
         )
 
 
-def _first_gap(busy: list[tuple[float, float]], ready_s: float, long_s: float) -> float:
-    if long_s == np.inf:
-        return np.inf
-    begin_s = ready_s
-    for i in range(bisect_right(busy, ready_s, key=lambda period: period[1]), len(busy)):
-        if begin_s + long_s <= busy[i][0]:
-            break
-        begin_s = busy[i][1]
-    return begin_s
+class _Busy:
+    """When one device runs tasks: every one, and periods of tasks without a pause between.
+
+    Periods are few where tasks are many, so that a gap is found by looking at few of them.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[tuple[float, float]] = []
+        self._begins: list[float] = []  # of periods
+        self._ends: list[float] = []
+
+    def add(self, start_s: float, finish_s: float) -> None:
+        """Notes a task, which overlaps with none."""
+        insort(self._tasks, (start_s, finish_s))
+        begins, ends = self._begins, self._ends
+        i = bisect_right(begins, start_s)  # the period behind
+        follows = i > 0 and ends[i - 1] >= start_s
+        if i < len(begins) and begins[i] == finish_s:
+            begins[i] = begins[i - 1] if follows else start_s
+            if follows:
+                del begins[i - 1], ends[i - 1]
+        elif follows:
+            ends[i - 1] = max(ends[i - 1], finish_s)
+        else:
+            begins.insert(i, start_s)
+            ends.insert(i, finish_s)
+
+    def first_gap(self, ready_s: float, long_s: float) -> float:
+        """Returns when a task of `long_s`, ready at `ready_s`, can start; inf if never."""
+        if long_s == np.inf:
+            return np.inf
+        begin_s, begins, ends = ready_s, self._begins, self._ends
+        if ends and ends[-1] + long_s / 2 == ends[-1]:  # it may fit where nothing pauses
+            return self._between_tasks(ready_s, long_s)
+        for i in range(bisect_right(ends, ready_s), len(ends)):
+            if begin_s + long_s <= begins[i]:
+                break
+            begin_s = ends[i]
+        return begin_s
+
+    def _between_tasks(self, ready_s: float, long_s: float) -> float:
+        """Does what `first_gap` does for a task so short that it fits where nothing pauses."""
+        begin_s, tasks = ready_s, self._tasks
+        for i in range(bisect_right(tasks, ready_s, key=lambda task: task[1]), len(tasks)):
+            if begin_s + long_s <= tasks[i][0]:
+                break
+            begin_s = tasks[i][1]
+        return begin_s

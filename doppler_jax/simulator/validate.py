@@ -5,6 +5,8 @@ that it can judge any of them.
 """
 
 import dataclasses
+from collections.abc import Iterator
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -222,17 +224,14 @@ def _check_conserving(
     np.maximum.at(released, readers[at_once], position[senders[at_once]])
 
     for device in np.unique(schedule.placement):
-        waiting = order[schedule.placement[order] == device]
-        free_s = 0.0
-        while waiting.size:
-            v, waiting = waiting[0], waiting[1:]
-            start, ready = schedule.start_s[v], ready_s[waiting]
-            first_s = max(free_s, min(ready_s[v], ready.min(initial=np.inf)))
-            if start > first_s + slack:
-                raise ValueError(
-                    f"device {device} idles from {first_s:.9g} s, when a task is ready for it, "
-                    f"to {start:.9g} s, when task {v} starts"
-                )
+        mine = order[schedule.placement[order] == device]
+        start_s, finish_s = schedule.start_s[mine], schedule.finish_s[mine]
+        idle_s = np.maximum.accumulate(np.append(0.0, finish_s))[:-1]
+        first_s = np.maximum(idle_s, np.minimum.accumulate(ready_s[mine][::-1])[::-1])
+        idles = _where(start_s > first_s + slack)[:1]
+        for k in _overtakers(mine[: idles[0] if idles else None], mine, start_s, ready_s, rank):
+            v, waiting = mine[k], mine[k + 1 :]
+            start, ready = start_s[k], ready_s[waiting]
             is_there = (ready == start) & (released[waiting] < position[v])
             ahead = rank[waiting] < rank[v]
             if ranks is None:
@@ -246,7 +245,36 @@ def _check_conserving(
                     f"{start:.9g} s before task {waiting[i]} (ready at {ready[i]:.9g} s), "
                     "which its queue has first"
                 )
-            free_s = max(free_s, schedule.finish_s[v])
+        for k in idles:
+            raise ValueError(
+                f"device {device} idles from {first_s[k]:.9g} s, when a task is ready for it, "
+                f"to {start_s[k]:.9g} s, when task {mine[k]} starts"
+            )
+
+
+def _overtakers(
+    some: np.ndarray,
+    mine: np.ndarray,
+    start_s: np.ndarray,
+    ready_s: np.ndarray,
+    rank: np.ndarray,
+) -> Iterator[int]:
+    """Yields which of the first tasks of a device start while one of less rank may be ready.
+
+    These are few, and looked at closer. `mine` are the device's tasks by their starts.
+    """
+    coming = mine[np.argsort(ready_s[mine], kind="stable")].tolist()
+    ready: list[tuple[int, int]] = []
+    started, arrived = set(), 0
+    for k, v in enumerate(some.tolist()):
+        while arrived < len(coming) and ready_s[coming[arrived]] <= start_s[k]:
+            heappush(ready, (rank[coming[arrived]], coming[arrived]))
+            arrived += 1
+        started.add(v)
+        while ready and ready[0][1] in started:
+            heappop(ready)
+        if ready and ready[0][0] < rank[v]:
+            yield k
 
 
 def _check_in_order(
@@ -294,13 +322,17 @@ def _decision_order(
     rank = _positions(key)
     start, brief = schedule.start_s, schedule.start_s == schedule.finish_s
     order = np.lexsort((rank, start))
-    released_by: list[set[int]] = [set() for _ in order]
-    for u, v in zip(*task_edges(graph), strict=True):
-        if brief[u] and start[u] == start[v]:
-            released_by[v].add(u)
-    bounds = np.flatnonzero(np.diff(start[order], prepend=-np.inf))[1:]
-    for instant in np.split(order, bounds):  # views into `order`, rearranged in place
-        left = instant.tolist() if brief[instant].any() else []
+    senders, readers = task_edges(graph)
+    at_once = brief[senders] & (start[senders] == start[readers])
+    released_by: dict[int, set[int]] = {}
+    for u, v in zip(senders[at_once].tolist(), readers[at_once].tolist(), strict=True):
+        released_by.setdefault(v, set()).add(u)
+    instants_s, ordered_s = np.unique(start[brief]), start[order]
+    firsts = np.searchsorted(ordered_s, instants_s, "left")
+    ends = np.searchsorted(ordered_s, instants_s, "right")
+    for first, end in zip(firsts, ends, strict=True):
+        instant = order[first:end]  # a view, rearranged in place
+        left = instant.tolist()
         for i in range(len(left)):
             to_come = {u for u in left if brief[u]}
             taken = {schedule.placement[u] for u in to_come}
@@ -310,7 +342,7 @@ def _decision_order(
             instant[i] = next(
                 v
                 for v in (heads.values() if discipline.waits else left)
-                if not released_by[v] & to_come
+                if not released_by.get(v, set()) & to_come
                 and (brief[v] or discipline.waits or schedule.placement[v] not in taken)
             )
             left.remove(instant[i])

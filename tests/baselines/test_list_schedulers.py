@@ -8,6 +8,7 @@ import pytest
 from doppler_jax.baselines.cpop import cpop, cpop_schedule
 from doppler_jax.baselines.etf import etf, etf_schedule, m_etf, m_etf_schedule
 from doppler_jax.baselines.heft import heft, heft_schedule
+from doppler_jax.baselines.listing import _Busy
 from doppler_jax.baselines.m_sct import m_sct, m_sct_schedule
 from doppler_jax.baselines.peft import peft, peft_schedule
 from doppler_jax.graphs.build import make_graph
@@ -149,3 +150,35 @@ def test_relabelled_devices_take_the_same_tasks_where_nothing_ties(plan, seed):
         )
     before, after = (plan(*problem).placement for problem in problems)
     np.testing.assert_array_equal(after, new[before])
+
+
+def first_gap(busy, ready_s, long_s):
+    """The start of the first gap that holds a task, by looking at all there are."""
+    begin_s = ready_s
+    for start_s, finish_s in sorted(busy):
+        if finish_s > ready_s:
+            if begin_s + long_s <= start_s:
+                break
+            begin_s = finish_s
+    return begin_s
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gaps_are_found_among_periods_as_among_tasks(seed):
+    rng = np.random.default_rng(seed)
+    busy, tasks = _Busy(), []
+    lengths = ([0, 1, 2, 3], [0.1, 0.2, 0.3, 1e-17], [1, 1, 1, 0])[seed % 3]
+    for _ in range(60):
+        ready_s, long_s = float(rng.integers(0, 20)), float(rng.choice(lengths))
+        start_s = busy.first_gap(ready_s, long_s)
+        assert start_s == first_gap(tasks, ready_s, long_s)
+        busy.add(start_s, start_s + long_s)
+        tasks.append((start_s, start_s + long_s))
+        assert busy.first_gap(ready_s, np.inf) == np.inf
+
+
+def test_tasks_without_a_pause_between_are_one_period():
+    busy = _Busy()
+    for start_s in (5.0, 1.0, 3.0, 2.0, 4.0):
+        busy.add(start_s, start_s + 1.0)
+    assert (busy._begins, busy._ends) == ([1.0], [6.0])
