@@ -6,16 +6,18 @@ A checkpoint has `params`, a plain tree that Orbax alone can restore, and `meta`
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chex
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from doppler_jax.learners.registry import POLICY_SETTINGS
 from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
 from doppler_jax.training.checkpoint import FORMAT, Policy
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 
@@ -71,6 +73,8 @@ def save_policy(
     Raises:
       ValueError: the folder has a checkpoint already.
     """
+    import orbax.checkpoint as ocp
+
     folder = pathlib.Path(path)
     header = {
         "format": FORMAT,
@@ -96,6 +100,8 @@ def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any
     Raises:
       ValueError: there is no checkpoint there, or it has another feature version.
     """
+    import orbax.checkpoint as ocp
+
     folder = _find(pathlib.Path(path))
     with ocp.CheckpointManager(folder.parent.absolute()) as manager:
         meta = _load(manager, folder, "meta", ocp.args.JsonRestore())
@@ -111,12 +117,14 @@ def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any
 
 
 def _load(
-    manager: ocp.CheckpointManager,
+    manager: "ocp.CheckpointManager",
     folder: pathlib.Path,
     item: str,
-    how: ocp.args.CheckpointArgs,
+    how: "ocp.args.CheckpointArgs",
 ) -> Any:
     """Returns one item of the checkpoint in `folder`, or raises a `ValueError`."""
+    import orbax.checkpoint as ocp
+
     try:
         return manager.restore(int(folder.name), args=ocp.args.Composite(**{item: how}))[item]
     except (FileNotFoundError, ValueError, KeyError) as error:

@@ -10,7 +10,6 @@ the one of least communication under balanced load.
 import dataclasses
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
@@ -303,6 +302,8 @@ def _every_way(least: np.ndarray, most: np.ndarray, num_shards: int) -> np.ndarr
 
 def _nearest(fetch_s: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Returns the balanced way `[s]` of least `fetch_s` `[s, D]`, shards counted one by one."""
+    from scipy.optimize import linear_sum_assignment
+
     device = np.repeat(np.arange(len(most)), most)
     must = np.concatenate([np.arange(count) for count in most]) < least[device]
     # More than all transfers together, so that places that must be filled are.
@@ -312,6 +313,8 @@ def _nearest(fetch_s: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.nda
 
 def _assign(seconds: np.ndarray, fits: np.ndarray) -> np.ndarray:
     """Returns the device `[D]` of each block, one each, of least `seconds` `[D, D]` in all."""
+    from scipy.optimize import linear_sum_assignment
+
     return linear_sum_assignment(np.where(fits, seconds, 1.0 + seconds.sum()))[1]
 
 

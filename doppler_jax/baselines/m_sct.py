@@ -1,8 +1,6 @@
 """m-SCT: m-ETF in which a device waits for the favourite child of what it has just run."""
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import linprog
 
 from doppler_jax.baselines.etf import schedule_earliest
 from doppler_jax.graphs.build import task_edges
@@ -91,6 +89,9 @@ def _relaxed(
     parent: np.ndarray, child: np.ndarray, move_s: np.ndarray, compute_s: np.ndarray
 ) -> np.ndarray:
     """Returns x `[P]` of the linear program; its variables are x, s and w."""
+    from scipy import sparse
+    from scipy.optimize import linprog
+
     p, n = parent.size, compute_s.size
     total_s = float(move_s.sum())
     if total_s == 0.0:

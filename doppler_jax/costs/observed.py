@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.handling import ends_s, task_handling_s
@@ -144,6 +143,8 @@ def fit_line(num_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
       num_bytes: `[K]` sizes, K >= 1.
       seconds: `[K]`, positive.
     """
+    from scipy.optimize import nnls
+
     rows = np.stack([1.0 / seconds, num_bytes / seconds], axis=1)
     scale = np.maximum(rows.max(axis=0), np.finfo(np.float64).tiny)  # bytes are millions
     weights = np.ones(len(seconds))
@@ -211,6 +212,8 @@ def _handled(trace: Schedule, device: int) -> np.ndarray:
 
 def _refit_handling(sharded: ShardedProgram, costs: Costs, traces: Sequence[Schedule]) -> Costs:
     """Returns the costs with `handling_s` as it shows between the tasks of each device."""
+    from scipy.optimize import nnls
+
     if costs.handling_s is None or costs.handling_s_per_byte is None:
         return costs
     handling = np.array([costs.handling_s, costs.handling_s_per_byte], np.float64)

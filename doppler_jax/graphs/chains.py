@@ -5,8 +5,6 @@ chain" do the work of loops over all tasks.
 """
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.types import TaskGraph
@@ -53,6 +51,9 @@ def chain_cover(graph: TaskGraph) -> list[list[int]]:
 
 def _paths(order: np.ndarray, senders: np.ndarray, receivers: np.ndarray) -> list[list[int]]:
     """Returns as few paths along edges as cover all tasks, in topological order of heads."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     n = len(order)
     edges = csr_array((np.ones(len(senders), np.int8), (senders, receivers)), shape=(n, n))
     follower = maximum_bipartite_matching(edges, perm_type="column")

@@ -1,11 +1,15 @@
 """Which tasks belong together: those between which much travels, directly or by a few steps."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from scipy.sparse import csr_array, eye_array
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.levels import mean_transfer_s
 from doppler_jax.types import Costs, TaskGraph
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 NUM_RELATIVES = 32
 """Tasks that a task is related to, at most."""
@@ -23,6 +27,8 @@ def nearest_relatives(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.nd
     (Katz 1953, on a normalised graph). Kept are the largest after every step, and those of a
     task add up to 1. Of equal ones the smaller ids are kept.
     """
+    from scipy.sparse import csr_array, eye_array
+
     n = graph.num_tasks
     task, weight = np.full((n, NUM_RELATIVES), -1), np.zeros((n, NUM_RELATIVES))
     exchange = _exchange(graph, costs)
@@ -38,8 +44,10 @@ def nearest_relatives(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.nd
     return task, weight / np.where(total > 0, total, 1.0)
 
 
-def _exchange(graph: TaskGraph, costs: Costs) -> csr_array:
+def _exchange(graph: TaskGraph, costs: Costs) -> "csr_array":
     """Returns the symmetric weights `[N, N]` of the edges."""
+    from scipy.sparse import csr_array
+
     n = graph.num_tasks
     senders, receivers = task_edges(graph)
     transfer_s = mean_transfer_s(costs)
@@ -54,13 +62,17 @@ def _exchange(graph: TaskGraph, costs: Costs) -> csr_array:
     return csr_array(scaling @ both @ scaling)
 
 
-def _diagonal(bonds: csr_array) -> csr_array:
+def _diagonal(bonds: "csr_array") -> "csr_array":
+    from scipy.sparse import csr_array
+
     n = bonds.shape[0]
     return csr_array((bonds.diagonal(), (np.arange(n), np.arange(n))), shape=(n, n))
 
 
-def _largest(bonds: csr_array, count: int) -> csr_array:
+def _largest(bonds: "csr_array", count: int) -> "csr_array":
     """Returns the matrix with the largest positive entries of every row alone, sorted."""
+    from scipy.sparse import csr_array
+
     bonds.sum_duplicates()
     row = np.repeat(np.arange(bonds.shape[0]), np.diff(bonds.indptr))
     # Rounded, so that the order of sums does not decide between equal ones.

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from chex import ArrayTree
 
 from doppler_jax.policies.features import NORMALISATION
@@ -41,6 +40,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
+        import orbax.checkpoint as ocp
+
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
@@ -50,6 +51,8 @@ class Checkpoints:
 
     def save(self, state: TrainState, policy: PolicyConfig, meta: dict[str, Any]) -> None:
         """Saves a state, unless its number of updates is saved already."""
+        import orbax.checkpoint as ocp
+
         params, train = _split(state)
         header = {
             "format": FORMAT,
@@ -74,6 +77,8 @@ class Checkpoints:
         Raises:
           ValueError: there is no checkpoint, or it is not of such a state.
         """
+        import orbax.checkpoint as ocp
+
         version = self.meta().get("state_version", 1)
         if version != STATE_VERSION:
             raise ValueError(
@@ -98,6 +103,8 @@ class Checkpoints:
 
     def meta(self) -> dict[str, Any]:
         """Returns what was saved beside the newest state."""
+        import orbax.checkpoint as ocp
+
         restore = ocp.args.Composite(meta=ocp.args.JsonRestore())
         try:
             return dict(self._manager.restore(self.latest(), args=restore)["meta"])

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
 
 from doppler_jax.files import parse_json_object
 from doppler_jax.types import Schedule
@@ -48,6 +47,8 @@ def median_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, flo
     It lies between order statistics, as the sign test has it, and so assumes nothing of the
     distribution. Where R is too small for the level it is (-inf, inf); 95% takes 6.
     """
+    from scipy.stats import binom
+
     ordered, count = np.sort(values), len(values)
     for k in range((count + 1) // 2, 0, -1):
         if 2 * binom.cdf(k - 1, count, 0.5) <= 1 - level:
