@@ -17,6 +17,9 @@ from doppler_jax.training.pretrain import PretrainSettings, pretrain
 from doppler_jax.training.settings import Stage1Settings, Stage2Settings, Stage3Settings
 from doppler_jax.training.stages import stage1, stage2
 
+ENDING_S = 0.1
+"""Seconds of a bound that are left for judging, writing and leaving."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -32,7 +35,8 @@ class Place:
     """Checkpoint or run folder of a trained policy, for methods that learn; doppler+search
     otherwise takes the one that ships."""
     budget_s: float | None = None
-    """Seconds to search or train (if nothing bounds it, 5 to 10, and 60)."""
+    """Seconds until the command ends, from its start on (if nothing bounds it, it searches 5
+    to 10, and trains 60)."""
     max_evaluations: int | None = None
     """Executions that may be simulated."""
     objective: Annotated[dj.Objective, tyro.conf.arg(name="")] = dj.Objective()  # noqa: RUF009
@@ -94,7 +98,7 @@ def place(command: Place) -> None:
         method=command.method,
         policy=policy,
         key=jax.random.key(command.seed),
-        budget_s=command.budget_s,
+        budget_s=_seconds_left(command.budget_s),
         max_evaluations=command.max_evaluations,
         objective=command.objective,
         cache=command.cache,
@@ -119,6 +123,13 @@ def place(command: Place) -> None:
         print("stopped: the best placement until then")
     if command.output is None:
         print("placement:", *placed.placement.tolist())
+
+
+def _seconds_left(budget_s: float | None) -> float | None:
+    """Returns what is left of the seconds that the whole command may take, of valid bounds."""
+    if budget_s is None or not budget_s > 0:
+        return budget_s
+    return max(budget_s - cli.process_age_s() - ENDING_S, 1e-3)
 
 
 def check_output(path: pathlib.Path) -> None:

@@ -1,5 +1,7 @@
 """What all command lines share: settings from dataclasses, one line per user error."""
 
+import os
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,16 @@ def check_seed(seed: int) -> None:
     """Raises `ValueError` unless JAX takes the seed as it is."""
     if not 0 <= seed < 2**32:
         raise ValueError(f"--seed is {seed}; expected 0 to {2**32 - 1}")
+
+
+def process_age_s() -> float:
+    """Returns the seconds since this process was started, where the system says (Linux)."""
+    try:
+        started = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        uptime = pathlib.Path("/proc/uptime").read_text().split()[0]
+    except OSError:
+        return 0.0
+    return max(float(uptime) - int(started) / os.sysconf("SC_CLK_TCK"), 0.0)
 
 
 def run(main: Callable[[Any], None], settings: Any, description: str, **options: Any) -> None:

@@ -9,6 +9,7 @@ A new module of compiled code is added to `MODULES` and has a function `warm`, w
 it compiles once, with arguments of the types that it is called with.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -17,13 +18,21 @@ import os
 import pathlib
 import platform
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # not Unix: two processes may compile the same
+    fcntl = None  # type: ignore[assignment]
 
 MODULES = (
     "doppler_jax.simulator.native_kernels",
     "doppler_jax.simulator.memory_kernels",
+    "doppler_jax.search.kernels",
 )
 """All modules of compiled code."""
 
@@ -36,9 +45,18 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     It computes as Python does: without fast-math, sums keep their order.
     """
+    return _compiled(function)
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles, in less time, a function that only compiled code calls."""
+    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     import numba
 
-    compiled: Any = numba.njit(nogil=True)(function)
+    compiled: Any = numba.njit(nogil=True, **options)(function)
     if (folder := _writable_folder()) is not None:
         compiled._cache = _make_cache(function, folder)
     return compiled
@@ -57,11 +75,44 @@ def is_compiled() -> bool:
 
 
 def compile_all() -> None:
-    """Compiles what is not compiled yet, and notes that it is done."""
-    for name in MODULES:
-        importlib.import_module(name).warm()
-    if _writable_folder() is not None:
-        (cache_folder() / "complete").touch()
+    """Compiles what is not compiled yet, and notes that it is done; one process at a time."""
+    folder = _writable_folder()
+    with contextlib.ExitStack() as stack:
+        if folder is not None and fcntl is not None:
+            fcntl.flock(stack.enter_context((folder / "lock").open("w")), fcntl.LOCK_EX)
+        if not is_compiled():
+            for name in MODULES:
+                importlib.import_module(name).warm()
+        if folder is not None:
+            (folder / "complete").touch()
+
+
+def wait_until_compiled(deadline_s: float | None) -> bool:
+    """Returns whether all is compiled, or could be by `deadline_s` of `time.monotonic()`.
+
+    With a deadline it is compiled in a process that outlives this one: half a minute that is
+    cut off would have to be begun again. Where nothing can be kept, it is compiled here.
+    """
+    if is_compiled() or deadline_s is None or _writable_folder() is None:
+        return True
+    _compile_beside()
+    while not is_compiled():
+        if time.monotonic() > deadline_s - 0.05:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@functools.cache
+def _compile_beside() -> subprocess.Popen:
+    """Starts a process that compiles everything."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from doppler_jax import native; native.compile_all()"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from doppler_jax.types import Costs, Schedule, TaskGraph
 
 FORMAT = "doppler_jax.placement"
 
-_NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds", "compile_s")
+_NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -40,8 +40,7 @@ class Placed:
       problem: digest of the graph and its costs.
       evaluations: executions simulated by the search.
       seconds: spent, compilation included.
-      compile_s: of these, on compiling the search; that of training is not told apart.
-      curve: of the search, float32 but where that misled it; the last row is the oracle's.
+      curve: of the search; of training in float32, but for the last row, the oracle's.
       interrupted: by Ctrl-C; the best until then.
     """
 
@@ -57,7 +56,6 @@ class Placed:
     problem: str
     evaluations: int
     seconds: float
-    compile_s: float
     curve: Curve
     interrupted: bool
 
@@ -71,8 +69,8 @@ class Placed:
             f"  makespan_s: {self.makespan_s:.6g}, at least {self.lower_bound_s:.6g} "
             f"(queue {self.queue!r})\n"
             f"  objective_s: {self.objective_s:.6g} ({self.objective})\n"
-            f"  search: {self.evaluations} evaluations, {self.seconds:.3g} s, of which "
-            f"{self.compile_s:.3g} s compiling" + (", interrupted" if self.interrupted else "")
+            f"  search: {self.evaluations} evaluations, {self.seconds:.3g} s"
+            + (", interrupted" if self.interrupted else "")
         )
 
     def save(self, path: PathLike, source: dict[str, str] | None = None) -> None:

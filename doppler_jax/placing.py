@@ -22,7 +22,7 @@ from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_metho
 from doppler_jax.methods.request import Candidates, Method, Request
 from doppler_jax.objective import Objective
 from doppler_jax.placed import FORMAT, Placed, load_placed
-from doppler_jax.search.objective import Judgement, make_search_problem, score_padded
+from doppler_jax.search.problem import Judgement, make_search_problem
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.training.checkpoint import Policy
@@ -33,9 +33,6 @@ MOST_JUDGED = 24
 
 ROUNDING = 1e-9
 """Relative, by which a makespan may be above the lower bound and still count as the best."""
-
-_WIDTH = 128
-"""Candidates that are simulated together."""
 
 
 def place(
@@ -95,8 +92,8 @@ def place(
     check_costs(graph, costs)
     check_capacity(graph, costs)
     key = jax.random.key(0) if key is None else key
-    if policy is None and hasattr(propose, "default_policy"):
-        policy = propose.default_policy()
+    if policy is None and cache is not None and hasattr(propose, "default_policy"):
+        policy = propose.default_policy()  # which decides the result
     bounds = (budget_s, max_evaluations)
     problem, path = problem_digest(graph, costs), None
     if cache is not None:
@@ -151,7 +148,6 @@ def _find(propose: Method, name: str, problem: str, request: Request) -> Placed:
         problem=problem,
         evaluations=candidates.evaluations,
         seconds=seconds,
-        compile_s=candidates.compile_s,
         curve=request.curve.finish(candidates.evaluations, seconds, judgement.value_s),
         interrupted=candidates.interrupted,
     )
@@ -218,19 +214,13 @@ def _check_request(
 def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgement, str]:
     """Returns the best candidate, the oracle's word on it, and the queue that it is for.
 
-    Of more than `MOST_JUDGED` the lock-step simulator chooses the finalists, of those that
-    fit into memory first; ties go to the earlier one.
+    Of more than `MOST_JUDGED` the simulator chooses the finalists, of those that fit into
+    memory first; ties go to the earlier one.
     """
-    placements, problem = candidates.placements, request.problem
+    placements = candidates.placements
     if len(placements) > MOST_JUDGED:
-        padding = ((0, 0), (0, problem.padded.padded_tasks - placements.shape[1]))
-        padded = np.pad(placements, padding)
-        parts = [
-            score_padded(request.objective, problem, padded[first : first + _WIDTH], _WIDTH)
-            for first in range(0, len(padded), _WIDTH)
-        ]
-        exceeds = np.isinf(np.concatenate([part.value_s for part in parts]))
-        order = np.lexsort((np.concatenate([part.energy for part in parts]), exceeds))
+        value_s, energy = request.problem.score(placements)
+        order = np.lexsort((energy, np.isinf(value_s)))
         placements = placements[np.sort(order[:NUM_FINALISTS])]
     judged = [(p, request.judge(p), "fifo") for p in placements]
     if candidates.priority is not None:

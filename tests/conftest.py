@@ -22,7 +22,7 @@ import chex
 import jax
 import pytest
 
-from doppler_jax import memory_maps
+from doppler_jax import memory_maps, native
 
 # What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -33,6 +33,12 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_debug_key_reuse", True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _all_native_code_is_compiled():
+    """By one worker; what bounds seconds would give up before it is."""
+    native.compile_all()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ from doppler_jax.objective import Objective
 from doppler_jax.placing import place
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import init_params
-from doppler_jax.search.annealing import Annealing
+from doppler_jax.search.walks import Annealing
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.checkpoint import Policy

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -142,31 +142,30 @@ def fit_updates(config: SimConfig, evaluations: int) -> SimConfig:
 
 
 def policy_candidates(
-    problem: PolicyInputs,
-    policy: Policy,
-    key: PRNGKey,
-    count: int,
-    is_late: Callable[[], bool] | None = None,
+    problem: PolicyInputs, policy: Policy, key: PRNGKey, count: int
 ) -> np.ndarray:
-    """Returns placements of a policy, `[count, N]`: two greedy ones, then samples.
+    """Returns placements of a policy, `[count, N]`: two greedy ones, then samples."""
+    return np.concatenate(list(draw_candidates(problem, policy, key, count)))
+
+
+def draw_candidates(
+    problem: PolicyInputs, policy: Policy, key: PRNGKey, count: int
+) -> Iterator[np.ndarray]:
+    """Yields what `policy_candidates` returns, some `[B, N]` at a time.
 
     The first is greedy in SEL's order, the second in the order of b-levels, which serves some
     graphs better, where the policy has met few of their kind above all. Samples are drawn in
-    chunks, of `DRAWN_STEPS` steps; there are no more of them than `count`, and after the first
-    none once `is_late` says so.
+    chunks, of `DRAWN_STEPS` steps.
     """
-    keys = jax.random.split(key, count)
+    keys, tasks = jax.random.split(key, count), int(problem.padded.num_tasks)
     tables, likeliest = _greedy(policy.params, problem, policy.config)
-    drawn = [likeliest[:count]]
+    yield np.asarray(likeliest)[:count, :tasks]
     width = min(max(DRAWN_STEPS // problem.padded.padded_tasks, LEAST_DRAWN), count)
     for first in range(len(likeliest), count, width):
-        if len(drawn) > 1 and is_late is not None and is_late():
-            break
         chunk = keys[first : first + width]
         # One shape, one compile: the last chunk is filled up with keys that are used already.
         filled = jnp.concatenate([chunk, keys[: width - len(chunk)]])
-        drawn.append(np.asarray(_sample(tables, problem, filled))[: len(chunk)])
-    return np.concatenate(drawn)[:, : int(problem.padded.num_tasks)]
+        yield np.asarray(_sample(tables, problem, filled))[: len(chunk), :tasks]
 
 
 @partial(jax.jit, static_argnames="config")

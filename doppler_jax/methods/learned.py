@@ -1,19 +1,33 @@
 """Learned methods as `place` runs them: given a policy they propose, without one they train."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.baselines.fitting import fit_some
-from doppler_jax.budget import Budget
+from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import Learner, train_learner
+from doppler_jax.methods.child import Child, can_be_sent
+from doppler_jax.methods.lists import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Request
+from doppler_jax.objective import Objective
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.search.anytime import ROUNDING
+from doppler_jax.search.problem import SearchProblem
+from doppler_jax.training.checkpoint import Policy
+from doppler_jax.training.state import TrainState
+from doppler_jax.types import Costs, TaskGraph
+
+Tell = Callable[[Any], None]
+
+ROUNDING = 1e-6
+"""Relative, above the error of a makespan in float32, in which training simulates."""
 
 TRAINING_S = 60.0
 """Seconds that methods train if nothing bounds them."""
@@ -34,13 +48,49 @@ class Learned:
         return self.learner.name
 
     def __call__(self, request: Request) -> Candidates:
-        """Returns what the policy that is given proposes, or what training one finds."""
+        """Returns what the policy that is given proposes, or what training one finds.
+
+        Where seconds are bounded, a process beside this one does it and is given up at the
+        bound: XLA compiles longer than many bounds are. Not on an accelerator, whose memory
+        is this process's.
+        """
+        is_bounded = request.budget.seconds is not None or not request.budget.is_bounded
+        if is_bounded and jax.default_backend() == "cpu" and can_be_sent(self):
+            return self._beside(request.within(TRAINING_S))
+        return self._work(request, None)
+
+    def _work(self, request: Request, tell: Tell | None) -> Candidates:
+        """Does the work, and tells of the best after each update."""
         problem = make_policy_inputs(request.graph, request.costs)
         if request.policy is None:
-            found = self._train(request, problem)
+            found = self._train(request, problem, tell)
         else:
             found = self._propose(request, problem)
         return dataclasses.replace(found, placements=_with_fitting(request, found.placements))
+
+    def _beside(self, request: Request) -> Candidates:
+        """Lets a child do the work; returns what it has at the bound, and a list schedule."""
+        listed = listed_starts(request, FEW_STARTS)
+        if (optimum := request.optimum(listed)) is not None:
+            return optimum
+        found = Candidates(listed, 1)
+        given = (self, request.graph, request.costs, request.objective, request.policy)
+        key = np.asarray(jax.random.key_data(request.key))
+        with Child(_work_in_child, *given, request.budget, key) as child:
+            try:
+                while (left_s := request.seconds_left(0.0)) > 2e-3:
+                    said = child.receive(left_s)
+                    if isinstance(said, Candidates):
+                        found = said
+                    elif said is not None:
+                        evaluations, makespan_s, placement = said
+                        request.record(evaluations, makespan_s)
+                        found = Candidates(placement[None], evaluations)
+            except EOFError:
+                pass
+            except KeyboardInterrupt:
+                found = dataclasses.replace(found, interrupted=True)
+        return dataclasses.replace(found, placements=np.concatenate([listed, found.placements]))
 
     def _propose(self, request: Request, problem: PolicyInputs) -> Candidates:
         """Returns as many placements of the given policy as the bound allows."""
@@ -57,7 +107,7 @@ class Learned:
         drawn = learner.propose(policy.params, problem, request.key, count, links)
         return Candidates(drawn, count * each)
 
-    def _train(self, request: Request, problem: PolicyInputs) -> Candidates:
+    def _train(self, request: Request, problem: PolicyInputs, tell: Tell | None) -> Candidates:
         """Trains within the budget; returns the best met, proposals, and what was imitated."""
         learner, bound = self.learner, request.budget.evaluations
         # The teacher's placement competes: the result is never worse than what was imitated.
@@ -83,15 +133,21 @@ class Learned:
         if count:
             learn_key, propose_key = jax.random.split(request.key)
         links = request.objective.guide_links
+
+        def report(state: TrainState) -> None:
+            spent, best_s = int(state.evaluations) + len(taught), float(state.best_makespan_s)
+            request.record(spent, best_s)
+            if tell is not None:
+                best = np.asarray(state.best_placement)[: request.graph.num_tasks]
+                tell((spent, best_s, best))
+
         trained = train_learner(
             learner,
             problem,
             learn_key,
             self._training_budget(request, bound),
             links=links,
-            report=lambda state: request.record(
-                int(state.evaluations) + len(taught), float(state.best_makespan_s)
-            ),
+            report=report,
         )
         found = Candidates(
             placements=np.concatenate([taught, trained.placements]),
@@ -123,6 +179,31 @@ class Learned:
         return walked + request.objective.simulations
 
 
+def _work_in_child(
+    send: Callable[[Any], None],
+    learned: Learned,
+    graph: TaskGraph,
+    costs: Costs,
+    objective: Objective,
+    policy: Policy | None,
+    budget: Budget,
+    key_data: np.ndarray,
+) -> None:
+    """Sends the best after each update, and in the end all candidates."""
+    request = Request(
+        graph=graph,
+        costs=costs,
+        objective=objective,
+        problem=SearchProblem(graph, costs, objective),
+        key=jax.random.wrap_key_data(jnp.asarray(key_data)),
+        policy=policy,
+        budget=budget,
+        lower_bound_s=0.0,
+        curve=CurveRecorder(),
+    )
+    send(learned._work(request, send))
+
+
 def doppler(config: PolicyConfig | None = None) -> Learned:
     """Returns DOPPLER as a method of `place`.
 
@@ -135,6 +216,6 @@ def doppler(config: PolicyConfig | None = None) -> Learned:
 
 def _with_fitting(request: Request, placements: np.ndarray) -> np.ndarray:
     """Returns placements, and where memory is short what some of them become to fit."""
-    if request.problem.memory is None:
+    if not request.problem.is_limited:
         return placements
     return np.concatenate([placements, fit_some(request.graph, request.costs, placements)])

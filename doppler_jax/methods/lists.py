@@ -44,7 +44,7 @@ def listed_starts(request: Request, rules: Sequence[ListRule]) -> np.ndarray:
     """
     graph, costs = request.graph, as_transfers(request.costs)
     placements = np.stack([rule(graph, costs) for rule in rules]).astype(np.int64)
-    if request.problem.memory is not None:
+    if request.problem.is_limited:
         placements = np.concatenate([fit_some(graph, costs, placements), placements])
         # Where m-ETF gives up a search may still find a placement that fits.
         with contextlib.suppress(ValueError):
@@ -57,7 +57,7 @@ def by_solver(request: Request) -> Candidates:
     if request.objective != Objective():
         raise ValueError("method 'exact' knows links 'parallel' without noise only")
     graph, costs = request.graph, request.costs
-    if request.problem.memory is None:  # limits that nothing reaches do not matter
+    if not request.problem.is_limited:  # limits that nothing reaches do not matter
         costs = dataclasses.replace(costs, capacity_bytes=np.full(costs.num_devices, np.inf))
     # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
     # what a list scheduler finds.

@@ -13,10 +13,9 @@ from doppler_jax.methods.learned import Learned
 from doppler_jax.methods.lists import by_solver, listed
 from doppler_jax.methods.request import Method
 from doppler_jax.methods.searches import REFINE, PolicySearch, random, searched
-from doppler_jax.search.annealing import Annealing
-from doppler_jax.search.evolution import Evolution
-from doppler_jax.search.local_search import LocalSearch
 from doppler_jax.search.memetic import Memetic
+from doppler_jax.search.populations import Evolution
+from doppler_jax.search.walks import Annealing, LocalSearch
 
 DEFAULT_METHOD = "doppler+search"
 """Of `place`, the command line and the engine."""

@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Callable
 
 import chex
+import jax
 import numpy as np
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.objective import Objective
-from doppler_jax.search.objective import Judgement, SearchProblem, judge
+from doppler_jax.search.problem import Judgement, SearchProblem, judge
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 
@@ -29,7 +30,7 @@ class Request:
       graph: the task graph.
       costs: its costs, seconds.
       objective: what is to be minimised.
-      problem: the same, padded, as searches take it.
+      problem: the same, as searches take it.
       key: of what is random; it is consumed.
       policy: one that the method takes, or None.
       budget: when to stop.
@@ -56,6 +57,12 @@ class Request:
         return dataclasses.replace(
             self, budget=dataclasses.replace(self.budget, seconds=seconds)
         )
+
+    @property
+    def seed(self) -> int:
+        """What the key holds, as a number: for draws that are not JAX's."""
+        words = np.asarray(jax.random.key_data(self.key), np.uint32)
+        return int.from_bytes(words.tobytes(), "little")
 
     def seconds_left(self, default: float) -> float:
         """Returns the seconds until the bound, or until the default if there is none."""
@@ -99,7 +106,6 @@ class Candidates:
     Attributes:
       placements: `[B, N]` int, devices; B at least 1.
       evaluations: executions simulated.
-      compile_s: seconds spent on compiling the search itself.
       interrupted: by Ctrl-C.
       priority: `[N]` ranks to try for the first placement, in place of `fifo`.
       lower_bound_s: seconds that the method has proven no makespan to be below.
@@ -107,7 +113,6 @@ class Candidates:
 
     placements: np.ndarray
     evaluations: int
-    compile_s: float = 0.0
     interrupted: bool = False
     priority: np.ndarray | None = None
     lower_bound_s: float = 0.0

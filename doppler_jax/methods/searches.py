@@ -1,38 +1,42 @@
 """Methods that search: from list schedules, from a policy's samples, at random."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.baselines.exact import STARTS
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.simple import random_placements
-from doppler_jax.learners.doppler import policy_candidates
+from doppler_jax.methods.child import Child
 from doppler_jax.methods.lists import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
-from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.policy_files import load_base_policy
-from doppler_jax.search.anytime import Exact, Search, run_search
+from doppler_jax.native import wait_until_compiled
+from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.objective import make_search_problem
-from doppler_jax.search.random_search import RandomSearch
-from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.search.populations import RandomSearch
 from doppler_jax.training.checkpoint import Policy
+from doppler_jax.types import Costs, TaskGraph
 
 SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
 
-DRAWING_SHARE = 0.25
-"""Share of the remaining seconds that sampling may take; the batch being drawn is finished."""
-
 REFINE_S = 5.0
-"""Seconds that `doppler+search` searches from a policy's samples if nothing bounds it."""
+"""Seconds that `doppler+search` takes if nothing bounds it."""
 
 REFINE = Memetic()
 """The search of `doppler+search`."""
+
+
+def load_default_policy() -> Policy | None:
+    """Returns the policy that ships; None without one."""
+    from doppler_jax.policy_files import load_base_policy
+
+    return load_base_policy()
 
 
 def searched(search: Search) -> Method:
@@ -49,9 +53,11 @@ def searched(search: Search) -> Method:
 
 @dataclasses.dataclass(frozen=True)
 class PolicySearch:
-    """A search from a policy's samples and list schedules, never worse than the latter.
+    """A search from list schedules and a policy's samples, never worse than the former.
 
-    Without a policy it starts from list schedules alone.
+    Without a policy it starts from list schedules alone. Where seconds are bounded, a process
+    beside the search draws the samples, which join the search as they come in. Where only
+    evaluations are, all samples are drawn first.
 
     Attributes:
       search: what begins at the best of them.
@@ -63,30 +69,76 @@ class PolicySearch:
     search: Search
     samples: int = 256
     default_policy: Callable[[], Policy | None] = dataclasses.field(
-        default=load_base_policy, repr=False
+        default=load_default_policy, repr=False
     )
     takes: str = "doppler"
 
     def __call__(self, request: Request) -> Candidates:
-        """Returns what the search finds, the list schedules and the likeliest sample."""
-        draw_key, search_key = jax.random.split(request.key)
+        """Returns what the search finds, and the list schedules."""
         rivals = listed_starts(request, STARTS)
         if (optimum := request.optimum(rivals)) is not None:
             return optimum
-        starts = rivals
-        if request.policy is not None:
-            drawn = _draw(request, request.policy, draw_key, self.samples)
-            starts = np.concatenate([drawn, rivals])
-            if request.problem.memory is not None:
-                some = drawn[: max(len(drawn) // 4, 1)]
+        bound = request.budget.evaluations
+        count = self.samples if bound is None else max(min(self.samples, bound // 4), 1)
+        source = request.policy or self.default_policy
+        if bound is not None and request.budget.seconds is None:
+            drawn = list(_draw(request.graph, request.costs, source, request.key, count))
+            starts = np.concatenate([*drawn, rivals])
+            if request.problem.is_limited and drawn:
+                some = np.concatenate(drawn)[: max(count // 4, 1)]
                 starts = np.concatenate([starts, fit_some(request.graph, request.costs, some)])
-        return _search_from(
-            dataclasses.replace(request.within(REFINE_S), key=search_key),
-            self.search,
-            starts,
-            np.concatenate([starts[:1], rivals]),
-            choose=True,
-        )
+            return _search_from(request, self.search, starts, rivals)
+        request = request.within(REFINE_S)
+        key = np.asarray(jax.random.key_data(request.key))
+        with Child(_send_samples, request.graph, request.costs, source, key, count) as child:
+            return _search_from(
+                request, self.search, rivals, rivals, late_starts=_incoming(child)
+            )
+
+
+def _incoming(child: Child) -> Callable[[], np.ndarray | None]:
+    """Returns what looks for samples that have come in."""
+
+    def look() -> np.ndarray | None:
+        try:
+            drawn = child.receive()
+        except EOFError:
+            return None
+        return drawn
+
+    return look
+
+
+def _send_samples(
+    send: Callable[[Any], None],
+    graph: TaskGraph,
+    costs: Costs,
+    source: Policy | Callable[[], Policy | None],
+    key_data: np.ndarray,
+    count: int,
+) -> None:
+    """Sends samples `[B, N]` of a policy; what a child does."""
+    for drawn in _draw(
+        graph, costs, source, jax.random.wrap_key_data(jnp.asarray(key_data)), count
+    ):
+        send(drawn)
+
+
+def _draw(
+    graph: TaskGraph,
+    costs: Costs,
+    source: Policy | Callable[[], Policy | None],
+    key: chex.PRNGKey,
+    count: int,
+) -> Iterable[np.ndarray]:
+    """Returns samples `[B, N]` of a policy, chunk by chunk; none without a policy."""
+    from doppler_jax.learners.doppler import draw_candidates
+    from doppler_jax.policies.features import make_policy_inputs
+
+    policy = source() if callable(source) else source
+    if policy is None:
+        return []
+    return draw_candidates(make_policy_inputs(graph, costs), policy, key, count)
 
 
 def random(request: Request) -> Candidates:
@@ -94,29 +146,11 @@ def random(request: Request) -> Candidates:
     if not request.budget.is_bounded:
         budget = dataclasses.replace(request.budget, evaluations=SAMPLES)
         request = dataclasses.replace(request, budget=budget)
-    nothing = np.zeros((0, request.graph.num_tasks), np.int64)
-    found = _search_from(request, RandomSearch(), nothing, nothing)
+    drawn = random_placements(request.costs, np.random.default_rng(request.seed), 1)
+    found = _search_from(request, RandomSearch(), drawn, drawn[:0])
     if len(found.placements):
         return found
-    # The seconds ended before the first chunk did.
-    drawn = random_placements(request.costs, np.random.default_rng(0), 1)
     return dataclasses.replace(found, placements=drawn, evaluations=1)
-
-
-def _draw(request: Request, policy: Policy, key: chex.PRNGKey, count: int) -> np.ndarray:
-    """Returns samples of a policy, `count` of them or a share of the budget."""
-    budget = request.budget
-    if budget.evaluations is not None:
-        count = max(min(count, budget.evaluations // 4), 1)
-    is_late = None
-    if budget.seconds is not None or not budget.is_bounded:
-        # Where nothing is bounded, they take as long as the search after them at most.
-        spent, share_s = budget.seconds_spent(), REFINE_S
-        if budget.seconds is not None:
-            share_s = DRAWING_SHARE * max(budget.seconds - spent, 0.0)
-        is_late = lambda: budget.seconds_spent() > spent + share_s  # noqa: E731
-    problem = make_policy_inputs(request.graph, request.costs)
-    return policy_candidates(problem, policy, key, count, is_late)
 
 
 def _search_from(
@@ -125,44 +159,30 @@ def _search_from(
     starts: np.ndarray,
     always: np.ndarray,
     *,
-    choose: bool = False,
+    late_starts: Callable[[], np.ndarray | None] | None = None,
 ) -> Candidates:
     """Searches from `starts` `[S, N]`, and from random placements while members are left.
 
     The candidates `always` `[A, N]` are proposed whatever the search finds, so that its result
     is never worse.
     """
-    start_key, key = jax.random.split(request.key)
-    seed = jax.random.bits(start_key, (2,)).tolist()
-    missing = max(search.members - len(starts), 0)
-    drawn = random_placements(request.costs, np.random.default_rng(seed), missing)
+    budget = request.budget
+    until_s = None if budget.seconds is None else budget.began + budget.seconds
+    if not wait_until_compiled(until_s):
+        return Candidates(starts, 1)
+    missing = max(search.members * search.starts - len(starts), 0)
+    drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     found = run_search(
         search,
-        request.objective,
         request.problem,
         np.concatenate([starts, drawn]),
-        key,
+        request.seed,
         request.budget,
         request.curve,
-        choose=choose,
-        exact=_exact_problem(request) if len(always) else None,
+        late_starts=late_starts,
     )
     return Candidates(
         placements=np.concatenate([always, found.placements]),
         evaluations=max(found.evaluations, 1),
-        compile_s=found.compile_s,
         interrupted=found.interrupted,
-    )
-
-
-def _exact_problem(request: Request) -> Exact | None:
-    """Returns the problem as the oracle sees it; None under noise, where rounding averages."""
-    graph, costs, objective = request.graph, request.costs, request.objective
-    if objective.num_noise:
-        return None
-    return Exact(
-        makespan_s=lambda placement: makespan_s(
-            simulate_oracle(graph, costs, placement, links=objective.guide_links)
-        ),
-        problem=lambda: make_search_problem(graph, costs, objective, request.key, np.float64),
     )

@@ -7,98 +7,87 @@ simulations here.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
-import chex
-import jax
-import jax.numpy as jnp
+import numpy as np
 
-from doppler_jax.search.anytime import Best, Search
-from doppler_jax.search.evolution import Evolution, Population
-from doppler_jax.search.local_search import DescentState, LocalSearch
-from doppler_jax.search.objective import Scores, SearchProblem
-from doppler_jax.types import pytree
+from doppler_jax.search.populations import Evolution
+from doppler_jax.search.problem import SearchProblem
+from doppler_jax.search.walks import LocalSearch
+
+if TYPE_CHECKING:
+    from doppler_jax.search.kernels import Population, Walker
 
 
-@pytree
-class MemeticState:
-    """The population, and once it has stalled the descents that began at its best."""
+@dataclasses.dataclass
+class MemeticMember:
+    """A population, and once it has stalled the walker that began at its best."""
 
-    population: Population
-    descent: DescentState
-    stalled: chex.Array  # [] int32, batches in a row that did not improve on the best
-
-    @property
-    def best(self) -> Best:
-        parts = (self.population.best, self.descent.best)
-        return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    population: "Population"
+    seed: int
+    in_vain: int = 0  # steps since the population's best improved
+    walker: "Walker | None" = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Memetic:
-    """Settings of the two searches, whose batches must be of one size."""
+    """Settings of the two searches."""
 
     evolution: Evolution = dataclasses.field(default_factory=Evolution)
     descent: LocalSearch = dataclasses.field(default_factory=LocalSearch)
-    patience: int = 64  # batches in vain after which evolution ends
+    patience: int = 4096  # steps in vain after which evolution ends
 
     @property
     def members(self) -> int:
         return self.evolution.members
 
     @property
-    def batch(self) -> int:
-        return self.evolution.batch
+    def starts(self) -> int:
+        return self.evolution.starts
 
-    def fit(self, evaluations: int) -> Search:
-        if evaluations <= self.patience * self.batch:  # it cannot stall
-            return self.evolution.fit(evaluations)
-        return self
+    def fit(self, evaluations: int) -> Self:
+        return dataclasses.replace(self, evolution=self.evolution.fit(evaluations))
 
-    def init(self, placements: chex.Array) -> MemeticState:
-        return MemeticState(
-            population=self.evolution.init(placements),
-            descent=self.descent.init(placements[: self.descent.members]),
-            stalled=jnp.int32(0),
-        )
+    def begin(self, problem: SearchProblem, starts: np.ndarray, seed: int) -> MemeticMember:
+        return MemeticMember(self.evolution.begin(problem, starts, seed), seed)
 
-    def ask(self, key: chex.PRNGKey, problem: SearchProblem, state: MemeticState) -> chex.Array:
-        return jax.lax.cond(
-            self._evolves(state),
-            lambda: self.evolution.ask(key, problem, state.population),
-            lambda: self.descent.ask(key, problem, state.descent),
-        )
-
-    def limit_s(self, state: MemeticState) -> chex.Array:
-        return jnp.where(
-            self._evolves(state),
-            self.evolution.limit_s(state.population),
-            self.descent.limit_s(state.descent),
-        )
-
-    def tell(
+    def run(
         self,
-        key: chex.PRNGKey,
         problem: SearchProblem,
-        state: MemeticState,
-        asked: chex.Array,
-        scores: Scores,
-        progress: chex.Array,
-    ) -> MemeticState:
-        def evolve() -> MemeticState:
-            before = state.population
-            after = self.evolution.tell(key, problem, before, asked, scores, progress)
-            is_gain = after.energy.min() < before.energy.min()
-            return MemeticState(
-                population=after,
-                descent=self.descent.init(after.best.placement[: self.descent.members]),
-                stalled=jnp.where(is_gain, 0, state.stalled + 1),
-            )
+        member: MemeticMember,
+        steps: int,
+        begin: float,
+        end: float,
+    ) -> int:
+        if member.walker is not None:
+            return self.descent.run(problem, member.walker, steps, begin, end)
+        before_s = member.population.energy.min()
+        made = self.evolution.run(problem, member.population, steps, begin, end)
+        is_gain = member.population.energy.min() < before_s
+        member.in_vain = 0 if is_gain else member.in_vain + steps
+        if member.in_vain >= self.patience:
+            best = member.population.energy.argmin()
+            start = member.population.placement[best : best + 1]
+            member.walker = self.descent.begin(problem, start, member.seed)
+        return made
 
-        def descend() -> MemeticState:
-            descent = self.descent.tell(key, problem, state.descent, asked, scores, progress)
-            return dataclasses.replace(state, descent=descent)
+    def best(self, member: MemeticMember) -> tuple[np.ndarray, np.ndarray]:
+        placement, value_s = self.evolution.best(member.population)
+        if member.walker is None:
+            return placement, value_s
+        found, found_s = self.descent.best(member.walker)
+        return np.concatenate([found, placement]), np.concatenate([found_s, value_s])
 
-        return jax.lax.cond(self._evolves(state), evolve, descend)
+    def learn(self, member: MemeticMember, placement: np.ndarray, energy: float) -> None:
+        if member.walker is None:
+            self.evolution.learn(member.population, placement, energy)
+        else:
+            self.descent.learn(member.walker, placement, energy)
 
-    def _evolves(self, state: MemeticState) -> chex.Array:
-        return state.stalled < self.patience
+    def share(self, members: Sequence[MemeticMember]) -> None:
+        walkers = [member.walker for member in members if member.walker is not None]
+        if len(walkers) == len(members):
+            self.descent.share(walkers)
+        elif not walkers:
+            self.evolution.share([member.population for member in members])

@@ -85,7 +85,7 @@ def as_devices(graph: TaskGraph, costs: Costs, given: ArrayLike) -> np.ndarray:
         devices[rows] = placements[rows]
         return bool(0 <= placements[rows].min() <= placements[rows].max() < costs.num_devices)
 
-    if devices.size and not _in_threads(convert, len(devices), graph.num_tasks):
+    if devices.size and not in_threads(convert, len(devices), graph.num_tasks):
         check_placements(graph, costs, placements)  # says which
     return devices
 
@@ -98,7 +98,7 @@ def as_ranks(ranks: np.ndarray) -> np.ndarray:
         copy[rows] = ranks[rows]
         return True
 
-    _in_threads(convert, len(copy), copy[:1].size)
+    in_threads(convert, len(copy), copy[:1].size)
     return copy
 
 
@@ -175,7 +175,7 @@ def simulate_native(
         )
         return code == native_kernels.OK and (shared or bool(np.isfinite(mine).all()))
 
-    if batch and n and not _in_threads(run, batch, n):
+    if batch and n and not in_threads(run, batch, n):
         for row in keys:
             check_ranks(graph, queue, row)  # says which task, and why
     return makespan_s, *times[: 2 * (schedule + transfers)]
@@ -246,7 +246,7 @@ def _floats(array: np.ndarray) -> np.ndarray:
     return np.require(array, np.float64, ["C_CONTIGUOUS", "WRITEABLE"])
 
 
-def _in_threads(run: Callable[[slice], bool], batch: int, n: int) -> bool:
+def in_threads(run: Callable[[slice], bool], batch: int, n: int) -> bool:
     """Runs slices of the batch in threads of our own; returns whether all went well.
 
     Numba's own threads abort or hang where two Python threads use them, or after a fork.

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cache
 
+import jax
 import numpy as np
 from chex import PRNGKey
 
@@ -19,7 +20,7 @@ from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import list_workloads, make_workload
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.objective import SearchProblem
+from doppler_jax.search.problem import SearchProblem
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.types import Costs, TaskGraph
@@ -158,22 +159,13 @@ def best_known_s(
       links: of what is simulated.
       evaluations: simulations of the search.
     """
-    objective = Objective(links)
     found = run_search(
         Memetic(),
-        objective,
-        # As the policy sees it: problems of a bucket share a compilation.
-        SearchProblem(
-            padded=drawn.problem.padded,
-            topological_rank=np.asarray(drawn.problem.topological_rank)[:-1],
-            factors=None,
-            memory=None,
-        ),
+        SearchProblem(drawn.graph, drawn.costs, Objective(links)),
         starts,
-        key,
+        int(jax.random.bits(key)),
         Budget(evaluations=evaluations),
         CurveRecorder(),
-        choose=True,
     )
     candidates = np.concatenate([starts, found.placements])
     return makespan_s(best_placement(drawn.graph, drawn.costs, candidates, links)[1])

@@ -26,8 +26,8 @@ from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode
 from doppler_jax.search.anytime import run_search
-from doppler_jax.search.evolution import Evolution
-from doppler_jax.search.objective import make_search_problem
+from doppler_jax.search.populations import Evolution
+from doppler_jax.search.problem import SearchProblem
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
 from doppler_jax.training.state import TrainState, keep_best, update_elites
@@ -266,17 +266,14 @@ def propose(
       links: how the simulator treats them.
     """
     costs = _with_unknowns_free(costs, traces)
-    objective = Objective(links=links)
     starts = np.asarray(starts, np.int64)[: max(1, evaluations // 8)]
     found = run_search(
         Evolution(),
-        objective,
-        make_search_problem(graph, costs, objective, key),
+        SearchProblem(graph, costs, Objective(links=links)),
         starts,
-        key,
+        int(jax.random.bits(key)),
         Budget(evaluations=evaluations),
         CurveRecorder(),
-        choose=True,
     )
     better = takewhile(lambda p: not np.array_equal(p, starts[0]), found.placements)
     return [p for p in better if p.tobytes() not in known][:count]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from chex import Array, PRNGKey
 
 from doppler_jax.graphs.padded import PaddedProblem
-from doppler_jax.search.moves import WaitingChain, mutate, waiting_chain
 from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.training.moves import WaitingChain, mutate, waiting_chain
 from doppler_jax.types import pytree
 
 HOTTEST, COLDEST = 2e-2, 3e-4

@@ -1,19 +1,17 @@
-"""One small compilation for all methods, an untrained policy, and who draws from it."""
+"""Problems of one padded size, an untrained policy, and who draws from it."""
 
 from functools import partial
 
 import jax
 import pytest
 
-from doppler_jax.learners.doppler import policy_candidates
-from doppler_jax.methods import DEFAULT_METHOD, METHODS, searches
+from doppler_jax.learners import doppler as doppler_learner
+from doppler_jax.methods import DEFAULT_METHOD, METHODS
 from doppler_jax.methods.learned import doppler
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import init_params
-from doppler_jax.search.random_search import RandomSearch
 from doppler_jax.training.checkpoint import Policy
-from tests.methods.cases import BOUND, SMALL, from_samples, make
-from tests.search.cases import one_size
+from tests.methods.cases import SMALL, from_samples, make
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,8 +20,6 @@ def _one_small_compilation():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(METHODS, "doppler", doppler(SMALL))
         patch.setitem(METHODS, DEFAULT_METHOD, from_samples(None))
-        patch.setattr(searches, "RandomSearch", lambda: RandomSearch(draws=BOUND))
-        one_size(patch)
         yield
 
 
@@ -39,11 +35,12 @@ def policy():
 def drawn_from(monkeypatch, policy):
     """The policies that placements were drawn from; the base policy is the untrained one."""
     policies = []
+    draw = doppler_learner.draw_candidates
 
     def candidates(problem, policy, *rest):
         policies.append(policy)
-        return policy_candidates(problem, policy, *rest)
+        return draw(problem, policy, *rest)
 
-    monkeypatch.setattr(searches, "policy_candidates", candidates)
+    monkeypatch.setattr(doppler_learner, "draw_candidates", candidates)
     monkeypatch.setitem(METHODS, DEFAULT_METHOD, from_samples(policy))
     return policies

@@ -1,6 +1,7 @@
 """`doppler` in `place`: with a policy, and trained within a budget."""
 
 import dataclasses
+import time
 from unittest import mock
 
 import jax
@@ -50,13 +51,58 @@ def test_the_teacher_competes_when_training_finds_nothing_better(monkeypatch):
 
 
 @pytest.mark.slow
-def test_doppler_stops_at_the_first_bound():
+def test_the_smallest_bound_is_the_teachers():
     graph, costs = make("unequal")
-    placed = place(graph, costs, method="doppler", budget_s=1e-9, max_evaluations=BOUND)
-    assert placed.evaluations == 1 + (BOUND - 1) // 3  # the teacher, and one update of three
     only_teacher = place(graph, costs, method="doppler", max_evaluations=1)
     assert only_teacher.evaluations == 1
     np.testing.assert_array_equal(only_teacher.placement, critical_path(graph, costs))
+
+
+def _says(placements):
+    """A stand-in for a child: it says what it is given, then nothing for ever."""
+
+    class Child:
+        def __init__(self, work, *given):
+            self.said = [(7 + k, 1.0, p) for k, p in enumerate(placements)]
+
+        def receive(self, timeout_s):
+            if self.said:
+                return self.said.pop(0)
+            time.sleep(timeout_s)
+            return None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    return Child
+
+
+@pytest.mark.parametrize("bounds", [{"budget_s": 0.3}, {}])
+def test_training_is_given_up_at_the_bound_and_the_best_so_far_returned(monkeypatch, bounds):
+    graph, costs = make("unequal")
+    monkeypatch.setattr(learned, "TRAINING_S", 0.3)
+    good = place(graph, costs, method="annealing", max_evaluations=4000).placement
+    for said, evaluations in (([], 1), ([good], 7)):
+        monkeypatch.setattr(learned, "Child", _says(said))
+        placed = place(graph, costs, method="doppler", **bounds)
+        assert placed.evaluations == evaluations
+        assert placed.seconds < 3
+        if said:
+            np.testing.assert_array_equal(placed.placement, good)
+        else:
+            assert placed.makespan_s <= place(graph, costs, method="heft").makespan_s
+
+
+@pytest.mark.slow
+def test_a_child_trains():
+    graph, costs = make("unequal")
+    placed = place(graph, costs, method="doppler", budget_s=120, max_evaluations=128)
+    assert 64 < placed.evaluations <= 128
+    assert placed.seconds < 110  # it says that it is done
+    assert len(placed.curve.makespan_s)
 
 
 @pytest.mark.slow
@@ -106,11 +152,13 @@ def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypa
     monkeypatch.setattr(doppler_learner, "LEAST_DRAWN", 3)
     found = policy_candidates(problem, policy, jax.random.key(5), count)
     np.testing.assert_array_equal(found, expected)
-    asked = iter([False, True])
-    some = policy_candidates(problem, policy, jax.random.key(5), count, lambda: next(asked))
-    np.testing.assert_array_equal(some, expected[:8])
-    least = policy_candidates(problem, policy, jax.random.key(5), count, lambda: True)
-    np.testing.assert_array_equal(least, expected[:5])
+    chunks = list(doppler_learner.draw_candidates(problem, policy, jax.random.key(5), count))
+    assert [len(chunk) for chunk in chunks] == [
+        2,
+        *[3] * ((count - 2) // 3),
+        *[1] * ((count - 2) % 3 == 1),
+    ]
+    np.testing.assert_array_equal(np.concatenate(chunks), expected)
 
 
 def test_doppler_makes_what_it_finds_fit(policy, monkeypatch):

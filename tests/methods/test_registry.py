@@ -35,7 +35,7 @@ def test_every_method_places_every_problem(method, name):
     graph, costs = make(name)
     placed = place(graph, costs, method=method, **budget(method))
     assert placed.method == method
-    if method == "random":
+    if method == "random" and graph.num_tasks:
         assert placed.evaluations == BOUND
     elif placed.makespan_s == placed.lower_bound_s:
         assert placed.evaluations <= BOUND
@@ -43,7 +43,7 @@ def test_every_method_places_every_problem(method, name):
         assert BOUND / 2 < placed.evaluations <= BOUND
     else:
         assert placed.evaluations == 1
-    assert placed.seconds > placed.compile_s >= 0
+    assert placed.seconds > 0
     assert_is_sound(placed, graph, costs)
 
 

@@ -1,10 +1,10 @@
 """Methods that search: where they begin, when they stop, and that they are never worse."""
 
+import contextlib
 from functools import partial
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,12 +12,13 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.learners import doppler as doppler_learner
-from doppler_jax.methods import lists, searches
+from doppler_jax.learners.doppler import policy_candidates
+from doppler_jax.methods import PolicySearch, lists, searches
+from doppler_jax.methods.child import Child
 from doppler_jax.objective import Objective
 from doppler_jax.placing import place
-from doppler_jax.search import objective as search_objective
-from doppler_jax.search.objective import make_search_problem, score_padded
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.search.populations import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.checkpoint import Policy
@@ -53,34 +54,55 @@ def test_random_proposes_something_however_little_time_there_is():
     assert np.isfinite(placed.makespan_s)
 
 
-def test_samples_take_a_share_of_the_seconds_at_most(policy, drawn_from, monkeypatch):
+def test_the_search_starts_from_the_base_policy(policy, drawn_from):
     graph, costs = make("unequal")
-    monkeypatch.setattr(doppler_learner, "DRAWN_STEPS", 1)
-    monkeypatch.setattr(doppler_learner, "LEAST_DRAWN", 2)
+    placed = place(graph, costs, max_evaluations=BOUND)
+    assert_is_sound(placed, graph, costs)
+    assert placed.method == "doppler+search"
+    assert len(drawn_from) == 1
+    assert drawn_from[0] is policy
+
+
+@pytest.mark.parametrize("bounds", [{"budget_s": 0.5}, {}])
+def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch, bounds):
+    graph, costs = random_problem(np.random.default_rng(3), 40, DEVICES)
+    monkeypatch.setattr(searches, "REFINE_S", 0.5)
+    good = place(graph, costs, method="annealing", max_evaluations=20_000).placement
+    said, ended = iter([None, good[None]]), []
+
+    class Child:
+        def __init__(self, work, *given):
+            self.work = work
+
+        def receive(self):
+            for drawn in said:
+                return drawn
+            raise EOFError
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            ended.append(self.work)
+
+    monkeypatch.setattr(searches, "Child", Child)
+    placed = place(graph, costs, method=PolicySearch(RandomSearch()), **bounds)
+    assert ended == [searches._send_samples]
+    np.testing.assert_array_equal(placed.placement, good)
+
+
+@pytest.mark.slow
+def test_a_child_draws_what_is_drawn_here(policy):
+    graph, costs = make("unequal")
+    key = jax.random.key(5)
+    given = (graph, costs, policy, np.asarray(jax.random.key_data(key)), 6)
     drawn = []
-    sample = doppler_learner._sample
-    monkeypatch.setattr(doppler_learner, "_sample", lambda *a: drawn.append(1) or sample(*a))
-    monkeypatch.setattr(searches, "REFINE_S", 1e-3)
-    for bounds, blocks in (
-        ({"max_evaluations": BOUND}, 2),  # all of them, where no seconds are given
-        ({"budget_s": 1e-3}, 1),
-        ({"budget_s": 1000, "max_evaluations": BOUND}, 2),
-        ({}, 1),
-    ):
-        place(graph, costs, **bounds)
-        assert len(drawn) == blocks
-        del drawn[:]
-
-
-def test_the_search_starts_from_the_base_policy(policy, drawn_from, monkeypatch):
-    graph, costs = make("unequal")
-    monkeypatch.setattr(searches, "REFINE_S", 1e-3)
-    for bounds in ({}, {"max_evaluations": BOUND}, {"budget_s": 1e-3}):
-        placed = place(graph, costs, **bounds)
-        assert_is_sound(placed, graph, costs)
-        assert placed.method == "doppler+search"
-    assert len(drawn_from) == 3
-    assert all(drawn is policy for drawn in drawn_from)
+    with Child(searches._send_samples, *given) as child, contextlib.suppress(EOFError):
+        while True:
+            drawn.append(child.receive(100.0))
+    assert len(drawn) > 1
+    expected = policy_candidates(make_policy_inputs(graph, costs), policy, key, 6)
+    np.testing.assert_array_equal(np.concatenate(drawn), expected)
 
 
 def test_no_list_scheduler_beats_the_search_however_small_its_budget(drawn_from):
@@ -99,7 +121,7 @@ def test_the_search_starts_from_list_schedules_beside_the_samples(drawn_from, mo
     search = mock.Mock(wraps=searches.run_search)
     monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, max_evaluations=BOUND)
-    starts = search.call_args.args[3].tolist()
+    starts = search.call_args.args[2].tolist()
     assert len(drawn_from) == 1
     for method in LISTED:
         assert place(graph, costs, method=method).placement.tolist() in starts
@@ -129,7 +151,7 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     search = mock.Mock(wraps=searches.run_search)
     monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)
-    began = search.call_args.args[3].tolist()
+    began = search.call_args.args[2].tolist()
     exceeding = [critical_path(graph, costs)]
     if drawn_from:
         exceeding.append(np.array(began[0]))  # the greedy placement
@@ -155,9 +177,7 @@ def test_searches_stop_at_the_lower_bound(method):
 
 @pytest.mark.parametrize("method", [*SEARCHES, "exact"])
 def test_nothing_is_searched_where_a_list_schedule_meets_the_bound(method, monkeypatch):
-    for module, name in (
-        (searches, "run_search"), (searches, "policy_candidates"), (lists, "exact"),
-    ):  # fmt: skip
+    for module, name in ((searches, "run_search"), (searches, "Child"), (lists, "exact")):
         monkeypatch.setattr(module, name, mock.Mock(side_effect=AssertionError))
     graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2)
     assert place(graph, costs, method=method).makespan_s == 3.0
@@ -222,26 +242,8 @@ def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, 
     seconds_per_byte = np.zeros((DEVICES, DEVICES))
     seconds_per_byte[1, 0] = 1.0
     costs = costs.replace(compute_s=compute_s, seconds_per_byte=seconds_per_byte)
-    misleading, best = np.array([[0, 1, 2, 2, 0], [0, 1, 2, 0, 0]])
-    rough = make_search_problem(graph, costs, Objective(), jax.random.key(0))
-    padded = np.pad([misleading, best], ((0, 0), (0, rough.padded.padded_tasks - 5)))
-    believed_s = score_padded(Objective(), rough, padded, 2).value_s
-    np.testing.assert_allclose(believed_s, [3.0, 3.4], rtol=1e-6)
+    best = np.array([0, 1, 2, 0, 0])
     placed = place(graph, costs, method=method, max_evaluations=256, objective=Objective(links))
     np.testing.assert_array_equal(placed.placement, best)
     np.testing.assert_allclose(placed.makespan_s, least_s)
     assert placed.curve.makespan_s.min() == placed.makespan_s
-
-
-def test_what_only_the_oracle_finds_too_large_does_not_spoil_the_curve(monkeypatch):
-    graph, costs = random_problem(np.random.default_rng(3), 12, DEVICES)
-    fits = heft(graph, costs)
-    peak = peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, fits))
-    costs = costs.replace(capacity_bytes=peak + 1.0)
-    jax.clear_caches()  # what is patched may have been traced
-    nothing = lambda table, padded, placements, *times: jnp.zeros(len(placements))  # noqa: E731
-    monkeypatch.setattr(search_objective, "excess", nothing)
-    placed = place(graph, costs, method="local_search", max_evaluations=256)
-    jax.clear_caches()
-    assert_is_sound(placed, graph, costs)
-    assert np.isfinite(placed.curve.makespan_s).all()

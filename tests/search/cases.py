@@ -1,24 +1,14 @@
-"""Small problems of one padded size, and what brute force says about them."""
+"""Small problems, and what brute force says about them."""
 
 import itertools
 
 import numpy as np
 
-from doppler_jax.graphs import padded as padded_module
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
 from tests.generators import random_problem
 
 DEVICES = 3
-SIZE = 16
-"""Padded number of tasks, and every other padded size but that of edges."""
-
-
-def one_size(patch):
-    """Makes every padded of at most 16 tasks the same size: one compilation for all."""
-    sizes = {16: 256}  # edges
-    patch.setattr(
-        padded_module, "bucket_size", lambda size, smallest: sizes.get(smallest, SIZE)
-    )
 
 
 def pinned_problem(seed, num_tasks):
@@ -39,5 +29,11 @@ def able_placements(costs):
 
 def optimum_s(graph, costs):
     """Seconds of the best placement under `fifo`, by brute force."""
-    makespans = simulate(graph, costs, able_placements(costs)).makespan_s
-    return makespans.min()
+    return simulate(graph, costs, able_placements(costs)).makespan_s.min()
+
+
+def seconds(graph, costs, placements, **options):
+    """The oracle's makespans `[B]`."""
+    return np.array(
+        [makespan_s(simulate_oracle(graph, costs, p, **options)) for p in placements]
+    )

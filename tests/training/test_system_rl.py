@@ -151,7 +151,7 @@ def test_searches_start_from_all_that_was_measured(tmp_path, taught_nothing, sea
     system, state, _ = once(tmp_path / "log", exact, FEW)
     incumbent = placement_of(state)
     system_update(state, system)
-    starts = searches.call_args.args[3]
+    starts = searches.call_args.args[2]
     np.testing.assert_array_equal(starts[0], incumbent)
     measured = {m.candidate for m in system.log.before(1)}
     assert len(measured) > 2
@@ -171,7 +171,7 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
     while found := propose(np.tile(incumbent, (100, 1))):
         incumbent_s = makespan_s(simulated(incumbent))
         assert all(makespan_s(simulated(p)) < incumbent_s for p in found)
-        assert len(searches.call_args.args[3]) == 8  # an eighth of the evaluations
+        assert len(searches.call_args.args[2]) == 8  # an eighth of the evaluations
         incumbent = found[0]
     assert makespan_s(simulated(incumbent)) < makespan_s(simulated(POOR))
     known = {p.tobytes() for p in propose(POOR[None])}
@@ -193,7 +193,7 @@ def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches)
             jax.random.key(0), count=1, evaluations=64, links="parallel",
         )  # fmt: skip
         assert found
-        return np.asarray(searches.call_args.args[2].padded.handling_s)
+        return np.asarray(searches.call_args.args[1].costs.handling_s)
 
     alike = np.tile(POOR, (6, 1))
     np.testing.assert_array_equal(handling_s(alike), np.zeros(num_devices))

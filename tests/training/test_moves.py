@@ -5,29 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.graphs.padded import pad_problem
-from doppler_jax.search.moves import (
-    GROUP,
-    WaitingChain,
-    mutate,
-    single_moves,
-    waiting_chain,
-)
+from doppler_jax.graphs.padded import Sizes, pad_problem
 from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.training.moves import GROUP, WaitingChain, mutate, waiting_chain
 from tests.generators import random_problem
-from tests.search.cases import DEVICES, SIZE, one_size, pinned_problem
+from tests.search.cases import DEVICES, pinned_problem
 
 LANES = 4096
+SIZE = 16
 MUTATE = jax.jit(mutate)
-SINGLES = jax.jit(single_moves)
 CHAIN = jax.jit(waiting_chain)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_compilation():
-    with pytest.MonkeyPatch.context() as patch:
-        one_size(patch)
-        yield
+def pad(graph, costs):
+    """The problem in arrays of one size."""
+    sizes = Sizes(SIZE, 256, SIZE, SIZE, SIZE, costs.num_devices, home_reads=SIZE)
+    return pad_problem(graph, costs, sizes=sizes)
 
 
 def placed_on_able(costs, rng):
@@ -44,7 +37,7 @@ def test_moves_are_small_possible_and_reach_everything(num_tasks):
     graph, costs = pinned_problem(num_tasks, num_tasks)
     placement = placed_on_able(costs, rng)
     before = jnp.broadcast_to(placement[None], (LANES, SIZE))
-    after = np.asarray(MUTATE(jax.random.key(num_tasks), pad_problem(graph, costs), before))
+    after = np.asarray(MUTATE(jax.random.key(num_tasks), pad(graph, costs), before))
     assert after.dtype == np.int32
     changed = after != placement
     assert (changed.sum(1) <= GROUP).all()
@@ -59,7 +52,7 @@ def test_moves_are_small_possible_and_reach_everything(num_tasks):
 def test_one_device_changes_nothing():
     graph, costs = random_problem(np.random.default_rng(0), 12, 1)
     before = jnp.zeros((64, SIZE), jnp.int32)
-    after = MUTATE(jax.random.key(0), pad_problem(graph, costs), before)
+    after = MUTATE(jax.random.key(0), pad(graph, costs), before)
     np.testing.assert_array_equal(after, before)
 
 
@@ -67,7 +60,7 @@ def test_every_kind_of_move_is_made():
     graph, costs = random_problem(np.random.default_rng(5), 16, DEVICES)
     placement = np.arange(SIZE, dtype=np.int32) % DEVICES
     before = jnp.broadcast_to(placement[None], (LANES, SIZE))
-    after = np.asarray(MUTATE(jax.random.key(1), pad_problem(graph, costs), before))
+    after = np.asarray(MUTATE(jax.random.key(1), pad(graph, costs), before))
     changed = after != placement
     count = changed.sum(1)
     assert (count == 1).mean() > 0.4
@@ -83,7 +76,7 @@ def test_half_of_the_moves_are_on_the_chain():
     chain = WaitingChain(
         task=jnp.full((LANES, SIZE), 7, jnp.int32), length=jnp.ones(LANES, jnp.int32)
     )
-    after = MUTATE(jax.random.key(1), pad_problem(graph, costs), before, chain)
+    after = MUTATE(jax.random.key(1), pad(graph, costs), before, chain)
     moved = np.asarray(after)[(np.asarray(after) != 0).sum(1) == 1]
     assert 0.45 < (moved[:, 7] != 0).mean() < 0.65
 
@@ -93,25 +86,11 @@ def times(padded, placements):
     return result.start_s, result.finish_s
 
 
-def test_single_moves_are_all_there_are():
-    graph, costs = pinned_problem(3, 12)
-    placement = placed_on_able(costs, np.random.default_rng(3))
-    moves = np.arange(SIZE * (DEVICES - 1), dtype=np.int32)
-    copies = np.broadcast_to(placement, (len(moves), SIZE))
-    found = np.asarray(SINGLES(pad_problem(graph, costs), copies, moves))
-    expected = {placement.tobytes()}
-    for v, d in np.argwhere(np.isfinite(costs.compute_s)):
-        moved = placement.copy()
-        moved[v] = d
-        expected.add(moved.tobytes())
-    assert {row.tobytes() for row in found} == expected
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_each_task_of_the_chain_waited_for_the_next(seed):
     rng = np.random.default_rng(seed)
     graph, costs = random_problem(rng, int(rng.integers(1, 17)), DEVICES)
-    padded = pad_problem(graph, costs)
+    padded = pad(graph, costs)
     placements = np.zeros((8, SIZE), np.int32)
     placements[:, : graph.num_tasks] = rng.integers(0, DEVICES, (8, graph.num_tasks))
     start_s, finish_s = times(padded, placements)

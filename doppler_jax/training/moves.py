@@ -81,20 +81,6 @@ def mutate(
     )
 
 
-def single_moves(
-    padded: PaddedProblem, placements: chex.Array, index: chex.Array
-) -> chex.Array:
-    """Returns placements `[B, N]`, each after the single-task move of number `index` `[B]`.
-
-    Moves are numbered 0 to `num_tasks * (D - 1) - 1`. A move to a device that cannot
-    run the task, and a number past the last, change nothing.
-    """
-    others = max(padded.num_devices - 1, 1)
-    task, step = index // others, index % others + 1
-    device = (_device(placements, task) + step) % padded.num_devices
-    return _assign(padded, placements, task[:, None], device[:, None])
-
-
 def waiting_chain(
     padded: PaddedProblem, placements: chex.Array, start_s: chex.Array, finish_s: chex.Array
 ) -> WaitingChain:

@@ -1,0 +1,115 @@
+"""Searches that keep a population: evolution, and random search.
+
+Evolution is of the steady state (Whitley 1989): each child replaces the worst member if it is
+better. It takes some tasks' devices from a second parent, each task with probability one half
+or a stretch of the topological order; then a few random moves change it. Several populations
+evolve beside each other; after equal shares of the budget the best of all is sent to each.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from doppler_jax.search.problem import SearchProblem
+
+if TYPE_CHECKING:
+    from doppler_jax.search.kernels import Population
+
+LEAST_CHILDREN = 8
+"""Per member of a population: budgets that allow less take fewer or smaller ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evolution:
+    """Settings of evolution."""
+
+    members: int = 4  # populations
+    parents: int = 32  # in each
+    mutations: int = 3  # at most, per child
+    crossover: float = 0.5  # share of children with two parents
+
+    @property
+    def starts(self) -> int:
+        return self.parents
+
+    def fit(self, evaluations: int) -> Self:
+        most = max(evaluations // LEAST_CHILDREN, 1)
+        parents = min(self.parents, most)
+        members = max(min(self.members, most // parents), 1)
+        return dataclasses.replace(self, members=members, parents=parents)
+
+    def begin(self, problem: SearchProblem, starts: np.ndarray, seed: int) -> "Population":
+        return make_population(problem, starts, seed)
+
+    def run(
+        self, problem: SearchProblem, member: "Population", steps: int, begin: float, end: float
+    ) -> int:
+        from doppler_jax.search.kernels import breed
+
+        del begin, end
+        parts = (self.mutations, self.crossover, False, problem.target_s)
+        return breed(problem.aim, member, steps, *parts)
+
+    def best(self, member: "Population") -> tuple[np.ndarray, np.ndarray]:
+        return member.placement, member.value_s
+
+    def learn(self, member: "Population", placement: np.ndarray, energy: float) -> None:
+        worst = int(np.argmax(member.energy))
+        if energy < member.energy[worst] and energy not in member.energy:
+            member.placement[worst] = placement
+            member.energy[worst] = np.inf  # until it is looked at anew
+            member.value_s[worst] = np.inf
+
+    def share(self, members: Sequence["Population"]) -> None:
+        sources = [(m.placement[k], m.energy[k]) for m in members for k in [m.energy.argmin()]]
+        placement, energy = min(sources, key=lambda source: source[1])
+        for member in members:
+            self.learn(member, placement.copy(), energy)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomSearch:
+    """Settings of random search: each task on any device that can run it; no starts."""
+
+    members: int = 4
+    starts: int = 12  # the best that are kept
+
+    def fit(self, evaluations: int) -> Self:
+        return dataclasses.replace(self, members=max(min(self.members, evaluations // 64), 1))
+
+    def begin(self, problem: SearchProblem, starts: np.ndarray, seed: int) -> "Population":
+        return make_population(problem, starts, seed)
+
+    def run(
+        self, problem: SearchProblem, member: "Population", steps: int, begin: float, end: float
+    ) -> int:
+        from doppler_jax.search.kernels import breed
+
+        del begin, end
+        return breed(problem.aim, member, steps, 0, 0.0, True, problem.target_s)
+
+    best = Evolution.best
+
+    def learn(self, member: "Population", placement: np.ndarray, energy: float) -> None:
+        del member, placement, energy
+
+    def share(self, members: Sequence["Population"]) -> None:
+        del members
+
+
+def make_population(problem: SearchProblem, starts: np.ndarray, seed: int) -> "Population":
+    """Returns placements `[P, N]` that are yet to be looked at, tasks in topological order."""
+    from doppler_jax.search.kernels import GROUP, Population
+
+    size = len(starts)
+    order = np.argsort(problem.aim.rank).astype(np.uint32)
+    return Population(
+        random=np.array([seed], np.uint64),
+        placement=starts.astype(np.uint32),
+        order=np.tile(order, (size, 1)),
+        energy=np.full(size, np.inf),
+        value_s=np.full(size, np.inf),
+        moved=np.zeros((2, GROUP), np.uint32),
+    )

@@ -1,0 +1,182 @@
+"""What a search minimises: the makespan, or a statistic of it under noise, within memory."""
+
+import dataclasses
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import chex
+import numpy as np
+
+from doppler_jax.graphs.build import topological_order
+from doppler_jax.objective import LINKS, Objective
+from doppler_jax.simulator.disciplines import find_discipline
+from doppler_jax.simulator.memory import peak_memory_bytes
+from doppler_jax.simulator.native import in_threads, prepare
+from doppler_jax.simulator.noise import Factors, draw_factors
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.simulate import simulate
+from doppler_jax.types import Costs, Schedule, TaskGraph
+
+if TYPE_CHECKING:
+    from doppler_jax.search.kernels import Aim
+    from doppler_jax.simulator.native_kernels import NativeProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchProblem:
+    """A problem and its objective, with the noise that all placements share."""
+
+    graph: TaskGraph
+    costs: Costs
+    objective: Objective
+    factors: Factors | None = None  # None without noise
+    queue: str = "fifo"  # or `in_order`
+    target_s: float = 0.0  # seconds at which a search may stop
+
+    @cached_property
+    def is_limited(self) -> bool:
+        """Whether some device could not keep every tensor and graph input at once."""
+        return can_overflow(self.graph, self.costs)
+
+    @cached_property
+    def aim(self) -> "Aim":
+        """The same for compiled code."""
+        from doppler_jax.search.kernels import Aim
+        from doppler_jax.simulator.memory_kernels import prepare_memory
+
+        graph, costs, n = self.graph, self.costs, self.graph.num_tasks
+        devices = costs.num_devices
+        problem = prepare(graph, costs)
+        readers = np.repeat(np.arange(n), np.diff(problem.in_first).astype(int))
+        out_in = np.lexsort((readers, problem.in_tensor, problem.in_producer))
+        reads = len(problem.home)
+        rank = np.empty(n, np.uint32)
+        rank[topological_order(graph)] = np.arange(n)
+        compute, transfer = (
+            np.empty((0, n)),
+            np.empty((0, graph.num_tensors, devices)),
+        )
+        if self.factors is not None:
+            compute, transfer = self.factors.compute, self.factors.transfer
+        level, links = self.objective.quantile, self.objective.links
+        waits = find_discipline(self.queue).waits
+        is_serial, has_homes = links == "serial", reads > 0
+        return Aim(
+            problem=problem,
+            links=LINKS.index(links),
+            waits=waits,
+            rank=rank,
+            near_first=np.stack([problem.in_first, problem.first_move - np.uint32(reads)]),
+            near=np.stack([problem.in_producer, problem.reader[reads:]]),
+            input_s=_input_s(problem),
+            out_in=out_in.astype(np.uint32),
+            compute_factor=np.array(compute, np.float64),
+            transfer_factor=np.array(transfer, np.float64),
+            quantile=np.nan if level is None else level,
+            memory=prepare_memory(graph, costs, problem, costs.capacity_bytes),
+            capacity_bytes=np.array(costs.capacity_bytes[: devices * self.is_limited], float),
+            is_plain=waits
+            and links != "duplex"
+            and not (is_serial and has_homes)
+            and not len(problem.handling_s)
+            and self.factors is None
+            and not self.is_limited,
+        )
+
+    def score(self, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns values and energies `[B]` of placements `[B, N]`, in seconds.
+
+        An energy is what a search makes small; a value is inf where memory is exceeded.
+        """
+        from doppler_jax.search.kernels import score_rows
+
+        value_s, energy = np.full((2, len(placements)), np.inf)
+        aim, order = self.aim, np.argsort(self.aim.rank).astype(np.uint32)
+        given = np.ascontiguousarray(placements, np.uint32)
+
+        def run(rows: slice) -> bool:
+            score_rows(aim, given[rows], order, value_s[rows], energy[rows])
+            return True
+
+        if len(given) and self.graph.num_tasks:
+            in_threads(run, len(given), self.graph.num_tasks * self.objective.simulations)
+        return value_s, energy
+
+
+def make_search_problem(
+    graph: TaskGraph,
+    costs: Costs,
+    objective: Objective,
+    key: chex.PRNGKey | None = None,
+    queue: str = "fifo",
+) -> SearchProblem:
+    """Returns a problem; the key, which is consumed, is of the noise if there is any."""
+    factors = None
+    if objective.num_noise:
+        assert key is not None
+        sigma = objective.noise_sigma
+        factors = draw_factors(key, graph, costs.num_devices, objective.num_noise, sigma, sigma)
+    return SearchProblem(graph, costs, objective, factors, queue)
+
+
+def can_overflow(graph: TaskGraph, costs: Costs) -> bool:
+    """Returns whether some device could not hold every tensor and graph input at once."""
+    total = np.sum(costs.tensor_bytes, dtype=float) + np.sum(costs.input_bytes, dtype=float)
+    return bool(graph.num_tasks) and bool(total > np.min(costs.capacity_bytes))
+
+
+def _input_s(problem: "NativeProblem") -> np.ndarray:
+    """Returns when each task has its graph inputs on each device `[N, D]`, without waiting."""
+    there_s = np.zeros(problem.compute_s.shape)
+    home, size = problem.home, problem.num_bytes[: len(problem.home), None]
+    move_s = problem.latency_s[home] + size * problem.seconds_per_byte[home]
+    np.maximum.at(there_s, problem.reader[: len(home)], move_s)
+    return there_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """The float64 oracle's word on a placement."""
+
+    value_s: float  # the objective; inf where a device has not the memory
+    makespan_s: float  # without noise
+    schedule: Schedule  # without noise
+    overflow: str  # "device 1 needs 3 of 2 bytes", or empty
+
+
+def judge(
+    graph: TaskGraph,
+    costs: Costs,
+    placement: np.ndarray,
+    objective: Objective,
+    factors: Factors | None = None,
+    priority: np.ndarray | None = None,
+) -> Judgement:
+    """Returns what a placement `[N]` is worth by the float64 oracle.
+
+    Args:
+      graph: the task graph.
+      costs: its costs.
+      placement: `[N]` devices.
+      objective: what counts.
+      factors: the noise, if the objective has any.
+      priority: `[N]` ranks of the `priority` queue, in place of `fifo`.
+    """
+    queue = "fifo" if priority is None else "priority"
+
+    order: dict[str, Any] = {"queue": queue, "priority": priority}
+    schedule = simulate_oracle(graph, costs, placement, links=objective.links, **order)
+    makespan = value = makespan_s(schedule)
+    if factors is not None:
+        noisy = simulate(graph, costs, placement, objective=objective, factors=factors, **order)
+        draws, level = noisy.makespan_s[:, 0], objective.quantile
+        value = float(np.mean(draws) if level is None else np.quantile(draws, level))
+    overflow = ""
+    if can_overflow(graph, costs):
+        peak, capacity = peak_memory_bytes(graph, costs, schedule), costs.capacity_bytes
+        for d in np.flatnonzero(peak > capacity)[:1]:
+            overflow = (
+                f"device {d} needs {peak[d]:.6g} bytes of memory and has {capacity[d]:.6g}"
+            )
+            value = np.inf
+    return Judgement(value, makespan, schedule, overflow)
