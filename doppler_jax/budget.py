@@ -13,7 +13,7 @@ class Budget:
 
     evaluations: int | None = None  # executions to simulate, never exceeded
     episodes: int | None = None  # of training in the simulator, never exceeded
-    seconds: float | None = None  # compilation counts; checked after every chunk or update
+    seconds: float | None = None  # compiling counts; checked after every chunk or update
     target_s: float | None = None  # makespan that is good enough
     # `time.monotonic()` from which seconds count: by default, of the making of the budget.
     began: float = dataclasses.field(default_factory=lambda: time.monotonic(), compare=False)

@@ -16,7 +16,7 @@ a device sends one at a time and receives one at a time.
 class Objective:
     """What is minimised: how placements are executed and compared. Static under `jit`.
 
-    Under links `duplex` searches are guided by `serial` links; the oracle judges.
+    Under links `duplex` training is guided by `serial` links; the oracle judges.
 
     Without noise draws it is the makespan under queue `fifo`. With them it is the mean over
     the draws, or the quantile if one is given; all placements share the draws.
@@ -45,7 +45,7 @@ class Objective:
 
     @property
     def guide_links(self) -> Literal["parallel", "serial"]:
-        """Links under which searches and training compare placements."""
+        """Links under which training compares placements."""
         return "parallel" if self.links == "parallel" else "serial"
 
     @property

@@ -1,8 +1,7 @@
-"""Searches for short placements, in jitted steps.
+"""Searches for short placements, as native code.
 
-Read `objective` (what a placement is worth), `anytime` (what a search is, and how it is run
-within a budget), then `moves` (what all searches change), and one file a search: `annealing`,
-`local_search`, `evolution`, `memetic`, `random_search`. `memory` keeps placements within the
-devices' memory.
-A new search is a frozen dataclass of `anytime.Search` in a file of its own.
+Read `problem` (what a placement is worth), `anytime` (what a search is, and how it is run within
+a budget), then the searches: `walks` (annealing, local search), `populations` (evolution, random
+search), `memetic`, which is both. `kernels` is what Numba compiles: moves, evaluation, steps.
+A new search is a frozen dataclass of `anytime.Search`, with its loop in `kernels`.
 """
