@@ -13,7 +13,7 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.costs.clusters import list_clusters
-from doppler_jax.programs.explain import summarize
+from doppler_jax.programs.explain import parallelism
 from doppler_jax.reports.tables import format_seconds
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
@@ -62,12 +62,11 @@ def measure(preset: str, workload: str, cluster: str, strategy: str) -> Record:
     cut = time.perf_counter()
     costs = dj.make_costs(sharded.graph, on)
     placed = dj.place(sharded.graph, costs, method="critical_path")
-    summary = summarize(sharded.graph, on)
     return {
-        "tasks": summary.num_tasks,
-        "edges": summary.num_edges,
+        "tasks": sharded.graph.num_tasks,
+        "edges": sharded.graph.num_edges,
         "moved_bytes": moved_bytes(sharded.graph, placed.schedule),
-        "parallelism": summary.parallelism,
+        "parallelism": parallelism(sharded.graph, on),
         "makespan_s": placed.makespan_s,
         "trace_s": traced - began,
         "partition_s": cut - traced,

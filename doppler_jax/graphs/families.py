@@ -4,7 +4,6 @@ A task makes one tensor. Sizes are plain numbers around 1: costs give them a uni
 family is of random programs on tensors cut into blocks, as sharded networks are.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -192,28 +191,33 @@ def _random_dag(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
     return _random_sizes(rng, (rng.integers(MAX_KINDS, size=num_tasks), edges))
 
 
-class _InPlace:
-    """Kernels that work on tiles in place: each reads the tile's last version, and others."""
+class _Writer:
+    """Takes the tasks of a program, in topological order."""
 
     def __init__(self) -> None:
         self.flops: list[float] = []
+        self.tensor_bytes: list[float] = []
         self.edges: list[tuple[int, int]] = []
         self._last: dict[tuple[int, int], int] = {}
 
-    def run(self, cost: float, tile: tuple[int, int], *reads: int) -> int:
-        """Adds a kernel and returns its task."""
+    def task(self, flops: float, size: float, *reads: int) -> int:
         task = len(self.flops)
-        before = [self._last[tile]] if tile in self._last else []
-        self.flops.append(cost)
-        self.edges += [(u, task) for u in (*reads, *before)]
-        self._last[tile] = task
+        self.flops.append(flops)
+        self.tensor_bytes.append(size)
+        self.edges += [(u, task) for u in dict.fromkeys(reads)]
         return task
+
+    def run(self, flops: float, tile: tuple[int, int], *reads: int) -> int:
+        """Adds a kernel that works on a tile in place, and so reads its last version, too."""
+        before = [self._last[tile]] if tile in self._last else []
+        self._last[tile] = self.task(flops, 1.0, *reads, *before)
+        return self._last[tile]
 
 
 def _cholesky(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
     """Tiled Cholesky factorisation, A = L L^T."""
     tiles = _tiles(num_tasks, lambda t: t * (t + 1) * (t + 2) // 6)
-    matrix = _InPlace()
+    matrix = _Writer()
     for k in range(tiles):
         factor = matrix.run(1 / 3, (k, k))
         solved = {i: matrix.run(1.0, (i, k), factor) for i in range(k + 1, tiles)}
@@ -227,7 +231,7 @@ def _cholesky(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
 def _lu(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
     """Tiled LU factorisation without pivoting."""
     tiles = _tiles(num_tasks, lambda t: t * (t + 1) * (2 * t + 1) // 6)
-    matrix = _InPlace()
+    matrix = _Writer()
     for k in range(tiles):
         factor = matrix.run(2 / 3, (k, k))
         rest = range(k + 1, tiles)
@@ -244,65 +248,26 @@ def _tiles(num_tasks: int, count: Callable[[int], int]) -> int:
     return min(range(2, 64), key=lambda tiles: abs(count(tiles) - num_tasks))
 
 
-def _tiled(rng: np.random.Generator, matrix: _InPlace) -> TaskGraph:
+def _tiled(rng: np.random.Generator, matrix: _Writer) -> TaskGraph:
     """Returns the graph of equal tiles, at times with kernels of uneven speed."""
     spread = float(rng.choice([0.0, 0.0, 0.2]))
     uneven = np.exp(rng.normal(0.0, spread, len(matrix.flops)))
-    return _graph(np.array(matrix.flops) * uneven, np.ones(len(uneven)), matrix.edges)
-
-
-def _tensor_program(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
-    return _graph(*tensor_program(rng, num_tasks))
-
-
-_FAMILIES: dict[str, Callable[[np.random.Generator, int], TaskGraph]] = {
-    "butterfly": _butterfly,
-    "cholesky": _cholesky,
-    "fork_join": _fork_join,
-    "layered": _layered,
-    "lu": _lu,
-    "random_dag": _random_dag,
-    "series_parallel": _series_parallel,
-    "stencil": _stencil,
-    "tensor_program": _tensor_program,
-    "tree": _tree,
-}
+    return _graph(np.array(matrix.flops) * uneven, np.array(matrix.tensor_bytes), matrix.edges)
 
 
 GRIDS = ((2, 1), (4, 1), (8, 1), (1, 4), (2, 4), (2, 2), (2, 2), (3, 3), (4, 4))
 """Blocks along rows and columns of a program's tensors."""
 
 
-@dataclasses.dataclass
-class _Writer:
-    """Takes the tasks of a program, in topological order."""
-
-    flops: list[float]
-    tensor_bytes: list[float]
-    edges: list[tuple[int, int]]
-
-    def task(self, flops: float, size: float, *reads: int) -> int:
-        task = len(self.flops)
-        self.flops.append(flops)
-        self.tensor_bytes.append(size)
-        self.edges += [(u, task) for u in dict.fromkeys(reads)]
-        return task
-
-
-def tensor_program(
-    rng: np.random.Generator, num_tasks: int
-) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-    """Returns flops `[N]`, bytes `[N]` and edges of a random blocked program.
+def _tensor_program(rng: np.random.Generator, num_tasks: int) -> TaskGraph:
+    """A random program on blocked tensors.
 
     Its tensors are made by products (over a cut dimension: partial products, then sums),
     element-wise operations and row-wise reductions, and read at random; sums and the like
-    cost next to nothing beside products, as they do in networks.
-
-    Args:
-      rng: of everything.
-      num_tasks: the program ends with the operation that reaches it.
+    cost next to nothing beside products, as they do in networks. The program ends with the
+    operation that reaches `num_tasks`.
     """
-    writer = _Writer([], [], [])
+    writer = _Writer()
     # Of those whose product leaves room for more.
     grids = [g for g in GRIDS if g == GRIDS[0] or 2 * g[0] * g[1] * max(g) <= num_tasks]
     grid = grids[int(rng.integers(len(grids)))]
@@ -329,7 +294,7 @@ def tensor_program(
         else:
             made = _normalise(writer, first, cheap)
         tensors.append(made)
-    return np.array(writer.flops), np.array(writer.tensor_bytes), writer.edges
+    return _graph(np.array(writer.flops), np.array(writer.tensor_bytes), writer.edges)
 
 
 def _product(
@@ -381,3 +346,17 @@ def _normalise(writer: _Writer, operand: np.ndarray, cheap: float) -> np.ndarray
         for j, block in enumerate(row):
             made[i, j] = writer.task(cheap, 1.0, block, statistic)
     return made
+
+
+_FAMILIES: dict[str, Callable[[np.random.Generator, int], TaskGraph]] = {
+    "butterfly": _butterfly,
+    "cholesky": _cholesky,
+    "fork_join": _fork_join,
+    "layered": _layered,
+    "lu": _lu,
+    "random_dag": _random_dag,
+    "series_parallel": _series_parallel,
+    "stencil": _stencil,
+    "tensor_program": _tensor_program,
+    "tree": _tree,
+}

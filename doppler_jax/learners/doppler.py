@@ -87,7 +87,6 @@ class Doppler(Learner):
         Raises:
           ValueError: the bound is below `LEAST_EVALUATIONS`.
         """
-        del num_tasks
         simulate = self.simulate
         if simulate.search_evaluations:
             rest = evaluations // LEAST_UPDATES - simulate.batch
@@ -101,14 +100,12 @@ class Doppler(Learner):
 
     def least_evaluations(self, num_tasks: int) -> int:
         """Returns how many placements the smallest update simulates."""
-        del num_tasks
         return LEAST_EVALUATIONS
 
     def propose(
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> np.ndarray:
         """Returns placements `[count, n]`; see `policy_candidates`."""
-        del links
         return policy_candidates(problem, Policy(params, self.policy), key, count)
 
     def teacher(self, graph: TaskGraph, costs: Costs) -> np.ndarray:

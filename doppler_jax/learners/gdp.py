@@ -85,7 +85,6 @@ class Gdp(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Draws and simulates `batch` placements; the key is consumed."""
-        del update
         logits = self.logits(params, problem)
         placement = _draw(key, logits, self.batch)
         makespan_s = simulate_padded(problem.padded, placement, links=links).makespan_s
@@ -113,7 +112,6 @@ class Gdp(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> Array:
         """Returns each task's likeliest device and `count - 1` draws; the key is consumed."""
-        del links
         logits = self.logits(params, problem)
         greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return jnp.concatenate([greedy[None], _draw(key, logits, count - 1)])

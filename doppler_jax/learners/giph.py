@@ -121,7 +121,6 @@ class Giph(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Walks `batch` episodes from random placements; the key is consumed."""
-        del update
         walk = self.walk(params, problem, key, jnp.ones(self.batch), links)
         placement, makespan_s = walk.best()
         lesson = GiphLesson(
@@ -139,7 +138,6 @@ class Giph(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, lesson: GiphLesson, update: Array
     ) -> Array:
         """Returns minus the mean, over steps, of advantage times log-probability."""
-        del update
 
         # Recomputed in the backward pass: embeddings of all steps would not fit.
         @jax.checkpoint

@@ -78,7 +78,6 @@ class Learner(abc.ABC):
 
     def proposal_evaluations(self, num_tasks: int) -> int:
         """Returns how many placements one proposal simulates, the proposed one not counted."""
-        del num_tasks
         return 0
 
     @abc.abstractmethod
@@ -89,7 +88,6 @@ class Learner(abc.ABC):
 
     def teacher(self, graph: TaskGraph, costs: Costs) -> np.ndarray:
         """Returns placements `[A, n]` that compete with what is learned: those it imitates."""
-        del costs
         return np.zeros((0, graph.num_tasks), np.int64)
 
 
@@ -205,7 +203,6 @@ class EpisodeLearner(Learner):
 
     def evaluations(self, num_tasks: int) -> int:
         """Returns how many placements of N (padded) tasks an update simulates."""
-        del num_tasks
         return self.batch
 
     @abc.abstractmethod

@@ -347,7 +347,6 @@ class Placeto(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, update: Array, links: str
     ) -> Explored:
         """Returns `batch` episodes, each from a device drawn at random; consumes the key."""
-        del update
         device_key, key = jax.random.split(key)
         devices = problem.padded.num_devices
         start = start_on(problem, jax.random.randint(device_key, (self.batch,), 0, devices))
@@ -403,7 +402,6 @@ class Placeto(EpisodeLearner):
         The first starts on the device that would run everything soonest and takes the
         likeliest choices; the others are drawn as in training.
         """
-        del links
         device_key, key = jax.random.split(key)
         devices = problem.padded.num_devices
         device = jax.random.randint(device_key, (count,), 0, devices)

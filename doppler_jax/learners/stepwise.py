@@ -243,7 +243,6 @@ class Stepwise(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> Array:
         """Returns the greedy placement and `count - 1` samples, `[count, N]`."""
-        del links
         _, placements = sample(self, params, problem, key, count)
         nothing = jnp.zeros((problem.padded.padded_tasks, 2))
         prepared = self.prepare(params, problem)
@@ -278,7 +277,6 @@ class Joint(Stepwise):
         state: ListSchedule,
     ) -> Pairs:
         """Returns the choices in a state of the list schedule."""
-        del params
         logits, est_s = place_logits(prepared.place, problem, state)
         logits = logits + prepared.score[state.head][:, None]
         possible = frontier(problem, state)[:, None]
@@ -313,7 +311,6 @@ class PerStep(Stepwise):
         self, params: ArrayTree, prepared: None, problem: PolicyInputs, state: ListSchedule
     ) -> Pairs:
         """Returns the choices in a state of the list schedule."""
-        del prepared
         placed = state.device != problem.padded.num_devices
         times_s = jnp.stack([state.start_s, state.finish_s], axis=-1)
         times = jnp.log1p(jnp.where(placed[:, None], times_s, 0.0) / problem.unit_s)

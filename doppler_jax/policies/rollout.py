@@ -119,7 +119,6 @@ def teach(key: PRNGKey, problem: PolicyInputs) -> Episode:
         return _largest(jnp.where(frontier, problem.b_rank[head], -1))
 
     def place(choice: Choice, members: Array, features: Array) -> Array:
-        del members
         first_s = choice.est_s.min()
         earliest = choice.est_s <= first_s * (1 + 1e-6)
         return _after(features, earliest.astype(first_s.dtype))
@@ -141,7 +140,6 @@ def follow(problem: PolicyInputs, tables: PolicyTables, placement: Array) -> Epi
         return _largest(jnp.where(frontier, tables.score[head], -jnp.inf))
 
     def place(choice: Choice, members: Array, features: Array) -> Array:
-        del members
         return _after(features, (devices == where[choice.task]).astype(jnp.float32))
 
     draw = jnp.zeros((problem.padded.padded_tasks, 2))

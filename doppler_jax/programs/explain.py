@@ -14,39 +14,16 @@ from doppler_jax.programs.grids import format_grid
 from doppler_jax.types import Cluster, ShardedProgram, TaskGraph
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """The totals of a task graph on a cluster, whatever the placement."""
+def parallelism(graph: TaskGraph, cluster: Cluster) -> float:
+    """Returns how many devices the work could keep busy: total work over critical path.
 
-    num_tasks: int
-    num_edges: int
-    flops: float
-    most_moved_bytes: float  # if every reader is on another device than its producer
-    work_s: float  # of all tasks, each at the mean of its roofline times
-    critical_path_s: float  # longest path of those times, transfers left out
-
-    @property
-    def parallelism(self) -> float:
-        """How many devices the work could keep busy: total work over critical path."""
-        return self.work_s / self.critical_path_s if self.critical_path_s else 0.0
-
-
-def summarize(graph: TaskGraph, cluster: Cluster) -> Summary:
-    """Returns the totals of a task graph."""
+    Tasks count with the means of their roofline times, transfers not at all.
+    """
     costs = make_costs(graph, cluster)
-    d = cluster.num_devices
-    at_once = dataclasses.replace(
-        costs, latency_s=np.zeros((d, d)), seconds_per_byte=np.zeros((d, d))
-    )
-    readers = np.bincount(graph.edge_tensor, minlength=graph.num_tensors)
-    return Summary(
-        num_tasks=graph.num_tasks,
-        num_edges=graph.num_edges,
-        flops=float(graph.flops.sum()),
-        most_moved_bytes=float((np.minimum(readers, d - 1) * graph.tensor_bytes).sum()),
-        work_s=float(mean_compute_s(costs).sum()),
-        critical_path_s=float(b_level(graph, at_once).max(initial=0.0)),
-    )
+    nothing = np.zeros_like(costs.latency_s)
+    at_once = dataclasses.replace(costs, latency_s=nothing, seconds_per_byte=nothing)
+    longest_s = float(b_level(graph, at_once).max(initial=0.0))
+    return float(mean_compute_s(costs).sum()) / longest_s if longest_s else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +31,7 @@ class Explanation:
     """The totals of a sharded program; `str` of it adds all its tensors and tasks."""
 
     sharded: ShardedProgram
-    totals: Summary
+    parallelism: float  # see the function of that name
 
     def __str__(self) -> str:
         lines = [self.summary(), "", "Tensors, and how they are cut:"]
@@ -68,10 +45,11 @@ class Explanation:
 
     def summary(self) -> str:
         """Returns the totals in one line."""
-        made = float(np.sum(self.sharded.graph.tensor_bytes))
+        graph = self.sharded.graph
         return (
-            f"{self.totals.num_tasks} tasks, {self.totals.flops:.4g} flops, {made:.4g} bytes "
-            f"made, parallelism {self.totals.parallelism:.2f} (work over critical path)"
+            f"{graph.num_tasks} tasks, {graph.flops.sum():.4g} flops, "
+            f"{graph.tensor_bytes.sum():.4g} bytes made, parallelism {self.parallelism:.2f} "
+            "(work over critical path)"
         )
 
     def tensor_rows(self) -> list[tuple[str, ...]]:
@@ -112,7 +90,7 @@ def explain(sharded: ShardedProgram, cluster: Cluster | None = None) -> Explanat
       sharded: the program.
       cluster: whose devices' times the parallelism counts, by default those of `p100x4`.
     """
-    return Explanation(sharded, summarize(sharded.graph, cluster or make_cluster("p100x4")))
+    return Explanation(sharded, parallelism(sharded.graph, cluster or make_cluster("p100x4")))
 
 
 def _describe(aval: jax.ShapeDtypeStruct) -> str:

@@ -153,8 +153,11 @@ def _to_json(found: Measurement) -> dict[str, Any]:
 
 
 def _from_json(entry: dict[str, Any]) -> Measurement:
-    paired = dict(entry["paired"])
-    trace = paired["trace"]
+    def fields_of(part: dict[str, Any], **others: Any) -> dict[str, Any]:
+        frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in part.items()}
+        return {**frozen, **others}
+
+    trace = entry["paired"]["trace"]
     if trace is not None:
         kinds = {"placement", "transfer_tensor", "transfer_source", "transfer_destination"}
         trace = Schedule(
@@ -163,17 +166,5 @@ def _from_json(entry: dict[str, Any]) -> Measurement:
                 for name, values in trace.items()
             }
         )
-    return Measurement(
-        update=entry["update"],
-        episode=entry["episode"],
-        candidate=tuple(entry["candidate"]),
-        incumbent=tuple(entry["incumbent"]),
-        rounds=entry["rounds"],
-        worth_s=entry["worth_s"],
-        paired=Paired(
-            candidate_s=tuple(paired["candidate_s"]),
-            incumbent_s=tuple(paired["incumbent_s"]),
-            is_aborted=paired["is_aborted"],
-            trace=trace,
-        ),
-    )
+    paired = Paired(**fields_of(entry["paired"], trace=trace))
+    return Measurement(**fields_of(entry, paired=paired))

@@ -5,7 +5,6 @@ commands, which take settings. Stage 3's command is the engine's, which measures
 """
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from doppler_jax.budget import Budget
+from doppler_jax.costs.digests import problem_digest
 from doppler_jax.costs.observed import refit_costs
 from doppler_jax.files import write_json_atomic
 from doppler_jax.learners.doppler import policy_candidates
@@ -256,7 +256,7 @@ def _settings(
         "problem": chosen.name,
         "num_tasks": chosen.graph.num_tasks,
         "num_devices": chosen.costs.num_devices,
-        "graph_and_costs": _digest((chosen.graph, chosen.costs)),
+        "graph_and_costs": problem_digest(chosen.graph, chosen.costs),
         "stage": stage,
         "seed": seed,
         "policy": dataclasses.asdict(policy),
@@ -264,14 +264,6 @@ def _settings(
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
     }
-
-
-def _digest(arrays: Any) -> str:
-    """Returns a fingerprint of a pytree's numbers: a file edited in place is noticed."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(arrays):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _train(
