@@ -131,14 +131,14 @@ def pad_problem(
     n, rows, d = sizes.tasks, sizes.tasks + 1, sizes.devices
     pred_task, pred_bytes = _table(receivers, senders, edge_bytes, n, sizes.producers)
     succ_task, succ_bytes = _table(senders, receivers, edge_bytes, n, sizes.readers)
-    compute_s = _pad(np.asarray(costs.compute_s, dtype), rows, d)
+    compute_s = pad_array(np.asarray(costs.compute_s, dtype), rows, d)
     compute_s[:, costs.num_devices :] = np.inf
     return PaddedProblem(
         num_tasks=np.int32(graph.num_tasks),
         compute_s=compute_s,
-        input_ready_s=_pad(input_ready_s(graph, costs).astype(dtype), rows, d),
-        latency_s=_pad(np.asarray(costs.latency_s, dtype), d, d),
-        seconds_per_byte=_pad(np.asarray(costs.seconds_per_byte, dtype), d, d),
+        input_ready_s=pad_array(input_ready_s(graph, costs).astype(dtype), rows, d),
+        latency_s=pad_array(np.asarray(costs.latency_s, dtype), d, d),
+        seconds_per_byte=pad_array(np.asarray(costs.seconds_per_byte, dtype), d, d),
         pred_task=pred_task,
         pred_bytes=pred_bytes,
         succ_task=succ_task,
@@ -185,10 +185,10 @@ def _edges(graph: TaskGraph, edge_bytes: np.ndarray, sizes: Sizes) -> dict[str, 
     return {
         "num_edges": degree.astype(np.int32),
         "first_edge": (np.cumsum(degree) - degree).astype(np.int32),
-        "edge_reader": _pad(receivers[order].astype(np.int32), count, fill=sizes.tasks),
-        "edge_tensor": _pad(tensor.astype(np.int32), count),
-        "edge_bytes": _pad(edge_bytes[order], count),
-        "edge_opens": _pad(np.diff(tensor, prepend=-1) != 0, count),
+        "edge_reader": pad_array(receivers[order].astype(np.int32), count, fill=sizes.tasks),
+        "edge_tensor": pad_array(tensor.astype(np.int32), count),
+        "edge_bytes": pad_array(edge_bytes[order], count),
+        "edge_opens": pad_array(np.diff(tensor, prepend=-1) != 0, count),
     }
 
 
@@ -200,10 +200,10 @@ def _home_reads(
     inputs, readers = graph.input_edge_input[reads], graph.input_edge_reader[reads]
     count = sizes.home_reads
     return {
-        "home_reader": _pad(readers.astype(np.int32), count, fill=sizes.tasks),
-        "home_device": _pad(graph.input_home[inputs].astype(np.int32), count),
-        "home_bytes": _pad(np.asarray(costs.input_bytes, dtype)[inputs], count),
-        "home_opens": _pad(np.diff(inputs, prepend=-1) != 0, count),
+        "home_reader": pad_array(readers.astype(np.int32), count, fill=sizes.tasks),
+        "home_device": pad_array(graph.input_home[inputs].astype(np.int32), count),
+        "home_bytes": pad_array(np.asarray(costs.input_bytes, dtype)[inputs], count),
+        "home_opens": pad_array(np.diff(inputs, prepend=-1) != 0, count),
     }
 
 
@@ -211,7 +211,7 @@ def _handling(costs: Costs, sizes: Sizes, dtype: DTypeLike) -> dict[str, np.ndar
     names = ("handling_s", "handling_s_per_byte")
     found = {name: getattr(costs, name) for name in names}
     return {
-        name: None if each is None else _pad(np.asarray(each, dtype), sizes.devices)
+        name: None if each is None else pad_array(np.asarray(each, dtype), sizes.devices)
         for name, each in found.items()
     }
 
@@ -224,7 +224,7 @@ def _chains(chains: list[list[int]], sizes: Sizes) -> dict[str, np.ndarray]:
         chain[tasks] = c
         chain_next[tasks[:-1]] = tasks[1:]
     heads = np.array([tasks[0] for tasks in chains], np.int32)
-    chain_head = _pad(heads, sizes.chains, fill=nobody)
+    chain_head = pad_array(heads, sizes.chains, fill=nobody)
     return {"chain": chain, "chain_head": chain_head, "chain_next": chain_next}
 
 
@@ -241,7 +241,7 @@ def input_ready_s(graph: TaskGraph, costs: Costs) -> np.ndarray:
     return ready
 
 
-def _pad(array: np.ndarray, *shape: int, fill: float = 0) -> np.ndarray:
+def pad_array(array: np.ndarray, *shape: int, fill: float = 0) -> np.ndarray:
     """Returns the array with what pads it at the end of every axis."""
     padded = np.full(shape, fill, array.dtype)
     padded[tuple(map(slice, array.shape))] = array

@@ -14,7 +14,7 @@ from chex import Array
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs import levels
 from doppler_jax.graphs.build import task_edges, topological_order
-from doppler_jax.graphs.padded import PaddedProblem, Sizes, pad_problem
+from doppler_jax.graphs.padded import PaddedProblem, Sizes, pad_array, pad_problem
 from doppler_jax.graphs.relatives import NUM_RELATIVES, nearest_relatives
 from doppler_jax.types import Costs, TaskGraph, pytree
 
@@ -76,28 +76,33 @@ def make_policy_inputs(
     unit_s = unit_s if unit_s > 0 else 1.0
     b_level_s = levels.b_level(graph, costs)
 
-    num_edges = len(padded.edge_reader) - 1
-    ends = np.full((2, num_edges), size, np.int32)
-    ends[:, : len(senders)] = senders, receivers
-    edge_features = np.zeros((num_edges, 1), np.float32)
-    edge_features[: len(senders), 0] = np.log1p(transfer_s / unit_s)
-    task_features = np.zeros((size + 1, 5), np.float32)
-    task_features[:n] = _task_features(graph, costs, compute_s, transfer_s, b_level_s, unit_s)
-    b_rank = np.zeros(size + 1, np.int32)
-    b_rank[:n] = _tied_ranks(b_level_s)
+    features = _task_features(graph, costs, compute_s, transfer_s, b_level_s, unit_s)
+    edges = len(padded.edge_reader) - 1
+    relative, weight = nearest_relatives(graph, costs)
+    rank = np.empty(n, np.int32)
+    rank[topological_order(graph)] = np.arange(n)
+
+    def ids(task: np.ndarray, *shape: int) -> np.ndarray:
+        """Returns tasks, -1 for none, as padded code has them: N is none."""
+        return pad_array(np.where(task < 0, size, task).astype(np.int32), *shape, fill=size)
+
+    def floats(values: np.ndarray, *shape: int) -> np.ndarray:
+        return pad_array(values.astype(np.float32), *shape)
+
     problem = PolicyInputs(
         padded=padded,
-        task_features=task_features,
-        edge_sender=ends[0],
-        edge_receiver=ends[1],
-        edge_features=edge_features,
-        next_on_b_path=_pointers(levels.b_path(graph, costs), size),
-        next_on_t_path=_pointers(levels.t_path(graph, costs), size),
-        b_rank=b_rank,
-        topological_rank=_topological_rank(graph, size),
+        task_features=floats(features, size + 1, features.shape[1]),
+        edge_sender=ids(senders, edges),
+        edge_receiver=ids(receivers, edges),
+        edge_features=floats(np.log1p(transfer_s / unit_s)[:, None], edges, 1),
+        next_on_b_path=ids(levels.b_path(graph, costs), size + 1),
+        next_on_t_path=ids(levels.t_path(graph, costs), size + 1),
+        b_rank=pad_array(_tied_ranks(b_level_s), size + 1),
+        topological_rank=ids(rank, size + 1),
         unit_s=np.float32(unit_s),
         succ_transfer_s=_mean_transfer_s(padded, costs.num_devices),
-        **_relatives(graph, costs, size),
+        relative_task=ids(relative, size + 1, NUM_RELATIVES),
+        relative_weight=floats(weight, size + 1, NUM_RELATIVES),
         graph_features=_graph_features(compute_s, b_level_s, costs.num_devices),
     )
     return jax.tree.map(jnp.asarray, problem)
@@ -136,15 +141,6 @@ def _task_features(
     )
 
 
-def _relatives(graph: TaskGraph, costs: Costs, size: int) -> dict[str, np.ndarray]:
-    task, weight = nearest_relatives(graph, costs)
-    relative_task = np.full((size + 1, NUM_RELATIVES), size, np.int32)
-    relative_weight = np.zeros((size + 1, NUM_RELATIVES), np.float32)
-    relative_task[: len(task)] = np.where(task < 0, size, task)
-    relative_weight[: len(task)] = weight
-    return {"relative_task": relative_task, "relative_weight": relative_weight}
-
-
 def _graph_features(
     compute_s: np.ndarray, b_level_s: np.ndarray, num_devices: int
 ) -> np.ndarray:
@@ -163,18 +159,6 @@ def _mean_transfer_s(padded: PaddedProblem, d: int) -> np.ndarray:
     return np.where(real, latency_s + padded.succ_bytes * seconds_per_byte, 0.0).astype(
         np.float32
     )
-
-
-def _pointers(task: np.ndarray, size: int) -> np.ndarray:
-    padded = np.full(size + 1, size, np.int32)
-    padded[: len(task)] = np.where(task < 0, size, task)
-    return padded
-
-
-def _topological_rank(graph: TaskGraph, size: int) -> np.ndarray:
-    rank = np.full(size + 1, size, np.int32)
-    rank[topological_order(graph)] = np.arange(graph.num_tasks)
-    return rank
 
 
 def _tied_ranks(values: np.ndarray) -> np.ndarray:
