@@ -50,7 +50,7 @@ def test_the_example_imports_jax_orbax_and_our_functions_alone():
     assert len(lines) <= 10
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_it_places_as_the_library_does_on_any_devices(folder, devices):
     configure = f"import jax\njax.config.update('jax_num_cpu_devices', {devices})\n"
     report = f"import json\nassert len(jax.devices()) == {devices}\n"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+import doppler_jax.engine.__main__ as entry
 from doppler_jax.costs.calibration import load_calibration
 from doppler_jax.engine import calibrate
 from doppler_jax.engine.calibrate import (
@@ -25,6 +26,7 @@ from doppler_jax.engine.calibrate import (
     measure_kernels_again,
     transfer_program,
 )
+from tests.commands import assert_one_error_line, run
 from tests.generators import free_costs
 from tests.kernels.conftest import KERNELS, X, build, random_program
 
@@ -205,25 +207,20 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
     np.testing.assert_allclose(costs.handling_s_per_byte, truth["handling_per_byte"], rtol=1e-6)
 
 
-def run_command(*options):
-    command = [sys.executable, "-m", "doppler_jax.engine", *map(str, options)]
-    env = {**os.environ, "COLUMNS": "120"}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-
-
 def test_the_command_writes_a_file_and_prints_it(tmp_path):
-    out = tmp_path / "here.json"
-    done = run_command("--out", out, "--workload", "chainmm", "--repeats", 1)
+    out, env = tmp_path / "here.json", {**os.environ, "COLUMNS": "120"}
+    command = [sys.executable, "-m", "doppler_jax.engine", "--out", out, "--repeats", "1"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "dot_general" in done.stdout
     assert "one end of a transfer" in done.stdout
     assert load_calibration(out).num_devices == 2
 
 
-def test_the_command_refuses_with_one_line(tmp_path):
-    done = run_command("--out", tmp_path / "here.json", "--workload", "nothing")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown workload 'nothing'")
+def test_the_command_refuses_with_one_line(tmp_path, monkeypatch, capsys):
+    words = ("--out", tmp_path / "here.json", "--workload", "nothing")
+    assert run(monkeypatch, entry.main, entry.CalibrateSettings, *words) == 2
+    assert_one_error_line(capsys.readouterr().err, "error: unknown workload 'nothing'")
     assert not list(tmp_path.iterdir())
 
 
