@@ -71,16 +71,13 @@ def run_python(*args, cwd, path="", python=sys.executable, fails=False):
     return (done.stderr if fails else done.stdout).strip()
 
 
-def test_the_root_gives_way_to_another_package_of_that_name(tmp_path):
+def test_the_root_gives_way_to_another_kernels_or_says_what_the_engine_is_called(tmp_path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("from .hub import get_kernel")
     (tmp_path / "kernels" / "hub.py").write_text("def get_kernel(): return 'theirs'")
     show = "import kernels; print(kernels.get_kernel(), kernels.__path__)"
     printed = run_python("-c", show, cwd=ROOT, path=tmp_path).split()
     assert printed[:2] == ["theirs", f"['{tmp_path / 'kernels'}']"]
-
-
-def test_without_another_the_root_says_what_the_engine_is_called():
     error = run_python("-c", "import kernels", cwd=ROOT, fails=True)
     assert error.endswith("the engine is imported as doppler_jax.engine")
     show = (

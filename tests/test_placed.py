@@ -167,9 +167,17 @@ def test_policies_are_told_apart_by_their_parameters(problem, searches, tmp_path
     assert len(searches) == 2
 
 
-def test_a_method_that_nothing_tells_apart_is_not_cached(problem, tmp_path):
+def test_unknown_methods_and_interrupted_searches_are_not_kept(problem, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a cache needs a method whose settings"):
         place(*problem, method=lambda request: None, cache=tmp_path)
+
+    def search(request):
+        found = np.zeros((1, request.graph.num_tasks), np.int64)
+        return Candidates(found, 7, interrupted=True)
+
+    monkeypatch.setitem(METHODS, "random", search)
+    assert place(*problem, method="random", cache=tmp_path).interrupted
+    assert list(tmp_path.iterdir()) == []
 
 
 def edited(change):
@@ -224,16 +232,6 @@ def test_a_device_that_cannot_run_a_task_is_not_recalled(problem, searches, tmp_
     assert (other.placement != 1).all()
     assert (again.placement != 1).all()
     assert len(searches) == 3
-
-
-def test_interrupted_searches_are_not_kept(problem, monkeypatch, tmp_path):
-    def search(request):
-        found = np.zeros((1, request.graph.num_tasks), np.int64)
-        return Candidates(found, 7, interrupted=True)
-
-    monkeypatch.setitem(METHODS, "random", search)
-    assert place(*problem, method="random", cache=tmp_path).interrupted
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_priorities_replay_what_was_kept(tmp_path):

@@ -68,12 +68,9 @@ def test_links_lead_somewhere(path):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_readme_has_python_and_commands():
+def test_documented_targets_and_modules_exist():
     assert read_blocks(ROOT / "README.md", {"python"})
     assert any(words_after(words, "make") for _, words in read_commands())
-
-
-def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     rules = re.findall(r"^([a-z][\w -]*):", makefile, re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}
@@ -81,9 +78,6 @@ def test_make_targets_exist():
         for word in words_after(words, "make"):
             if "=" not in word and not word.startswith("-"):
                 assert word in targets, f"{document}: make {word}"
-
-
-def test_modules_exist():
     for document, words in read_commands():
         for name in words_after(words, "-m")[:1]:
             spec = importlib.util.find_spec(name)

@@ -10,19 +10,13 @@ def draw(**kind):
     return random_cluster(np.random.default_rng(0), ClusterKind(**kind))
 
 
-def test_equal_devices_in_one_island():
+def test_devices_and_islands_are_of_their_kind():
     cluster = draw(num_devices=3)
     assert cluster.flops_per_s.tolist() == [1.0] * 3
     assert np.unique(cluster.link_bytes_per_s).tolist() == [1.0, np.inf]
-
-
-def test_unequal_devices_differ_by_three_at_most():
     speed = draw(num_devices=16, is_unequal=True).flops_per_s
     assert len(np.unique(speed)) == 16
     assert 1 / 3 <= speed.min() < speed.max() <= 1.0
-
-
-def test_links_between_islands_are_slower():
     rate = draw(num_devices=8, num_islands=2).link_bytes_per_s
     assert (rate[:4, :4] >= 1).all()
     assert (rate[4:, 4:] >= 1).all()

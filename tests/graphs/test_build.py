@@ -25,21 +25,18 @@ def test_diamond_has_its_sizes_edges_and_types():
     assert graph.edge_tensor.dtype == np.int64
 
 
-def test_a_graph_may_be_empty():
+def test_a_graph_may_be_empty_and_inputs_are_resident_by_default():
     graph = make_graph(flops=[])
     assert (graph.num_tasks, graph.num_tensors, graph.num_edges) == (0, 0, 0)
     assert topological_order(graph).tolist() == []
+    graph = make_graph(flops=[1], input_bytes=[5, 6])
+    assert graph.input_home.tolist() == [RESIDENT, RESIDENT]
 
 
 def test_repeated_reads_collapse_to_the_first():
     graph = small_graph([1, 1, 1], [(0, 8, [2, 1, 2])], [(RESIDENT, 5, [1, 1])])
     assert graph.edge_reader.tolist() == [2, 1]
     assert graph.input_edge_reader.tolist() == [1]
-
-
-def test_inputs_are_resident_by_default():
-    graph = make_graph(flops=[1], input_bytes=[5, 6])
-    assert graph.input_home.tolist() == [RESIDENT, RESIDENT]
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,13 @@ def test_a_seed_decides_the_graph(name):
         assert same.flops.tolist() != other.flops.tolist()
 
 
-def test_cholesky_of_three_tiles_is_as_in_books():
+def test_factorisations_of_few_tiles_are_as_in_books():
     graph = draw("cholesky", 0, 10)
     edges = set(edges_of(graph))
     # 0 factors (0, 0); 1 and 2 solve (1, 0), (2, 0); 3, 4, 5 update (1, 1), (2, 2), (2, 1).
     first = {(0, 1), (0, 2), (1, 3), (2, 4), (2, 5), (1, 5)}
     # 6 factors (1, 1), 7 solves (2, 1), 8 updates (2, 2), 9 factors it.
     assert edges == first | {(3, 6), (6, 7), (5, 7), (7, 8), (4, 8), (8, 9)}
-
-
-def test_lu_of_two_tiles():
     graph = draw("lu", 0, 4)
     edges = sorted(edges_of(graph))
     assert edges == [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)]

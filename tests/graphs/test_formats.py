@@ -78,14 +78,11 @@ def test_published_graphs_have_their_published_sizes(
     np.testing.assert_array_equal(graph.tensor_bytes, 4 * graph.flops)
 
 
-def test_published_graph_of_the_stray_number(reference_graphs):
+def test_published_graphs_with_a_stray_number_and_an_op_type_column(reference_graphs):
     graph = load_graph(reference_graphs / "chain_mm_112nodes.txt")
     senders, receivers = task_edges(graph)
     assert list(zip(senders[:3], receivers[:3], strict=True)) == [(0, 16), (1, 6), (2, 16)]
     assert graph.flops[0] == 1e12
-
-
-def test_op_type_column_changes_nothing(reference_graphs):
     graph = load_graph(reference_graphs / "gdp_ffnn_192nodes.txt")
     assert_same(graph, load_graph(reference_graphs / "ffnn_192nodes.txt"))
 
@@ -94,9 +91,6 @@ def test_text_by_hand(tmp_path):
     graph = load_graph(write(tmp_path / "g.txt", "\n".join(TEXT) + "\n\n"))
     tensors = [(0, 20, [1, 2]), (1, 24, []), (2, 28, [])]
     assert_same(graph, small_graph([5, 6, 7], tensors, has_bytes=False))
-
-
-def test_text_without_inputs_or_edges(tmp_path):
     graph = load_graph(write(tmp_path / "g.txt", "1\n\n\n\n5,20\n"))
     assert (graph.num_tasks, graph.num_edges) == (1, 0)
 
@@ -296,16 +290,13 @@ def test_networkx_round_trip_keeps_tensor_ids_that_no_order_gives():
     assert_same(from_networkx(to_networkx(graph)), graph)
 
 
-def test_networkx_with_a_size_per_node():
+def test_networkx_with_a_size_per_node_or_edge():
     nx_graph = nx.DiGraph()
     nx_graph.add_node("load", work=1, size=10)
     nx_graph.add_node(("mul", 0), work=2.5, size=20)
     nx_graph.add_edge("load", ("mul", 0))
     graph = from_networkx(nx_graph, flops="work", bytes="size")
     assert_same(graph, small_graph([1, 2.5], [(0, 10, [1]), (1, 20, [])]))
-
-
-def test_networkx_with_a_size_per_edge():
     nx_graph = nx.DiGraph()
     nx_graph.add_nodes_from(["c", "a", "b"], flops=1)
     nx_graph.add_edge("a", "b", bytes=5)

@@ -90,7 +90,7 @@ def test_graphs_of_a_bucket_have_one_shape():
     assert all(shape == shapes[0] for shape in shapes)
 
 
-def test_bucket_sizes():
+def test_buckets_hold_their_sizes_and_waste_at_most_a_quarter():
     twice_or_more = [10, 10, 12, 12, 14, 14, 16, 16, 20, 20, 20, 20]
     assert [bucket_size(n) for n in range(1, 21)] == [*range(1, 9), *twice_or_more]
     larger = {21: 24, 25: 28, 29: 32, 33: 40, 41: 48, 229: 256, 4097: 5120}
@@ -99,9 +99,6 @@ def test_bucket_sizes():
     assert bucket_size(0, smallest=8) == 8
     assert bucket_size(3, smallest=9) == 10
     assert bucket_size(11, smallest=8) == 12
-
-
-def test_buckets_hold_their_sizes_and_waste_at_most_a_quarter():
     buckets = [bucket_size(n) for n in range(1, 5000)]
     for n, bucket in enumerate(buckets, start=1):
         assert n <= bucket <= 1.25 * n

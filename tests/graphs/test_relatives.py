@@ -37,7 +37,7 @@ def test_relatives_of_small_graphs_equal_a_dense_computation(num_tasks):
     assert (weight[task < 0] == 0).all()
 
 
-def test_only_the_strongest_are_kept():
+def test_only_the_strongest_are_kept_and_none_where_nothing_moves():
     # A star: its centre is related to every leaf, more to those it exchanges more with.
     leaves = 2 * NUM_RELATIVES
     edges = [(0, v, float(v)) for v in range(1, leaves + 1)]
@@ -45,9 +45,6 @@ def test_only_the_strongest_are_kept():
     assert task[0].tolist() == list(range(leaves, leaves - NUM_RELATIVES, -1))
     assert (np.diff(weight[0]) <= 0).all()
     np.testing.assert_allclose(weight.sum(1), 1.0)
-
-
-def test_a_graph_that_moves_nothing_has_no_relatives():
     task, weight = nearest_relatives(*from_edge_delays([1.0, 1.0], [(0, 1, 0.0)]))
     assert (task == -1).all()
     assert (weight == 0).all()

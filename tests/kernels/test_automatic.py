@@ -65,17 +65,12 @@ def pairing(monkeypatch, ratio):
     return asked, found
 
 
-def test_one_call_gives_the_function_on_its_devices():
+def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
+    asked, found = pairing(monkeypatch, ratio=0.9)
     step = compiled()
     np.testing.assert_allclose(step(*ARGS), fn(*ARGS), rtol=1e-5)
     assert step.device_names == tuple(map(str, jax.devices()[:2]))
     dj.validate(step.graph, step.trace)
-
-
-def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
-    asked, found = pairing(monkeypatch, ratio=0.9)
-    step = compiled()
-    step(*ARGS)
     ((candidate, single),) = asked
     np.testing.assert_array_equal(step.trace.placement, candidate)
     assert set(single) == {found["costs"].compute_s.sum(0).argmin()}

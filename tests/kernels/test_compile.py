@@ -57,6 +57,8 @@ def test_shares_executables(count_compiles):
     [
         ({"mode": "eager"}, r"'eager'; local devices have: \['bulk.*', 'stream', 'work_.*'\]"),
         ({"devices": []}, "devices is empty"),
+        ({"devices": ["cpu:0"]}, r"s\[0\] is 'cpu:0'; expected a JAX device, or dj.ray_dev"),
+        ({"devices": [0, "cpu:1"]}, r"s\[1\] is 'cpu:1'; expected a JAX device, or dj.ray_dev"),
         ({"devices": [0, 0]}, r"devices\[1\] is .*, which occurs before"),
         ({"placement": [0, 1]}, r"placement has shape \(2,\), expected \(3,\)"),
         ({"placement": [0, 2, 0]}, "puts task 1 on device 2; devices are 0 to 1"),
@@ -69,18 +71,12 @@ def test_shares_executables(count_compiles):
     ],
 )
 def test_refuses_bad_arguments_before_work(count_compiles, changes, message):
-    ids = changes.pop("devices", [0, 1])
-    arguments = {"placement": [0, 1, 0], "devices": [jax.devices()[i] for i in ids], **changes}
+    ids = changes.get("devices", [0, 1])
+    devices = [jax.devices()[i] if isinstance(i, int) else i for i in ids]
+    arguments = {"placement": [0, 1, 0], **changes, "devices": devices}
     with pytest.raises(ValueError, match=message):
         dj.compile(random_program(0, 3), **arguments)
     assert count_compiles == []
-
-
-def test_devices_say_what_they_are():
-    for devices in (["cpu:0"], [jax.devices()[0], "cpu:1"]):
-        message = rf"s\[{len(devices) - 1}\] is 'cpu:.'; expected a JAX device, or dj.ray_dev"
-        with pytest.raises(ValueError, match=message):
-            dj.compile(random_program(0, 3), [0, 0, 0], devices=devices)
 
 
 @pytest.fixture

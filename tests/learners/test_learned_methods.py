@@ -51,7 +51,7 @@ def test_a_bound_below_an_update_and_a_proposal_is_refused():
         dj.place(*slow_device(), method="toy", policy=toy_policy(), max_evaluations=1)
 
 
-def test_proposals_of_the_trained_policy_compete(monkeypatch):
+def test_proposals_of_the_trained_policy_and_the_best_of_training_compete(monkeypatch):
     asked = []
 
     def propose(learner, params, problem, key, count, links):
@@ -62,9 +62,6 @@ def test_proposals_of_the_trained_policy_compete(monkeypatch):
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
     assert asked == [Toy.num_proposals]
     np.testing.assert_array_equal(placed.placement, np.full(8, 2))
-
-
-def test_the_best_of_training_competes(monkeypatch):
     monkeypatch.setattr(Toy, "propose", lambda _, *args: np.zeros((args[3], 8), int))
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
     assert (placed.placement != 0).any()

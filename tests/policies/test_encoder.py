@@ -12,7 +12,7 @@ def rows_that_change(problem, **changes):
     return np.flatnonzero(np.abs(after - before).max(axis=1) > 1e-6).tolist()
 
 
-def test_every_round_carries_features_one_edge_further_both_ways():
+def test_every_round_carries_features_one_edge_further_both_ways_and_edges_matter():
     edges = [(v, v + 1, 1.0) for v in range(7)]
     graph, costs = from_edge_delays(np.arange(1.0, 9.0), edges, num_devices=DEVICES)
     problem = padded_problem(graph, costs)
@@ -20,9 +20,6 @@ def test_every_round_carries_features_one_edge_further_both_ways():
     features[4] += 0.1
     assert CONFIG.rounds == 2
     assert rows_that_change(problem, task_features=features) == [2, 3, 4, 5, 6]
-
-
-def test_edge_features_matter():
     graph, costs = from_edge_delays(np.ones(4), [(0, 1, 1.0), (2, 3, 1.0)], num_devices=DEVICES)
     problem = padded_problem(graph, costs)
     edge_features = np.array(problem.edge_features)

@@ -39,7 +39,7 @@ def test_dead_equations_are_dropped():
     assert program.consts == ()
 
 
-def test_identities_and_constant_equations_make_no_equation():
+def test_constants_make_no_equation_and_are_one_copy_each():
     def fn(x):
         zeros = jnp.zeros((4, 8)) + 1.0
         return jnp.where(x > 0, jax.lax.stop_gradient(x), zeros)
@@ -49,9 +49,6 @@ def test_identities_and_constant_equations_make_no_equation():
     ones = program.equations[1].operands[1]
     assert ones.value == 1.0
     assert ones.aval.shape == (4, 8)
-
-
-def test_a_constant_named_twice_is_one_constant_and_a_copy():
     table = np.ones((4, 8), np.float32)
     program = trace(lambda x: (x + table) * table, X)
     table[:] = 5.0

@@ -123,14 +123,11 @@ def test_llama_is_causal_and_heeds_positions():
     assert jnp.abs(fn(params, x) - fn(params, swapped))[0, -1].max() > 1e-3
 
 
-def test_experts_over_capacity_pass_tokens_by():
+def test_experts_over_capacity_pass_tokens_by_and_with_room_are_mixed():
     fn, params, x = tiny("moe_block", 6, capacity=1)
     out = fn(params, x)
     # Four experts of one slot each serve at most four tokens.
     assert 1 <= int(jnp.sum(jnp.any(out != 0, axis=1))) <= 4
-
-
-def test_experts_with_room_are_mixed_by_the_router():
     fn, params, x = tiny("moe_block", 7, capacity=16)
     probabilities = np.asarray(jax.nn.softmax(x @ params["router"]))
     hidden = jax.nn.gelu(jnp.einsum("tw,ewf->etf", x, params["up"]))

@@ -22,9 +22,6 @@ def test_numbers():
     assert found.peak_bytes.tolist() == [6.5, 6]
     assert [link.item for link in found.chain] == [0, 0, 1, 3]
     assert found.chain_seconds.queueing_s == 2
-
-
-def test_links_that_carry_several_at_once_are_busy_once():
     schedule = simulate_oracle(GRAPH, COSTS, [0, 0, 1, 1, 1])  # 1 to 4 s and 2 to 5 s
     found = explain_schedule(GRAPH, COSTS, schedule)
     assert found.link_busy_s.tolist() == [[0, 4], [0.5, 0]]
