@@ -374,6 +374,9 @@ def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
 
 
 def test_kernels_that_do_not_compile_or_cannot_travel_are_named(ray_pair, monkeypatch):
+    sharded = build([("make", []), ("boom", ["t0"])], ["t1"])
+    with pytest.raises(ValueError, match=r"task 1 \(boom1\).*'boom'.*jax.export"):
+        compile_on(sharded, [0, 1], ray_pair)
     sharded = build([("make", []), ("mean", ["t0", "t0"])], ["t1"])
     exports = ray_pair[0].session.exports
     make = next(iter(exports.of(build([("make", [])], ["t0"]))[1].values()))
@@ -382,6 +385,3 @@ def test_kernels_that_do_not_compile_or_cannot_travel_are_named(ray_pair, monkey
     with pytest.raises(dj.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
         compile_on(sharded, [0, 1], ray_pair)
     assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == set(serialised)
-    sharded = build([("make", []), ("boom", ["t0"])], ["t1"])
-    with pytest.raises(ValueError, match=r"task 1 \(boom1\).*'boom'.*jax.export"):
-        compile_on(sharded, [0, 1], ray_pair)
