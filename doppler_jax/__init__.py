@@ -5,8 +5,8 @@ writes text and JSON; `objective.py` says what a placement is judged by, `budget
 search or a training may spend. `problems.py` makes a graph and costs of what a command line
 names, `policy_files.py` keeps policies. `placing.py` is `place`, `placed.py` what it returns,
 and `__main__.py` the command line, with what all command lines share in `cli.py`.
-`native.py` is how Numba compiles code, `caches.py` where JAX keeps its own; `memory_maps.py` keeps a process that places many graphs
-alive.
+`native.py` is how Numba compiles code, `caches.py` where JAX keeps its own; `memory_maps.py`
+keeps a process that places many graphs alive.
 
 The engine, which runs placed programs, is imported when one of its names is first asked for.
 """

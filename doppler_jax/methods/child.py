@@ -43,7 +43,8 @@ class Child:
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_over = False
         order = pickle.dumps(sys.path) + pickle.dumps((work, given))
-        threading.Thread(target=self._talk, args=(order,), daemon=True).start()
+        self._thread = threading.Thread(target=self._talk, args=(order,), daemon=True)
+        self._thread.start()
 
     def _talk(self, order: bytes) -> None:
         """Sends the order and takes down what comes back, in a thread."""
@@ -89,7 +90,10 @@ class Child:
         trace: TracebackType | None,
     ) -> None:
         self._process.kill()
-        self._process.wait()
+        self._thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what it did not read
+                pipe.close()  # type: ignore[union-attr]
 
 
 def can_be_sent(thing: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from doppler_jax.baselines.exact import STARTS
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.simple import random_placements
-from doppler_jax.methods.child import Child
+from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.lists import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.native import wait_until_compiled
@@ -81,13 +81,14 @@ class PolicySearch:
         bound = request.budget.evaluations
         count = self.samples if bound is None else max(min(self.samples, bound // 4), 1)
         source = request.policy or self.default_policy
-        if bound is not None and request.budget.seconds is None:
+        is_timed = bound is None or request.budget.seconds is not None
+        if not is_timed or not can_be_sent(source):
             drawn = list(_draw(request.graph, request.costs, source, request.key, count))
             starts = np.concatenate([*drawn, rivals])
             if request.problem.is_limited and drawn:
                 some = np.concatenate(drawn)[: max(count // 4, 1)]
                 starts = np.concatenate([starts, fit_some(request.graph, request.costs, some)])
-            return _search_from(request, self.search, starts, rivals)
+            return _search_from(request.within(REFINE_S), self.search, starts, rivals)
         request = request.within(REFINE_S)
         key = np.asarray(jax.random.key_data(request.key))
         with Child(_send_samples, request.graph, request.costs, source, key, count) as child:
@@ -102,7 +103,7 @@ def _incoming(child: Child) -> Callable[[], np.ndarray | None]:
     def look() -> np.ndarray | None:
         try:
             drawn = child.receive()
-        except EOFError:
+        except (EOFError, RuntimeError):  # it has said why on standard error
             return None
         return drawn
 
