@@ -55,14 +55,8 @@ def run(tmp_path):
         (folder / "second.py").write_text(SECOND.format(factor=factor, kind=kind))
         os.utime(folder / "second.py", (1e9, 1e9))  # times say nothing
         environment = dict(os.environ, NUMBA_CACHE_DIR=str(home), PYTHONDONTWRITEBYTECODE="1")
-        return subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+        return subprocess.run([sys.executable, "-c", PROGRAM], check=True, **options)
 
     return run
 
@@ -71,12 +65,8 @@ def run(tmp_path):
 def test_a_changed_source_of_another_module_is_compiled_anew(run, kind):
     found = [run(factor, kind).stdout.split() for factor in (2, 2, 5, 2)]
     new, kept = ["False", "False"], ["True", "False"]  # is_compiled, before Numba is loaded
-    assert found == [
-        [*new, "7", "0", "True"],
-        [*kept, "7", "1", "True"],
-        [*new, "16", "0", "True"],
-        [*kept, "7", "1", "True"],
-    ]
+    again = [*kept, "7", "1", "True"]
+    assert found == [[*new, "7", "0", "True"], again, [*new, "16", "0", "True"], again]
 
 
 def test_where_nothing_can_be_kept_one_line_says_so(run, tmp_path):

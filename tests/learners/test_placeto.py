@@ -1,6 +1,7 @@
 """Placeto: what it sees, what its steps earn, and that it learns."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -100,10 +101,8 @@ def visiting_order(problem):
 
 def test_parameters_know_neither_tasks_nor_devices(compiled, problem):
     other = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 5))
-    shapes = [
-        jax.eval_shape(compiled.learner.init, jax.random.key(0), p) for p in (problem, other)
-    ]
-    assert shapes[0] == shapes[1]
+    init = partial(jax.eval_shape, compiled.learner.init, jax.random.key(0))
+    assert init(problem) == init(other)
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 45])
@@ -164,9 +163,8 @@ def test_log_probabilities_are_those_of_the_steps(compiled, problem, explored):
 
 def test_the_first_proposal_takes_likeliest_choices(problem):
     compiled = Compiled(LEARNERS[True], problem)
-    placements = compiled.propose(
-        compiled.params, problem, jax.random.key(2), count=5, links="parallel"
-    )
+    key = jax.random.key(2)
+    placements = compiled.propose(compiled.params, problem, key, count=5, links="parallel")
     assert (placements[1:] != placements[:1]).any()
     start = placeto.start_on(problem, jnp.argmin(problem.padded.compute_s.sum(0))[None])
     logits = compiled.all_logits(compiled.params, problem, start, placements[:1])

@@ -43,9 +43,8 @@ def test_gradients_are_finite_and_those_of_recorded_frontiers():
     nothing = episodes.replace(heads=episodes.heads[..., :0])
 
     def total(tables, episodes):
-        log_p, entropy = jax.vmap(rollout.log_prob, in_axes=(None, None, 0))(
-            problem, tables, episodes
-        )
+        log_prob = jax.vmap(rollout.log_prob, in_axes=(None, None, 0))
+        log_p, entropy = log_prob(problem, tables, episodes)
         return (log_p * np.sin(np.arange(log_p.shape[1]))[None]).sum() + 0.3 * entropy.sum()
 
     value, gradient = jax.jit(jax.value_and_grad(total))(tables, episodes)

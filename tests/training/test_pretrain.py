@@ -52,9 +52,8 @@ def problems(drawn):
 def start(drawn):
     """A state before the first update."""
     params = init_list_scheduler(jax.random.key(0), POLICY, drawn[0].problem)
-    return begin_pretraining(
-        jax.random.key(0), params, drawn[0].problem, np.full(2, np.inf, "f4")
-    )
+    best_s = np.full(2, np.inf, "f4")
+    return begin_pretraining(jax.random.key(0), params, drawn[0].problem, best_s)
 
 
 @jax.jit
