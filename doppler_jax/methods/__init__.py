@@ -1,7 +1,7 @@
 """Placement methods: what `place` calls, by name or as it is.
 
 Read `request.py` first: a method is a function from a `Request` to `Candidates`. Then
-`lists.py` (list schedulers and the exact solver), `searches.py` (searches, and the default
+`direct.py` (list schedulers and the exact solver), `searches.py` (searches, and the default
 method's search from a policy's samples), `learned.py` (what trains for the problem at hand,
 or draws from a policy that is given), and `registry.py`, the names.
 
@@ -13,8 +13,8 @@ To add a list scheduler, write it in `baselines/`, a search in `search/`, a lear
     dj.place(graph, costs, method=lambda request: Candidates(my_placements(request.graph), 1))
 """
 
+from doppler_jax.methods.direct import listed
 from doppler_jax.methods.learned import Learned, doppler
-from doppler_jax.methods.lists import listed
 from doppler_jax.methods.registry import (
     DEFAULT_METHOD,
     METHODS,

@@ -14,7 +14,7 @@ from doppler_jax.costs.handling import as_transfers
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import Learner, train_learner
 from doppler_jax.methods.child import Child, can_be_sent
-from doppler_jax.methods.lists import FEW_STARTS, listed_starts
+from doppler_jax.methods.direct import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Request
 from doppler_jax.objective import Objective
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs

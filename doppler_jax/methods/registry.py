@@ -9,8 +9,8 @@ from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import round_robin, single
 from doppler_jax.learners.registry import LEARNERS
+from doppler_jax.methods.direct import by_solver, listed
 from doppler_jax.methods.learned import Learned
-from doppler_jax.methods.lists import by_solver, listed
 from doppler_jax.methods.request import Method
 from doppler_jax.methods.searches import REFINE, PolicySearch, random, searched
 from doppler_jax.search.memetic import Memetic

@@ -13,7 +13,7 @@ from doppler_jax.baselines.exact import STARTS
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.methods.child import Child, can_be_sent
-from doppler_jax.methods.lists import FEW_STARTS, listed_starts
+from doppler_jax.methods.direct import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search

@@ -8,10 +8,11 @@ import chex
 import numpy as np
 
 from doppler_jax.graphs.build import topological_order
+from doppler_jax.native import is_compiled
 from doppler_jax.objective import LINKS, Objective
 from doppler_jax.simulator.disciplines import find_discipline
 from doppler_jax.simulator.memory import peak_memory_bytes
-from doppler_jax.simulator.native import in_threads, prepare
+from doppler_jax.simulator.native import in_threads, prepare, simulate_one
 from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
@@ -152,7 +153,7 @@ def judge(
     factors: Factors | None = None,
     priority: np.ndarray | None = None,
 ) -> Judgement:
-    """Returns what a placement `[N]` is worth by the float64 oracle.
+    """Returns what a placement `[N]` is worth by the oracle, or its equal.
 
     Args:
       graph: the task graph.
@@ -162,15 +163,29 @@ def judge(
       factors: the noise, if the objective has any.
       priority: `[N]` ranks of the `priority` queue, in place of `fifo`.
     """
-    queue = "fifo" if priority is None else "priority"
-
-    order: dict[str, Any] = {"queue": queue, "priority": priority}
-    schedule = simulate_oracle(graph, costs, placement, links=objective.links, **order)
+    order: dict[str, Any] = {}
+    if priority is not None:
+        order = {"queue": "priority", "priority": priority}
+    # Equal in every bit; until compiled code is there, plain Python is.
+    fast, links = is_compiled(), objective.links
+    run = simulate_one if fast else simulate_oracle
+    schedule = run(graph, costs, placement, links=links, **order)
     makespan = value = makespan_s(schedule)
     if factors is not None:
-        noisy = simulate(graph, costs, placement, objective=objective, factors=factors, **order)
-        draws, level = noisy.makespan_s[:, 0], objective.quantile
-        value = float(np.mean(draws) if level is None else np.quantile(draws, level))
+        if fast:
+            noisy = simulate(
+                graph, costs, placement, objective=objective, factors=factors, **order
+            )
+            draws_s = noisy.makespan_s[:, 0]
+        else:
+            pairs = zip(factors.compute, factors.transfer, strict=True)
+            named = ({"compute_factor": c, "transfer_factor": t} for c, t in pairs)
+            options = ({"links": links, **order, **draw} for draw in named)
+            draws_s = np.array(
+                [makespan_s(simulate_oracle(graph, costs, placement, **o)) for o in options]
+            )
+        level = objective.quantile
+        value = float(np.mean(draws_s) if level is None else np.quantile(draws_s, level))
     overflow = ""
     if can_overflow(graph, costs):
         peak, capacity = peak_memory_bytes(graph, costs, schedule), costs.capacity_bytes

@@ -1,7 +1,16 @@
 """Device processes as this process knows them, whoever started them.
 
-A launcher (`ray.py` is one) starts a process with a `Worker` (`device.py`) for each device, and
-gives the session ways to ask them.
+A launcher is a file beside `ray.py` and does the following; nothing else here asks it.
+
+1. It starts a process for each device, which knows a core or a GPU of its own before JAX is
+   imported there, and in it makes a `device.Worker(index, host, secret, settings)`: its number,
+   what `this_host()` says there, 32 random bytes that are the same for all, and settings of
+   `jax.config` by name, with "jax_enable_x64" True and "jax_cpu_enable_async_dispatch" False.
+2. Its `Session` asks them by number: `call`, `wait`, `outcome`, `close`. Several calls of one
+   worker may be on their way at once.
+3. It asks every worker for its "address", then tells all of them to "connect" to those.
+4. It returns `driver.ProcessDevices` of a `ProcessDevice` each, whose name and kind "describe"
+   says, and gets a row in `LAUNCHERS` (`__init__.py`).
 """
 
 import abc

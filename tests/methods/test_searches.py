@@ -13,7 +13,7 @@ from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners.doppler import policy_candidates
-from doppler_jax.methods import PolicySearch, lists, searches
+from doppler_jax.methods import PolicySearch, direct, searches
 from doppler_jax.methods.child import Child
 from doppler_jax.objective import Objective
 from doppler_jax.placing import place
@@ -147,7 +147,7 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
     refused = mock.Mock(side_effect=ValueError)
-    monkeypatch.setattr(lists, "m_etf", refused)
+    monkeypatch.setattr(direct, "m_etf", refused)
     search = mock.Mock(wraps=searches.run_search)
     monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)
@@ -177,7 +177,7 @@ def test_searches_stop_at_the_lower_bound(method):
 
 @pytest.mark.parametrize("method", [*SEARCHES, "exact"])
 def test_nothing_is_searched_where_a_list_schedule_meets_the_bound(method, monkeypatch):
-    for module, name in ((searches, "run_search"), (searches, "Child"), (lists, "exact")):
+    for module, name in ((searches, "run_search"), (searches, "Child"), (direct, "exact")):
         monkeypatch.setattr(module, name, mock.Mock(side_effect=AssertionError))
     graph, costs = from_edge_delays([1.0, 2.0], [(0, 1, 1.0)], num_devices=2)
     assert place(graph, costs, method=method).makespan_s == 3.0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.objective import Objective
+from doppler_jax.search import problem as problems
 from doppler_jax.search.problem import can_overflow, judge, make_search_problem
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -55,7 +56,11 @@ def test_memory_that_has_room_for_everything_is_no_concern():
 
 @pytest.mark.parametrize("quantile", [None, 0.0, 0.9, 1.0])
 @pytest.mark.parametrize("is_tight", [False, True])
-def test_under_noise_a_statistic_of_the_draws_counts(quantile, is_tight):
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_under_noise_a_statistic_of_the_draws_counts(
+    quantile, is_tight, is_compiled, monkeypatch
+):
+    monkeypatch.setattr(problems, "is_compiled", lambda: is_compiled)
     graph, costs = pinned_problem(2, 12)
     placement = np.isfinite(costs.compute_s).argmax(1)
     if is_tight:
