@@ -8,7 +8,8 @@ training runs: rounding itself is small, but it can swap two events that are clo
 the executions differ; beyond 1e-5 are the makespans that differ by more from float64.
 
 Competitors take turns; first the cold call of each, then warm ones, of which the median counts.
-Slopes are of log time over log tasks, of `fifo` on layered graphs.
+Annealing makes the same moves from the first position that each changes and as a whole. Slopes
+are of log time over log tasks, of `fifo` on layered graphs.
 """
 
 import dataclasses
@@ -23,6 +24,9 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.graphs.padded import pad_problem
+from doppler_jax.search.kernels import Aim, walk
+from doppler_jax.search.problem import make_search_problem
+from doppler_jax.search.walks import Annealing, make_walker
 from doppler_jax.simulator.simulate import PaddedResult, simulate_padded
 from experiments import grid
 from experiments.catalogue import Problem, layered_problem
@@ -41,6 +45,9 @@ ORACLE_TASKS = 5000
 CORE_TASKS = 1 << 22
 """The same of the float32 core on CPUs, which the larger graphs would keep busy for minutes."""
 
+NUM_MOVES = 100_000
+"""Of annealing."""
+
 NEW_GRAPHS = range(225, 240)
 """Tasks of the graphs whose first call is timed."""
 
@@ -58,7 +65,7 @@ class Asked(Settings):
     """Placements of a call."""
     calls: tuple[str, ...] = (
         "fifo", "fifo-serial", "in_order", "in_order-rows",
-        "yardstick", "yardstick-serial", "yardstick-1", "float32", "oracle",
+        "yardstick", "yardstick-serial", "yardstick-1", "float32", "oracle", "annealing",
     )  # fmt: skip
     """What is timed."""
     rounds: int = 15
@@ -72,6 +79,8 @@ def cells(context: Context[Asked]) -> list[Cell]:
         context.problem(name)  # unknown names end here
     axes = {"problem": asked.problems, "batch": asked.batches}
     found = [Cell({"new graphs": len(NEW_GRAPHS)}, time_new_graphs)]
+    annealed = {"annealed": asked.problems[:1] if "annealing" in asked.calls else ()}
+    found += grid.cells_of(partial(time_annealing, context), annealed, rounds=asked.rounds)
     return found + grid.cells_of(partial(time_simulators, context), axes, **terms)
 
 
@@ -105,9 +114,11 @@ def time_simulators(context: Context[Asked], problem: str, batch: int) -> Record
         "float32": (core, len(most)),
         "oracle": (lambda: [dj.simulate_oracle(graph, costs, p) for p in few], len(few)),
     }
-    grid.check_names("--calls", asked.calls, list(known))
+    grid.check_names("--calls", asked.calls, [*known, "annealing"])
     with cold():
-        runs = {what: partial(seconds_of, known[what][0]) for what in asked.calls}
+        runs = {
+            what: partial(seconds_of, known[what][0]) for what in asked.calls if what in known
+        }
         seconds = in_turns(runs, asked.rounds)
     rows = []
     for what, found in seconds.items():
@@ -123,6 +134,29 @@ def time_simulators(context: Context[Asked], problem: str, batch: int) -> Record
         row |= {"per placement, warm_s": each_s, "per second": round(1 / each_s)}
         rows.append(row | {"times the yardstick": ratio, "beyond 1e-5": beyond})
     return {"rows": rows}
+
+
+def time_annealing(context: Context[Asked], annealed: str) -> Record:
+    """Returns rows: moves a second on one core, by how a move is evaluated."""
+    problem, usual = context.problem(annealed), Annealing()
+    search = make_search_problem(problem.graph, problem.costs, dj.Objective(), queue="in_order")
+    start = random_placements(problem.costs, np.random.default_rng(0), 1)[0]
+    # What is not plain is evaluated as a whole, by the simulator.
+    whole = search.aim._replace(is_plain=False)
+
+    def anneal(aim: Aim) -> int:
+        walker = make_walker(search, start, 0)
+        return walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, 0, 0.0)
+
+    aims = {"from what a move changes": search.aim, "as a whole": whole}
+    runs = {what: partial(seconds_of, partial(anneal, aim)) for what, aim in aims.items()}
+    seconds = in_turns(runs, context.settings.rounds)
+    rows = []
+    for what, found in seconds.items():
+        row: Record = {"problem": annealed, "evaluated": what}
+        row["moves a second"] = round(NUM_MOVES / warm(found))
+        rows.append(row | {"times as a whole": warm_ratio(seconds["as a whole"], found)})
+    return {"moves": rows}
 
 
 def random_orders(problem: Problem, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -162,7 +196,8 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
         for r in records
         for row in r.get("rows", [])
     ]
-    texts = {"": table(rows)}
+    moves = [row for r in records for row in r.get("moves", [])]
+    texts = {"": table(rows), "Annealing under `in_order`, one core": table(moves)}
     layers = [r for r in rows if r["what"] == "fifo" and r["problem"].startswith("layers-")]
     for batch, found in by(layers, "placements in a call").items():
         if len(found) > 1:
