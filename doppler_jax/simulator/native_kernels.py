@@ -343,10 +343,24 @@ def _pop_heap(heap: Array, base: int, length: Array, d: int, key: Array) -> np.u
 def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) -> int:
     n, devices = problem.compute_s.shape
     keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
-    reader, item, first_move = problem.reader, problem.item, problem.first_move
-    seen = np.full((problem.num_tensors * (len(problem.handling_s) > 0), devices), -1)
-    links, seconds, move_s = _make_links(devices), np.empty(n), np.empty(len(reader))
-    missing, ready_s = np.empty(n, np.int32), np.empty(n)  # inputs to come; last arrival
+    noisy, handles = len(rows.transfer_factor) > 0, len(problem.handling_s) > 0
+    plain = len(rows.compute_factor) == 0 and not handles
+    # Locals, for the loop over moves is slower where it reads tuples.
+    compute_s, latency_s, per_byte = (
+        problem.compute_s,
+        problem.latency_s,
+        problem.seconds_per_byte,
+    )
+    first_move, item, reader, num_bytes = (
+        problem.first_move,
+        problem.item,
+        problem.reader,
+        problem.num_bytes,
+    )
+    links, seconds, ready_s = _make_links(devices), np.empty(n), np.empty(n)
+    last, last_s, free_link_s = links.sent, links.sent_s, links.free_s
+    seen = np.full((problem.num_tensors * handles, devices), -1)
+    num_reads, missing = np.empty(n, np.int32), np.empty(n, np.int32)
     # Per device: tasks that wait, by (ready time, key, id), from head to tail, -inf before and
     # inf behind; under ranks a heap of those that are ready when the device is idle, too.
     # Pages of these tables that nothing touches take no memory.
@@ -356,19 +370,38 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
     head, tail = np.empty(devices, np.uint32), np.empty(devices, np.uint32)
     length = np.empty(devices, np.uint32)
     free_s, next_s = np.empty(devices), np.empty(devices)  # when idle, when next busy
-    fresh = np.empty(n + 1, np.uint32)  # tasks that have just become ready
-    last, last_s, free_link_s = links.sent, links.sent_s, links.free_s  # hot: not via a tuple
     key = ready_s
 
+    # Functions in here are inlined by Numba as they are, without a table being passed.
     def first_task(d: int) -> np.uint32:
         return heap[d * stride] if ranked and length[d] else queue[head[d]]
 
+    def release(d: int, task: int, at_s: float, key: Array) -> None:
+        """Lets a task wait for device d."""
+        next_s[d] = min(next_s[d], max(free_s[d], at_s))
+        if ranked and at_s <= free_s[d]:
+            _push_heap(heap, d * stride, length, d, key, task)
+        else:
+            # Sorted in from the end, where what became ready last belongs.
+            i = tail[d]
+            tail[d] = i + ONE
+            queue_s[i + ONE] = np.inf
+            while True:
+                ahead_s, ahead = queue_s[i - ONE], queue[i - ONE]
+                if ahead_s < at_s or (ahead_s == at_s and _is_before(key, ahead, task)):
+                    break
+                queue_s[i], queue[i] = ahead_s, ahead
+                i -= ONE
+            queue_s[i], queue[i] = at_s, task
+
+    for v in range(n):
+        num_reads[v] = problem.in_first[v + 1] - problem.in_first[v]
     for b in range(len(rows.placements)):
         placement = rows.placements[b]
         if ranked:
             key = rows.ranks[b if len(rows.ranks) > 1 else 0]
-        _write_seconds(problem, rows, b, seen, seconds)
-        _write_move_seconds(problem, rows, b, move_s)
+        if not plain:
+            _write_seconds(problem, rows, b, seen, seconds)
         _clear(rows, b)
         _carry_inputs(problem, rows, b, links, serial, ready_s)
         for d in range(devices):
@@ -376,32 +409,13 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
             length[d] = 0
             free_s[d] = 0.0
             next_s[d] = queue_s[head[d]] = np.inf
-            queue_s[head[d] - ONE], queue[head[d] - ONE] = -np.inf, 0
-        count = 0
+            queue_s[head[d] - ONE] = -np.inf
         for v in range(n):
-            missing[v] = problem.in_first[v + 1] - problem.in_first[v]
-            fresh[count] = v
-            count += missing[v] == 0
+            missing[v] = num_reads[v]
+            if num_reads[v] == 0:
+                release(placement[v], np.uint32(v), ready_s[v], key)
         latest_s = 0.0
         for _ in range(n):
-            for j in range(count):
-                v = fresh[j]
-                d, at_s = placement[v], ready_s[v]
-                next_s[d] = min(next_s[d], max(free_s[d], at_s))
-                if ranked and at_s <= free_s[d]:
-                    _push_heap(heap, d * stride, length, d, key, v)
-                else:
-                    # Sorted in from the end, where what became ready last belongs.
-                    i = tail[d]
-                    tail[d] = i + ONE
-                    queue_s[i + ONE] = np.inf
-                    while True:
-                        ahead_s, ahead = queue_s[i - ONE], queue[i - ONE]
-                        if ahead_s < at_s or (ahead_s == at_s and _is_before(key, ahead, v)):
-                            break
-                        queue_s[i], queue[i] = ahead_s, ahead
-                        i -= ONE
-                    queue_s[i], queue[i] = at_s, v
             # The device whose next task is first by (start, key, id) of all. Without branches,
             # for they could not be predicted.
             here, start, second = np.uint32(0), next_s[0], np.inf
@@ -424,7 +438,7 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
                 u = queue[i]
                 queue_s[i] = -np.inf
                 i += ONE
-            finish = start + seconds[u]
+            finish = start + (compute_s[u, here] if plain else seconds[u])
             latest_s = max(latest_s, finish)
             free_s[here] = finish
             if ranked:
@@ -435,24 +449,28 @@ def _by_start(problem: NativeProblem, rows: Rows, ranked: bool, serial: bool) ->
             next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
             if keeps:
                 rows.start_s[b, u], rows.finish_s[b, u] = start, finish
-            count = 0
             for k in range(first_move[u], first_move[u + ONE]):
                 v = reader[k]
                 there = placement[v]
-                sent, arrival = finish, finish + move_s[k]
-                if serial and here != there:
+                move_s = latency_s[here, there] + num_bytes[k] * per_byte[here, there]
+                if noisy:
+                    tensor = item[k] - np.uint32(problem.num_inputs)
+                    move_s *= rows.transfer_factor[tensor, there]
+                sent, arrival = finish, finish + move_s
+                if serial and here != there:  # what `_send` does, which is slower here
                     if last[there] != item[k]:
                         last[there] = item[k]
                         last_s[there] = max(finish, free_link_s[here, there])
-                        free_link_s[here, there] = last_s[there] + move_s[k]
+                        free_link_s[here, there] = last_s[there] + move_s
                     sent, arrival = last_s[there], free_link_s[here, there]
                 if sends:
                     rows.sent_s[b, k], rows.arrival_s[b, k] = sent, arrival
-                ready_s[v] = max(ready_s[v], arrival)
+                at_s = max(ready_s[v], arrival)
+                ready_s[v] = at_s
                 left = missing[v] - np.int32(1)
                 missing[v] = left
-                fresh[count] = v
-                count += left == 0
+                if left == 0:
+                    release(there, v, at_s, key)
         rows.makespan_s[b] = latest_s
     return OK
 
