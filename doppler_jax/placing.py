@@ -99,7 +99,9 @@ def place(
     if cache is not None:
         random = jax.random.key_data(key).tolist()
         path = _request_path(cache, method, policy, problem, objective, random, bounds)
-    noise_key, key = jax.random.split(key)
+    noise_key = None
+    if objective.num_noise:  # else nothing is compiled for a key
+        noise_key, key = jax.random.split(key)
     bound_s = lower_bound_s(graph, costs)
     # Noise may take a makespan below the bound, so nothing is known to be the best then.
     target_s = None if objective.num_noise else bound_s * (1 + ROUNDING)

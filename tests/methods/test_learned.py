@@ -121,8 +121,9 @@ def test_doppler_with_a_policy_returns_its_best_sample(policy, name):
     placed = place(graph, costs, method="doppler", **options)
     assert_is_sound(placed, graph, costs)
     assert placed.evaluations == BOUND
-    _, key = jax.random.split(jax.random.key(3))
-    drawn = policy_candidates(make_policy_inputs(graph, costs), policy, key, BOUND)
+    drawn = policy_candidates(
+        make_policy_inputs(graph, costs), policy, jax.random.key(3), BOUND
+    )
     best = min(makespan_s(simulate_oracle(graph, costs, p)) for p in drawn)
     assert placed.makespan_s == best
 
