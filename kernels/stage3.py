@@ -29,7 +29,6 @@ from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.checkpoint import Policy
-from doppler_jax.training.paired import Measure
 from doppler_jax.training.settings import Stage3Settings, check_settings
 from doppler_jax.training.stages import StageResult, find_policy, run_stage3
 
@@ -68,22 +67,28 @@ def stage3(settings: Stage3Settings) -> StageResult:
             "host",
             settings.strategy,
         )
-        assert chosen.sharded is not None
-        calibration = measure_calibration(
-            chosen.sharded, devices, path=folder / "calibration.json"
-        )
+        workload, sharded = chosen.workload, chosen.sharded
+        assert workload is not None
+        assert sharded is not None
+        calibration = measure_calibration(sharded, devices, path=folder / "calibration.json")
         # Times of another mode or guard must not mix with those in the log.
         chosen = dataclasses.replace(
             chosen,
             name=f"{chosen.name}-{backend}-{settings.mode}-{settings.max_slowdown:g}x",
-            costs=make_costs(chosen.sharded, calibration),
+            costs=make_costs(sharded, calibration),
         )
         result = run_stage3(
             chosen,
             folder,
             before,
             first_incumbent(chosen, before, settings.seed, settings.training.links),
-            make_measure(settings, chosen, devices),
+            make_paired_measure(
+                sharded,
+                make_arrays(workload, jax.random.key(settings.seed)),
+                devices,
+                settings.mode,
+                max_slowdown=settings.max_slowdown,
+            ),
             seed=settings.seed,
             num_updates=settings.num_updates,
             config=settings.training,
@@ -98,19 +103,6 @@ def first_incumbent(chosen: Chosen, policy: Policy, seed: int, links: str) -> np
     problem = make_policy_inputs(chosen.graph, chosen.costs)
     candidates = policy_candidates(problem, policy, jax.random.key(seed), NUM_SAMPLES)
     return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
-
-
-def make_measure(settings: Stage3Settings, chosen: Chosen, devices: Sequence[Any]) -> Measure:
-    """Returns what measures placements of a workload, on arrays of its shapes."""
-    assert chosen.workload is not None
-    assert chosen.sharded is not None
-    return make_paired_measure(
-        chosen.sharded,
-        make_arrays(chosen.workload, jax.random.key(settings.seed)),
-        devices,
-        settings.mode,
-        max_slowdown=settings.max_slowdown,
-    )
 
 
 def report(result: StageResult) -> None:

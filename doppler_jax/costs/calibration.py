@@ -13,12 +13,7 @@ import numpy as np
 from doppler_jax.costs.clusters import nulls
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.observed import fit_line
-from doppler_jax.files import (
-    PathLike,
-    read_fields,
-    read_numbers,
-    write_fields,
-)
+from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
 from doppler_jax.types import Costs, ShardedProgram
 
 FORMAT = "doppler_jax.calibration"

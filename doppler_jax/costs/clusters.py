@@ -14,12 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from doppler_jax.files import (
-    PathLike,
-    read_fields,
-    read_numbers,
-    write_fields,
-)
+from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
 from doppler_jax.types import Cluster
 
 FORMAT = "doppler_jax.cluster"

@@ -7,13 +7,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from doppler_jax.files import (
-    PathLike,
-    read_fields,
-    read_numbers,
-    read_text,
-    write_fields,
-)
+from doppler_jax.files import PathLike, read_fields, read_numbers, read_text, write_fields
 from doppler_jax.graphs.build import check_graph, make_graph
 from doppler_jax.types import TaskGraph
 

@@ -16,11 +16,7 @@ from doppler_jax.policies.device_features import DEVICE_FEATURES, Choice, device
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.frontier import frontier_softmax, ready_steps
 from doppler_jax.policies.list_schedule import ListSchedule, append, begin
-from doppler_jax.policies.place import (
-    PRECISION,
-    PlaceTables,
-    device_logits,
-)
+from doppler_jax.policies.place import PRECISION, PlaceTables, device_logits
 from doppler_jax.policies.select import b_level_scores
 from doppler_jax.types import pytree
 

@@ -249,7 +249,7 @@ class DeviceCall:
             self._handled,
             outputs,
             self._failure,
-            _allocator_peak_bytes(),
+            (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
         )
 
     def stop(self) -> int | None:
@@ -296,14 +296,10 @@ class DeviceCall:
     def _work_conserving(self) -> None:
         self._start_transfers(self._first_transfers)
         for _ in self._kernels:
-            ready = self._wait(self._next_ready)
+            ready = self._wait(lambda: heappop(self._ready) if self._ready else None)
             if ready is None or not self._run_task(ready[1]):
                 return
             self._start_transfers(self._rules.finished(ready[1])[1])
-
-    def _next_ready(self) -> tuple[float, int] | None:
-        """Takes the next of the ready tasks, if there is any: rank and task."""
-        return heappop(self._ready) if self._ready else None
 
     def _bulk_synchronous(self) -> None:
         for number, (tasks, transfers) in enumerate(phases(self._plan)):
@@ -428,10 +424,6 @@ class DeviceCall:
         rank = self._plan.rank
         for v in tasks:
             heappush(self._ready, (now_s if rank is None else rank[v], v))
-
-
-def _allocator_peak_bytes() -> int | None:
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
 
 def _wait_until(at_s: float) -> None:

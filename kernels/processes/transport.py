@@ -61,12 +61,9 @@ def to_device(host: np.ndarray, aval: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns the array on this process's device; the inverse of `to_host`."""
     array = jax.device_put(host)
     if not isinstance(aval.dtype, np.dtype):
-        return jax.random.wrap_key_data(array, impl=_key_impl(aval))
+        impl: Any = jax.random.key_impl(jax.numpy.empty((), aval.dtype))
+        return jax.random.wrap_key_data(array, impl=impl)
     return array
-
-
-def _key_impl(aval: jax.ShapeDtypeStruct) -> Any:
-    return jax.random.key_impl(jax.numpy.empty((), aval.dtype))
 
 
 def to_bytes(array: jax.Array | np.ndarray) -> np.ndarray:
