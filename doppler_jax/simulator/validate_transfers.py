@@ -79,26 +79,26 @@ def _needed(graph: TaskGraph, schedule: Schedule) -> set[tuple[int, int]]:
 def _check_records(
     transfers: Transfers, home: np.ndarray, needed: set[tuple[int, int]], slack: float
 ) -> None:
-    start, finish = transfers.start_s, transfers.finish_s
+    start, finish, made_s = transfers.start_s, transfers.finish_s, transfers.made_s
     seen = set()
     pairs = zip(transfers.item.tolist(), transfers.destination.tolist(), strict=True)
     for k, pair in enumerate(pairs):
-        what, producer = transfers.describe(k), transfers.producer[k]
+        producer, fault = transfers.producer[k], ""
         origin = f"task {producer}" if producer >= 0 else "its home"
         if pair in seen:
-            raise ValueError(f"{what} happens twice")
-        if home[k] != RESIDENT and transfers.source[k] != home[k]:
-            raise ValueError(f"{what} does not leave from {origin}, on device {home[k]}")
-        if pair not in needed or pair[1] == transfers.source[k] or home[k] == RESIDENT:
-            raise ValueError(f"{what} is needless: no task there waits for it")
-        if not (np.isfinite(start[k]) and np.isfinite(finish[k])):
-            raise ValueError(f"{what} has a time that is not finite")
-        if finish[k] < start[k]:
-            raise ValueError(f"{what} finishes before it starts")
-        if start[k] < transfers.made_s[k] - slack:
-            raise ValueError(
-                f"{what} starts before {origin} has it, at {transfers.made_s[k]:.9g} s"
-            )
+            fault = "happens twice"
+        elif home[k] != RESIDENT and transfers.source[k] != home[k]:
+            fault = f"does not leave from {origin}, on device {home[k]}"
+        elif pair not in needed or pair[1] == transfers.source[k] or home[k] == RESIDENT:
+            fault = "is needless: no task there waits for it"
+        elif not (np.isfinite(start[k]) and np.isfinite(finish[k])):
+            fault = "has a time that is not finite"
+        elif finish[k] < start[k]:
+            fault = "finishes before it starts"
+        elif start[k] < made_s[k] - slack:
+            fault = f"starts before {origin} has it, at {made_s[k]:.9g} s"
+        if fault:
+            raise ValueError(f"{transfers.describe(k)} {fault}")
         seen.add(pair)
 
 
