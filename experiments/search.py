@@ -2,7 +2,7 @@
 
 Methods at equal numbers of simulated executions, those of episodes and of training included,
 and at equal seconds of a cold call, compilation included. Makespans are mean and deviation over
-seeds; * is the least of a row. `memetic` is the search of `doppler+search` from critical-path
+seeds; * is the least of a row. `annealing` is the search of `doppler+search` from critical-path
 and HEFT placements. `doppler+search` against the others: rows whose mean is below, equal,
 above; the same of paired runs. The curves are the best makespans so far.
 """

@@ -17,8 +17,8 @@ from doppler_jax.methods.direct import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
-from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.populations import RandomSearch
+from doppler_jax.search.walks import Annealing
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
 
@@ -28,7 +28,7 @@ SEARCH_S = 10.0
 REFINE_S = 5.0
 """Seconds that `doppler+search` takes if nothing bounds it."""
 
-REFINE = Memetic()
+REFINE = Annealing()
 """The search of `doppler+search`."""
 
 

@@ -25,7 +25,7 @@ LEAST_CHILDREN = 8
 class Evolution:
     """Settings of evolution."""
 
-    members: int = 4  # populations
+    members: int = 2  # populations
     parents: int = 32  # in each
     mutations: int = 3  # at most, per child
     crossover: float = 0.5  # share of children with two parents
