@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cache
 
-import jax
 import numpy as np
-from chex import PRNGKey
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.clusters import make_cluster
@@ -148,14 +146,14 @@ def workload_graphs() -> tuple[TaskGraph, ...]:
 
 
 def best_known_s(
-    drawn: Drawn, starts: np.ndarray, key: PRNGKey, links: str, evaluations: int
+    drawn: Drawn, starts: np.ndarray, seed: int, links: str, evaluations: int
 ) -> float:
     """Returns the shortest makespan that a search from placements `[S, n]` finds, or theirs.
 
     Args:
       drawn: the problem.
       starts: to search from.
-      key: of the search; it is consumed.
+      seed: of the search.
       links: of what is simulated.
       evaluations: simulations of the search.
     """
@@ -163,7 +161,7 @@ def best_known_s(
         Memetic(),
         SearchProblem(drawn.graph, drawn.costs, Objective(links)),
         starts,
-        int(jax.random.bits(key)),
+        seed,
         Budget(evaluations=evaluations),
         CurveRecorder(),
     )

@@ -193,13 +193,13 @@ class Pretraining:
 
     def search(self, state: PretrainState) -> PretrainState:
         """Returns the state with placements known of the held-out problems."""
-        key = jax.random.fold_in(jax.random.key(self._settings.seed), 2)
         best_s = []
-        count = self._settings.search_evaluations
+        seed, count = self._settings.seed, self._settings.search_evaluations
         for task in self._tasks:
             links = task.bucket.links
             found_s = [
-                best_known_s(one, _list_schedules(one), key, links, count) for one in task.drawn
+                best_known_s(one, _list_schedules(one), seed, links, count)
+                for one in task.drawn
             ]
             best_s.append(np.array(found_s))
             means = {k: float((v / best_s[-1]).mean()) for k, v in task.baselines.items()}
