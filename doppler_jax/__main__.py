@@ -17,7 +17,7 @@ from doppler_jax.training.pretrain import PretrainSettings, pretrain
 from doppler_jax.training.settings import Stage1Settings, Stage2Settings, Stage3Settings
 from doppler_jax.training.stages import stage1, stage2
 
-ENDING_S = 0.1
+ENDING_S = 0.3
 """Seconds of a bound that are left for judging, writing and leaving."""
 
 
