@@ -31,12 +31,12 @@ from tests.methods.cases import (
 @pytest.mark.slow
 def test_doppler_without_a_policy_is_never_worse_than_its_teacher():
     gains = []
+    options = {"method": "doppler", "max_evaluations": BOUND}
     for name in PROBLEMS:
         graph, costs = make(name)
         taught = makespan_s(simulate_oracle(graph, costs, critical_path(graph, costs)))
-        gains.append(
-            taught - place(graph, costs, method="doppler", max_evaluations=BOUND).makespan_s
-        )
+        placed = place(graph, costs, key=jax.random.key(1), **options)
+        gains.append(taught - placed.makespan_s)
     assert min(gains) >= 0
     assert max(gains) > 0  # its samples are worth something
 
@@ -89,7 +89,7 @@ def test_training_is_given_up_at_the_bound_and_the_best_so_far_returned(monkeypa
         monkeypatch.setattr(learned, "Child", _says(said))
         placed = place(graph, costs, method="doppler", **bounds)
         assert placed.evaluations == evaluations
-        assert placed.seconds < 3
+        assert placed.seconds < 20
         if said:
             np.testing.assert_array_equal(placed.placement, good)
         else:
