@@ -1,7 +1,7 @@
 """Methods that search: from list schedules, from a policy's samples, at random."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chex
@@ -18,6 +18,7 @@ from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.populations import RandomSearch
+from doppler_jax.search.problem import can_overflow
 from doppler_jax.search.walks import Annealing
 from doppler_jax.training.checkpoint import Policy
 from doppler_jax.types import Costs, TaskGraph
@@ -85,9 +86,6 @@ class PolicySearch:
         if not is_timed or not can_be_sent(source):
             drawn = list(_draw(request.graph, request.costs, source, request.key, count))
             starts = np.concatenate([*drawn, rivals])
-            if request.problem.is_limited and drawn:
-                some = np.concatenate(drawn)[: max(count // 4, 1)]
-                starts = np.concatenate([starts, fit_some(request.graph, request.costs, some)])
             return _search_from(request.within(REFINE_S), self.search, starts, rivals)
         request = request.within(REFINE_S)
         key = np.asarray(jax.random.key_data(request.key))
@@ -131,15 +129,19 @@ def _draw(
     source: Policy | Callable[[], Policy | None],
     key: chex.PRNGKey,
     count: int,
-) -> Iterable[np.ndarray]:
-    """Returns samples `[B, N]` of a policy, chunk by chunk; none without a policy."""
+) -> Iterator[np.ndarray]:
+    """Yields samples `[B, N]` of a policy, and a quarter of them made to fit if need be."""
     from doppler_jax.learners.doppler import draw_candidates
     from doppler_jax.policies.features import make_policy_inputs
 
     policy = source() if callable(source) else source
     if policy is None:
-        return []
-    return draw_candidates(make_policy_inputs(graph, costs), policy, key, count)
+        return
+    is_limited = can_overflow(graph, costs)
+    for drawn in draw_candidates(make_policy_inputs(graph, costs), policy, key, count):
+        yield drawn
+        if is_limited and len(fitted := fit_some(graph, costs, drawn[: -(-len(drawn) // 4)])):
+            yield fitted
 
 
 def random(request: Request) -> Candidates:

@@ -67,8 +67,10 @@ class Search(Protocol):
     def best(self, member: Member) -> tuple[np.ndarray, np.ndarray]:
         """Returns placements `[K, N]` that it knows, and their values `[K]`, seconds."""
 
-    def learn(self, member: Member, placement: np.ndarray, energy: float) -> None:
-        """Takes a placement from outside into a member, if it is better than what is there."""
+    def learn(
+        self, member: Member, placements: np.ndarray, value_s: np.ndarray, energy: np.ndarray
+    ) -> None:
+        """Takes placements `[K, N]`, K >= 1, best first, that are better than what is there."""
 
     def share(self, members: Sequence[Member]) -> None:
         """Lets members learn from each other."""
@@ -182,15 +184,15 @@ class _Run:
             member = search.begin(self.problem, dealt[k :: search.members], member_seed)
             self.members.append(member)
 
-    def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns placements, best first, and their energies; those that fit come first."""
+    def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns placements, best first, values and energies; those that fit come first."""
         value_s, energy = self.problem.score(starts)
         self.plans += len(starts)
         order = np.lexsort((energy, np.isinf(value_s)))
         self.scored = np.concatenate([self.scored, starts[order[:NUM_FOUND]]])
         self.scored_s = np.append(self.scored_s, value_s[order[:NUM_FOUND]])
         self._note()
-        return starts[order], energy[order]
+        return starts[order], value_s[order], energy[order]
 
     def advance(self) -> bool:
         """Runs one chunk; returns whether there was budget for one."""
@@ -212,10 +214,10 @@ class _Run:
             self.plans = before + sum(pool.map(run, self.members))
         took_s = max(time.monotonic() - now, 1e-6)
         self.steps = max(1, min(4 * steps, round(steps * CHUNK_S / took_s)))
-        self._learn()
         if int(self.progress * PARTS) > self.parts:
             self.parts = int(self.progress * PARTS)
             self.search.share(self.members)
+        self._learn()
         self._note()
         return True
 
@@ -234,10 +236,10 @@ class _Run:
         late = self.late_starts() if self.late_starts is not None else None
         if late is None or not len(late) or self.plans + len(late) > self.limit:
             return
-        self.late_starts = None
-        placements, energy = self._score(late)
-        for k in range(len(late)):
-            self.search.learn(self.members[k % len(self.members)], placements[k], energy[k])
+        placements, value_s, energy = self._score(late)
+        for k, member in enumerate(self.members[: len(late)]):
+            dealt = slice(k, None, len(self.members))
+            self.search.learn(member, placements[dealt], value_s[dealt], energy[dealt])
 
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns placements `[K, N]` and their values."""

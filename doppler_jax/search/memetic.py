@@ -79,11 +79,11 @@ class Memetic:
         found, found_s = self.descent.best(member.walker)
         return np.concatenate([found, placement]), np.concatenate([found_s, value_s])
 
-    def learn(self, member: MemeticMember, placement: np.ndarray, energy: float) -> None:
+    def learn(self, member: MemeticMember, *better: np.ndarray) -> None:
         if member.walker is None:
-            self.evolution.learn(member.population, placement, energy)
+            self.evolution.learn(member.population, *better)
         else:
-            self.descent.learn(member.walker, placement, energy)
+            self.descent.learn(member.walker, *better)
 
     def share(self, members: Sequence[MemeticMember]) -> None:
         walkers = [member.walker for member in members if member.walker is not None]

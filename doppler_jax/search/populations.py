@@ -55,18 +55,27 @@ class Evolution:
     def best(self, member: "Population") -> tuple[np.ndarray, np.ndarray]:
         return member.placement, member.value_s
 
-    def learn(self, member: "Population", placement: np.ndarray, energy: float) -> None:
-        worst = int(np.argmax(member.energy))
-        if energy < member.energy[worst] and energy not in member.energy:
-            member.placement[worst] = placement
-            member.energy[worst] = np.inf  # until it is looked at anew
-            member.value_s[worst] = np.inf
+    def learn(
+        self,
+        member: "Population",
+        placements: np.ndarray,
+        value_s: np.ndarray,
+        energy: np.ndarray,
+    ) -> None:
+        for k in range(len(placements)):
+            worst = np.lexsort((member.energy, np.isinf(member.value_s)))[-1]
+            if energy[k] < member.energy[worst] and energy[k] not in member.energy:
+                member.placement[worst] = placements[k]
+                member.value_s[worst], member.energy[worst] = value_s[k], energy[k]
 
     def share(self, members: Sequence["Population"]) -> None:
-        sources = [(m.placement[k], m.energy[k]) for m in members for k in [m.energy.argmin()]]
-        placement, energy = min(sources, key=lambda source: source[1])
+        best = min(members, key=lambda member: member.energy.min())
+        k = int(np.argmin(best.energy))
+        source = [
+            part[k : k + 1].copy() for part in (best.placement, best.value_s, best.energy)
+        ]
         for member in members:
-            self.learn(member, placement.copy(), energy)
+            self.learn(member, *source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +101,8 @@ class RandomSearch:
 
     best = Evolution.best
 
-    def learn(self, member: "Population", placement: np.ndarray, energy: float) -> None:
-        del member, placement, energy
+    def learn(self, member: "Population", *better: np.ndarray) -> None:
+        del member, better
 
     def share(self, members: Sequence["Population"]) -> None:
         del members

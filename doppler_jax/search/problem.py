@@ -53,10 +53,8 @@ class SearchProblem:
         reads = len(problem.home)
         rank = np.empty(n, np.uint32)
         rank[topological_order(graph)] = np.arange(n)
-        compute, transfer = (
-            np.empty((0, n)),
-            np.empty((0, graph.num_tensors, devices)),
-        )
+        compute = np.empty((0, n))
+        transfer = np.empty((0, graph.num_tensors, devices))
         if self.factors is not None:
             compute, transfer = self.factors.compute, self.factors.transfer
         level, links = self.objective.quantile, self.objective.links

@@ -43,11 +43,14 @@ class _Walks:
 
         return member.plan[BEST_PLACEMENT][None], member.worth[BEST : BEST + 1]
 
-    def learn(self, member: "Walker", placement: np.ndarray, energy: float) -> None:
+    def learn(
+        self, member: "Walker", placements: np.ndarray, value_s: np.ndarray, energy: np.ndarray
+    ) -> None:
         from doppler_jax.search.kernels import ENERGY, PLACEMENT
 
-        if energy < member.worth[ENERGY]:
-            member.plan[PLACEMENT] = placement
+        del value_s
+        if energy[0] < member.worth[ENERGY]:
+            member.plan[PLACEMENT] = placements[0]
             member.worth[ENERGY] = np.inf  # until it is looked at anew
 
     def share(self, members: Sequence["Walker"]) -> None:

@@ -167,16 +167,34 @@ def test_starts_that_come_in_late_are_taken_up(name):
     graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
     bad = np.zeros((3, 40), np.int64)
     good = run("annealing", graph, costs, evaluations=20_000).placements[:1]
-    comes = iter([None, good])
+    comes = iter([None, bad, good])
     found = run(
         name, graph, costs, evaluations=300, starts=bad,
         late_starts=lambda: next(comes, None),
     )  # fmt: skip
     assert found.evaluations <= 300
+    assert next(comes, None) is None  # all that came was taken
     best = seconds(graph, costs, good)[0]
     assert seconds(graph, costs, found.placements[:1])[0] <= best
     alone = run(name, graph, costs, evaluations=300, starts=bad)
     assert seconds(graph, costs, alone.placements[:1])[0] > best
+
+
+@pytest.mark.parametrize("name", [name for name in SEARCHES if name != "random"])
+def test_members_learn_the_best_of_what_they_are_told(name):
+    graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
+    problem, search = make_search_problem(graph, costs, Objective()), SEARCHES[name]
+    bad = random_placements(costs, np.random.default_rng(0), search.starts)
+    member = search.begin(problem, bad, 0)
+    search.run(problem, member, search.starts, 0.0, 0.0)
+    good = run("annealing", graph, costs, evaluations=20_000).placements[:1]
+    told = np.concatenate([good, np.tile(good, (5, 1))])
+    told[np.arange(1, 6), np.arange(5)] = (told[0, :5] + 1) % DEVICES
+    value_s, energy = problem.score(told)
+    order = np.argsort(energy)
+    search.learn(member, told[order], value_s[order], energy[order])
+    search.run(problem, member, 1, 1.0, 1.0)
+    assert search.best(member)[1].min() <= value_s.min()
 
 
 def test_a_search_without_a_bound_is_refused():
