@@ -71,7 +71,6 @@ from doppler_jax.types import (
 if TYPE_CHECKING:
     from doppler_jax.engine import (
         LocalDevices,
-        OnlineFunction,
         PlacedFunction,
         ProcessDevices,
         TaskError,
@@ -96,7 +95,6 @@ __all__ = [
     "Factors",
     "LocalDevices",
     "Objective",
-    "OnlineFunction",
     "Placed",
     "PlacedFunction",
     "Policy",

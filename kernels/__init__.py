@@ -23,7 +23,7 @@ from importlib.util import module_from_spec
 from pathlib import Path
 
 if __name__ != "kernels":
-    from .automatic import OnlineFunction, place_and_compile
+    from .automatic import place_and_compile
     from .calibrate import measure_calibration
     from .devices import TaskError
     from .local import LocalDevices
@@ -35,7 +35,6 @@ if __name__ != "kernels":
 
     __all__ = [
         "LocalDevices",
-        "OnlineFunction",
         "PlacedFunction",
         "ProcessDevices",
         "TaskError",
