@@ -6,36 +6,32 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.methods import Candidates, doppler, list_methods, searched
-from doppler_jax.objective import Objective
-from doppler_jax.placing import place
+import doppler_jax as dj
+from doppler_jax.methods import Candidates, doppler, searched
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import init_params
 from doppler_jax.search.walks import Annealing
-from doppler_jax.simulator.memory import peak_memory_bytes
-from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.training.checkpoint import Policy
-from doppler_jax.types import RESIDENT
 from tests.methods.cases import BOUND, SMALL, make, tight
 from tests.simulator.cases import small_problem
 
 
 @pytest.mark.parametrize(
-    "objective", [Objective("serial"), Objective(num_noise=3, noise_sigma=0.5, quantile=0.9)]
+    "objective",
+    [dj.Objective("serial"), dj.Objective(num_noise=3, noise_sigma=0.5, quantile=0.9)],
 )
 def test_objectives_are_what_is_minimised_and_reported(objective):
     graph, costs = make("unequal")
-    listed = place(graph, costs, method="critical_path", objective=objective)
-    placed = place(
+    listed = dj.place(graph, costs, method="critical_path", objective=objective)
+    placed = dj.place(
         graph, costs, method="random", max_evaluations=100 * BOUND, objective=objective
     )
     assert 95 * BOUND < placed.evaluations <= 100 * BOUND
     assert placed.objective_s < listed.objective_s
     links = objective.links
-    schedule = simulate_oracle(graph, costs, placed.placement, links=links)
-    assert placed.makespan_s == makespan_s(schedule)
+    schedule = dj.simulate_oracle(graph, costs, placed.placement, links=links)
+    assert placed.makespan_s == dj.makespan_s(schedule)
     assert (placed.objective_s == placed.makespan_s) == (not objective.num_noise)
-    replayed = simulate_oracle(
+    replayed = dj.simulate_oracle(
         graph, costs, placed.placement, links=links, queue="priority", priority=placed.priority
     )
     np.testing.assert_array_equal(replayed.start_s, schedule.start_s)
@@ -47,19 +43,19 @@ def test_what_is_returned_fits_into_memory():
     with pytest.raises(
         ValueError, match="'critical_path' found no placement that fits: device"
     ):
-        place(graph, costs, method="critical_path")
-    placed = place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
-    assert (peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
+        dj.place(graph, costs, method="critical_path")
+    placed = dj.place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
+    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
     assert np.isfinite(placed.objective_s)
 
 
 def test_where_nothing_fits_nothing_is_returned():
     # Three weights of 6 bytes on two devices of 10: any one fits, two do not.
-    weights = [(RESIDENT, 6, [v]) for v in range(3)]
+    weights = [(dj.RESIDENT, 6, [v]) for v in range(3)]
     graph, costs = small_problem([1, 1, 1], [], 2, weights)
     costs = costs.replace(capacity_bytes=np.full(2, 10.0))
     with pytest.raises(ValueError, match=r"found no placement that fits: device \d needs 12"):
-        place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
+        dj.place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ def test_where_nothing_fits_nothing_is_returned():
     [
         ({"method": "heft9"}, "unknown method 'heft9'; known: annealing, cpop"),
         (
-            {"method": "single", "policy": Policy(params={}, config=SMALL)},
+            {"method": "single", "policy": dj.Policy(params={}, config=SMALL)},
             "method 'single' takes no policy",
         ),
         ({"budget_s": 0.0}, "budget_s is 0.0; expected more than 0"),
@@ -76,14 +72,14 @@ def test_where_nothing_fits_nothing_is_returned():
         ({"max_evaluations": -3}, "max_evaluations is -3"),
         ({"objective": "serial"}, "objective is 'serial'; expected a doppler_jax.Objective"),
         (
-            {"method": "exact", "objective": Objective(num_noise=2)},
+            {"method": "exact", "objective": dj.Objective(num_noise=2)},
             "'exact' knows links 'parallel' without noise",
         ),
     ],
 )
 def test_bad_requests_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        place(*make("unequal"), **changes)
+        dj.place(*make("unequal"), **changes)
 
 
 def test_a_method_may_be_given_in_place_of_its_name():
@@ -91,10 +87,10 @@ def test_a_method_may_be_given_in_place_of_its_name():
         return Candidates(np.ones((1, request.graph.num_tasks), int), evaluations=5)
 
     graph, costs = make("unequal")
-    placed = place(graph, costs, method=mine)
+    placed = dj.place(graph, costs, method=mine)
     assert (placed.method, placed.evaluations, set(placed.placement)) == ("mine", 5, {1})
-    annealed = place(graph, costs, method=searched(Annealing()), max_evaluations=BOUND)
-    named = place(graph, costs, method="annealing", max_evaluations=BOUND)
+    annealed = dj.place(graph, costs, method=searched(Annealing()), max_evaluations=BOUND)
+    named = dj.place(graph, costs, method="annealing", max_evaluations=BOUND)
     np.testing.assert_array_equal(annealed.placement, named.placement)
 
 
@@ -102,7 +98,7 @@ def test_ablations_are_settings_and_take_policies_of_their_method():
     graph, costs = make("unequal")
     config = dataclasses.replace(SMALL, select="b_level")
     params = init_params(jax.random.key(1), config, make_policy_inputs(graph, costs))
-    policy = Policy(params=params, config=config)
-    placed = place(graph, costs, method=doppler(config), policy=policy, max_evaluations=4)
+    policy = dj.Policy(params=params, config=config)
+    placed = dj.place(graph, costs, method=doppler(config), policy=policy, max_evaluations=4)
     assert (placed.method, placed.evaluations) == ("doppler", 4)
-    assert not {"doppler_sel", "doppler_plc", "placeto_once"} & set(list_methods())
+    assert not {"doppler_sel", "doppler_plc", "placeto_once"} & set(dj.list_methods())

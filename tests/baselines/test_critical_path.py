@@ -3,17 +3,15 @@ import dataclasses
 import numpy as np
 import pytest
 
+import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
-from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.levels import b_level
 from tests.policies import reference
 from tests.policies.cases import DEVICES, SIZES, case, keys, padded_problem, teach
 
 
 def list_order(graph, costs):
     """Tasks by b-level among those whose predecessors are placed, smaller ids first."""
-    level_s, tasks = b_level(graph, costs), []
+    level_s, tasks = dj.b_level(graph, costs), []
     while len(tasks) < graph.num_tasks:
         frontier = reference.unblocked(graph, tasks)
         tasks.append(min(frontier, key=lambda v: (-level_s[v], v)))
@@ -34,18 +32,18 @@ def test_a_case_by_hand():
     # Task 0 goes to device 0 and ends at 3. Task 1 could start there at 3 and elsewhere at
     # 3 + 2; then task 2 there at 5, elsewhere at 3 + 1. Task 3 fills the idle device 2.
     edges = [(0, 1, 2.0), (0, 2, 1.0)]
-    graph, costs = from_edge_delays([3.0, 2.0, 2.0, 1.0], edges, num_devices=3)
-    assert b_level(graph, costs).tolist() == [7.0, 2.0, 2.0, 1.0]
+    graph, costs = dj.from_edge_delays([3.0, 2.0, 2.0, 1.0], edges, num_devices=3)
+    assert dj.b_level(graph, costs).tolist() == [7.0, 2.0, 2.0, 1.0]
     assert critical_path(graph, costs).tolist() == [0, 0, 1, 2]
 
 
 def test_ties_go_to_the_smaller_task_and_device():
-    graph, costs = from_edge_delays([1.0, 1.0, 1.0], [], num_devices=2)
+    graph, costs = dj.from_edge_delays([1.0, 1.0, 1.0], [], num_devices=2)
     assert critical_path(graph, costs).tolist() == [0, 1, 0]
 
 
 def test_a_device_that_cannot_run_a_task_is_passed_by():
-    graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 9.0)], num_devices=2)
+    graph, costs = dj.from_edge_delays([1.0, 1.0], [(0, 1, 9.0)], num_devices=2)
     costs = dataclasses.replace(costs, compute_s=np.array([[np.inf, 1.0], [1.0, np.inf]]))
     assert critical_path(graph, costs).tolist() == [1, 0]
 
@@ -56,7 +54,7 @@ def test_without_ties_the_teacher_places_alike(num_tasks):
     graph, costs, _ = case(num_tasks)
     rng = np.random.default_rng(num_tasks)
     every = np.arange(num_tasks)
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=graph.flops,
         tensor_producer=graph.tensor_producer,
         tensor_bytes=graph.tensor_bytes,

@@ -11,8 +11,6 @@ from doppler_jax.baselines.enumerative import (
     enumerative,
     group_operations,
 )
-from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.graphs.build import make_graph
 from tests.generators import random_problem
 
 
@@ -20,7 +18,7 @@ def product_of_blocks(cells, parts, num_devices, *, delay=1.0):
     """`cells` sums of `parts` products each, every product read by its sum alone."""
     shards = cells * parts
     edges = [(v, shards + v // parts, delay) for v in range(shards)]
-    return from_edge_delays([4.0] * shards + [1.0] * cells, edges, num_devices=num_devices)
+    return dj.from_edge_delays([4.0] * shards + [1.0] * cells, edges, num_devices=num_devices)
 
 
 def makespan_s(graph, costs, placement):
@@ -45,7 +43,7 @@ def test_operations_are_shards_and_the_aggregation_that_follows():
     # Two products of blocks at one level that their readers tell apart: the sums of the
     # second are read by task 12, whose like the first has none.
     edges = [(v, 8 + v // 2, 1.0) for v in range(8)] + [(10, 12, 1.0), (11, 12, 1.0)]
-    graph, costs = from_edge_delays([4.0] * 8 + [1.0] * 4 + [1.0], edges, num_devices=2)
+    graph, costs = dj.from_edge_delays([4.0] * 8 + [1.0] * 4 + [1.0], edges, num_devices=2)
     found = [
         (operation.shards.tolist(), operation.aggregations.tolist())
         for operation in group_operations(graph, costs)
@@ -56,7 +54,7 @@ def test_operations_are_shards_and_the_aggregation_that_follows():
 def test_an_aggregation_waits_for_what_else_it_reads():
     # Task 6 joins blocks of both products, so it can follow the second only.
     edges = [(0, 4, 1.0), (1, 4, 1.0), (2, 6, 1.0), (3, 6, 1.0), (4, 5, 1.0), (5, 6, 1.0)]
-    graph, costs = from_edge_delays([4, 4, 4, 4, 1, 2, 1.0], edges, num_devices=2)
+    graph, costs = dj.from_edge_delays([4, 4, 4, 4, 1, 2, 1.0], edges, num_devices=2)
     found = [
         (operation.shards.tolist(), operation.aggregations.tolist())
         for operation in group_operations(graph, costs)
@@ -98,7 +96,7 @@ def test_many_shards_follow_their_inputs_where_that_is_balanced():
     edges = [
         (u, 4 + int(v), 1.0) for u, v in zip([0, 1, 2, 3] * 4, rng.permutation(16), strict=True)
     ]
-    graph, costs = from_edge_delays([1.0] * 4 + [2.0] * 16, edges, num_devices=4)
+    graph, costs = dj.from_edge_delays([1.0] * 4 + [2.0] * 16, edges, num_devices=4)
     placement = enumerative(graph, costs)
     assert sorted(placement[:4].tolist()) == [0, 1, 2, 3]
     assert moved_s(graph, costs, placement) == 0.0
@@ -123,7 +121,7 @@ def test_an_operation_lies_as_cheaply_as_any_balanced_way(seed):
     entries, shards, devices = 4, 5, 3
     pairs = {(int(u), entries + v) for v in range(shards) for u in rng.choice(4, 2, False)}
     tensors = sorted(pairs)
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=np.ones(entries + shards),
         tensor_producer=np.arange(entries),
         tensor_bytes=np.ones(entries),
@@ -150,7 +148,7 @@ def test_an_operation_lies_as_cheaply_as_any_balanced_way(seed):
 
 
 def test_unequal_devices_share_the_seconds_and_not_the_tasks():
-    graph, costs = from_edge_delays([1.0] * 6, [], num_devices=3)
+    graph, costs = dj.from_edge_delays([1.0] * 6, [], num_devices=3)
     costs = costs.replace(compute_s=np.tile([1.0, 2.0, np.inf], (6, 1)))
     assert np.bincount(enumerative(graph, costs), minlength=3).tolist() == [4, 2, 0]
 
@@ -166,20 +164,20 @@ def test_no_task_goes_where_it_cannot_run(seed):
 
 
 def test_an_input_with_a_home_draws_its_reader():
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=[1.0, 1.0],
         input_bytes=[8.0, 8.0],
         input_home=[1, 0],
         input_edge_input=[0, 1],
         input_edge_reader=[0, 1],
     )
-    template = from_edge_delays([1.0, 1.0], [], num_devices=2)[1]
+    template = dj.from_edge_delays([1.0, 1.0], [], num_devices=2)[1]
     costs = template.replace(input_bytes=graph.input_bytes, seconds_per_byte=1.0 - np.eye(2))
     assert enumerative(graph, costs).tolist() == [1, 0]
 
 
 def test_no_tasks():
-    graph, costs = from_edge_delays([], [], num_devices=2)
+    graph, costs = dj.from_edge_delays([], [], num_devices=2)
     assert enumerative(graph, costs).shape == (0,)
 
 

@@ -4,18 +4,10 @@ import json
 import numpy as np
 import pytest
 
+import doppler_jax as dj
 from doppler_jax.costs.build import (
     bytes_touched,
-    check_costs,
-    from_edge_delays,
-    make_costs,
-    reference_costs,
 )
-from doppler_jax.costs.clusters import list_clusters, make_cluster
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.formats import load_graph
-from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.types import Cluster
 from tests.generators import small_graph
 
 
@@ -28,12 +20,12 @@ def graph():
 @pytest.fixture
 def cluster():
     devices = {"flops_per_s": [100.0, 100.0], "memory_bytes_per_s": 10.0, "memory_bytes": 1e9}
-    return Cluster(**devices, launch_s=0.5, latency_s=2.0, link_bytes_per_s=4.0)
+    return dj.Cluster(**devices, launch_s=0.5, latency_s=2.0, link_bytes_per_s=4.0)
 
 
 def test_roofline_takes_the_slower_of_arithmetic_and_memory(graph, cluster):
     assert bytes_touched(graph).tolist() == [30.0, 38.0]
-    costs = make_costs(graph, cluster)
+    costs = dj.make_costs(graph, cluster)
     # Task 0: 1 s of arithmetic, 3 s of memory; task 1: 10 s and 3.8 s.
     assert costs.compute_s.tolist() == [[3.5, 3.5], [10.5, 10.5]]
 
@@ -46,7 +38,7 @@ def test_unequal_devices_and_links(graph, cluster):
         latency_s=np.array([[0.0, 2.0], [3.0, 0.0]]),
         link_bytes_per_s=np.array([[np.inf, 4.0], [8.0, np.inf]]),
     )
-    costs = make_costs(graph, cluster)
+    costs = dj.make_costs(graph, cluster)
     assert costs.compute_s.tolist() == [[3.5, 100.0], [10.5, 1000.0]]
     assert costs.latency_s.tolist() == [[0.0, 2.0], [3.0, 0.0]]
     assert costs.seconds_per_byte.tolist() == [[0.0, 0.25], [0.125, 0.0]]
@@ -54,21 +46,21 @@ def test_unequal_devices_and_links(graph, cluster):
     assert costs.input_bytes.tolist() == [3.0]
 
 
-@pytest.mark.parametrize("name", sorted(set(list_clusters()) - {"host"}))
+@pytest.mark.parametrize("name", sorted(set(dj.list_clusters()) - {"host"}))
 def test_every_preset_gives_valid_costs(graph, name):
-    costs = make_costs(graph, make_cluster(name))
-    assert costs.compute_s.shape == (2, make_cluster(name).num_devices)
+    costs = dj.make_costs(graph, dj.make_cluster(name))
+    assert costs.compute_s.shape == (2, dj.make_cluster(name).num_devices)
     assert (costs.compute_s > 0).all()
     assert (costs.latency_s + costs.seconds_per_byte)[0, -1] > 0
 
 
 def test_an_empty_graph_has_costs(cluster):
-    costs = make_costs(make_graph(flops=[]), cluster)
+    costs = dj.make_costs(dj.make_graph(flops=[]), cluster)
     assert costs.compute_s.shape == (0, 2)
 
 
 def test_reference_costs_are_the_files_numbers_over_1e10(graph):
-    costs = reference_costs(graph, 3)
+    costs = dj.reference_costs(graph, 3)
     np.testing.assert_allclose(costs.compute_s, [[1e-8] * 3, [1e-7] * 3], rtol=1e-15)
     moving_s = costs.latency_s + 20 * costs.seconds_per_byte
     np.testing.assert_allclose(moving_s, 2e-9 * (1 - np.eye(3)), rtol=1e-15)
@@ -78,17 +70,19 @@ def test_good_placements_have_their_published_makespans(reference_graphs):
     good = json.loads((reference_graphs / "good_placements.json").read_text())
     assert len(good) == 5
     for name, entry in good.items():
-        graph = load_graph(reference_graphs / f"{name}.txt")
-        costs = reference_costs(graph, entry["num_devices"])
-        schedule = simulate_oracle(graph, costs, entry["placement"])
-        assert makespan_s(schedule) == pytest.approx(entry["makespan"], rel=1e-12), name
+        graph = dj.load_graph(reference_graphs / f"{name}.txt")
+        costs = dj.reference_costs(graph, entry["num_devices"])
+        schedule = dj.simulate_oracle(graph, costs, entry["placement"])
+        assert dj.makespan_s(schedule) == pytest.approx(entry["makespan"], rel=1e-12), name
 
 
 def test_edge_delays_wait_only_between_devices():
-    graph, costs = from_edge_delays([1.0, 2.0, 4.0], [(0, 1, 8.0), (0, 2, 0.5)], num_devices=2)
-    assert makespan_s(simulate_oracle(graph, costs, [0, 0, 0])) == 7.0
-    assert makespan_s(simulate_oracle(graph, costs, [0, 1, 0])) == 11.0
-    assert makespan_s(simulate_oracle(graph, costs, [0, 0, 1])) == 5.5
+    graph, costs = dj.from_edge_delays(
+        [1.0, 2.0, 4.0], [(0, 1, 8.0), (0, 2, 0.5)], num_devices=2
+    )
+    assert dj.makespan_s(dj.simulate_oracle(graph, costs, [0, 0, 0])) == 7.0
+    assert dj.makespan_s(dj.simulate_oracle(graph, costs, [0, 1, 0])) == 11.0
+    assert dj.makespan_s(dj.simulate_oracle(graph, costs, [0, 0, 1])) == 5.5
 
 
 @pytest.mark.parametrize(
@@ -104,12 +98,12 @@ def test_edge_delays_wait_only_between_devices():
 )
 def test_faults_in_edge_delays_are_refused(weights, edges, num_devices, message):
     with pytest.raises(ValueError, match=message):
-        from_edge_delays(weights, edges, num_devices)
+        dj.from_edge_delays(weights, edges, num_devices)
 
 
 def test_costs_may_pin_a_task(graph, cluster):
-    costs = make_costs(graph, cluster)
-    check_costs(graph, costs.replace(compute_s=np.array([[1.0, np.inf], [np.inf, 2.0]])))
+    costs = dj.make_costs(graph, cluster)
+    dj.check_costs(graph, costs.replace(compute_s=np.array([[1.0, np.inf], [np.inf, 2.0]])))
 
 
 @pytest.mark.parametrize(
@@ -135,22 +129,22 @@ def test_costs_may_pin_a_task(graph, cluster):
     ],
 )
 def test_faults_in_costs_are_refused(graph, cluster, field, value, message):
-    costs = make_costs(graph, cluster).replace(**{field: np.asarray(value, dtype=float)})
+    costs = dj.make_costs(graph, cluster).replace(**{field: np.asarray(value, dtype=float)})
     with pytest.raises(ValueError, match=message):
-        check_costs(graph, costs)
+        dj.check_costs(graph, costs)
 
 
 def test_capacity_is_the_memory_of_the_cluster(graph, cluster):
     cluster = cluster.replace(memory_bytes=np.array([5.0, np.inf]))
-    assert make_costs(graph, cluster).capacity_bytes.tolist() == [5, np.inf]
-    assert reference_costs(graph, num_devices=3).capacity_bytes.tolist() == [np.inf] * 3
-    _, costs = from_edge_delays([1.0], [], num_devices=2)
+    assert dj.make_costs(graph, cluster).capacity_bytes.tolist() == [5, np.inf]
+    assert dj.reference_costs(graph, num_devices=3).capacity_bytes.tolist() == [np.inf] * 3
+    _, costs = dj.from_edge_delays([1.0], [], num_devices=2)
     assert costs.capacity_bytes.tolist() == [np.inf] * 2
 
 
 def test_an_input_at_home_nowhere_and_a_faulty_cluster_are_refused(graph, cluster):
     homeless = graph.replace(input_home=np.array([2]))
     with pytest.raises(ValueError, match=r"input_home\[0\] is 2, but there are 2 devices"):
-        make_costs(homeless, cluster)
+        dj.make_costs(homeless, cluster)
     with pytest.raises(ValueError, match=r"flops_per_s\[1\] is 0.0"):
-        make_costs(graph, cluster.replace(flops_per_s=np.array([1.0, 0.0])))
+        dj.make_costs(graph, cluster.replace(flops_per_s=np.array([1.0, 0.0])))

@@ -5,17 +5,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import from_edge_delays, make_costs
-from doppler_jax.costs.clusters import make_cluster
-from doppler_jax.graphs.build import make_graph, task_edges
-from doppler_jax.graphs.formats import (
-    from_networkx,
-    load_graph,
-    load_stg,
-    save_graph,
-    to_networkx,
-)
-from doppler_jax.graphs.levels import lower_bound_s
+import doppler_jax as dj
+from doppler_jax.graphs.build import task_edges
 from tests.commands import graph_json
 from tests.generators import random_problem, small_graph
 
@@ -35,7 +26,7 @@ def write(path, text):
     return path
 
 
-def assert_refused(path, message, load=load_graph):
+def assert_refused(path, message, load=dj.load_graph):
     """It is refused in one line, which starts with the path."""
     with pytest.raises(ValueError, match=message) as caught:
         load(path)
@@ -44,18 +35,18 @@ def assert_refused(path, message, load=load_graph):
 
 
 def test_text_has_no_bytes_and_so_no_memory_to_limit(reference_graphs, tmp_path):
-    graph = load_graph(reference_graphs / "ffnn_192nodes.txt")
-    save_graph(tmp_path / "g.json", graph)
-    again = load_graph(tmp_path / "g.json")
+    graph = dj.load_graph(reference_graphs / "ffnn_192nodes.txt")
+    dj.save_graph(tmp_path / "g.json", graph)
+    again = dj.load_graph(tmp_path / "g.json")
     assert not graph.has_bytes
     assert not again.has_bytes
     for known in (graph, again):
-        assert np.isinf(make_costs(known, make_cluster("p100x4")).capacity_bytes).all()
-    sized = make_costs(graph.replace(has_bytes=True), make_cluster("p100x4"))
+        assert np.isinf(dj.make_costs(known, dj.make_cluster("p100x4")).capacity_bytes).all()
+    sized = dj.make_costs(graph.replace(has_bytes=True), dj.make_cluster("p100x4"))
     assert sized.capacity_bytes.tolist() == [16e9] * 4
     (tmp_path / "g.json").write_text((tmp_path / "g.json").read_text().replace("false", "0"))
     with pytest.raises(ValueError, match="has_bytes is 0; expected true or false"):
-        load_graph(tmp_path / "g.json")
+        dj.load_graph(tmp_path / "g.json")
 
 
 @pytest.mark.parametrize(
@@ -72,26 +63,26 @@ def test_text_has_no_bytes_and_so_no_memory_to_limit(reference_graphs, tmp_path)
 def test_published_graphs_have_their_published_sizes(
     reference_graphs, name, num_tasks, num_edges
 ):
-    graph = load_graph(reference_graphs / f"{name}.txt")
+    graph = dj.load_graph(reference_graphs / f"{name}.txt")
     assert graph.num_tasks == graph.num_tensors == num_tasks
     assert graph.num_edges == num_edges
     np.testing.assert_array_equal(graph.tensor_bytes, 4 * graph.flops)
 
 
 def test_published_graphs_with_a_stray_number_and_an_op_type_column(reference_graphs):
-    graph = load_graph(reference_graphs / "chain_mm_112nodes.txt")
+    graph = dj.load_graph(reference_graphs / "chain_mm_112nodes.txt")
     senders, receivers = task_edges(graph)
     assert list(zip(senders[:3], receivers[:3], strict=True)) == [(0, 16), (1, 6), (2, 16)]
     assert graph.flops[0] == 1e12
-    graph = load_graph(reference_graphs / "gdp_ffnn_192nodes.txt")
-    assert_same(graph, load_graph(reference_graphs / "ffnn_192nodes.txt"))
+    graph = dj.load_graph(reference_graphs / "gdp_ffnn_192nodes.txt")
+    assert_same(graph, dj.load_graph(reference_graphs / "ffnn_192nodes.txt"))
 
 
 def test_text_by_hand(tmp_path):
-    graph = load_graph(write(tmp_path / "g.txt", "\n".join(TEXT) + "\n\n"))
+    graph = dj.load_graph(write(tmp_path / "g.txt", "\n".join(TEXT) + "\n\n"))
     tensors = [(0, 20, [1, 2]), (1, 24, []), (2, 28, [])]
     assert_same(graph, small_graph([5, 6, 7], tensors, has_bytes=False))
-    graph = load_graph(write(tmp_path / "g.txt", "1\n\n\n\n5,20\n"))
+    graph = dj.load_graph(write(tmp_path / "g.txt", "1\n\n\n\n5,20\n"))
     assert (graph.num_tasks, graph.num_edges) == (1, 0)
 
 
@@ -140,16 +131,16 @@ def test_text_cut_after_a_line_is_refused(tmp_path, num_lines):
         (b"0\n\n\n\n", "expected 4"),
     ],
 )
-@pytest.mark.parametrize("load", [load_graph, load_stg])
+@pytest.mark.parametrize("load", [dj.load_graph, dj.load_stg])
 def test_what_is_no_graph_file_is_refused(tmp_path, load, content, message):
     path = tmp_path / "bad"
     path.write_bytes(content)
-    if load is load_stg and content.startswith(b"0"):
+    if load is dj.load_stg and content.startswith(b"0"):
         message = "0 task lines follow"
     assert_refused(path, message, load)
 
 
-@pytest.mark.parametrize("load", [load_graph, load_stg])
+@pytest.mark.parametrize("load", [dj.load_graph, dj.load_stg])
 def test_missing_file_and_directory_are_refused(tmp_path, load):
     assert_refused(tmp_path / "absent.txt", r"absent\.txt: No such file", load)
     assert_refused(tmp_path, ": Is a directory", load)
@@ -159,14 +150,14 @@ def test_missing_file_and_directory_are_refused(tmp_path, load):
 @pytest.mark.parametrize("seed", range(5))
 def test_json_round_trip_is_exact(tmp_path, num_tasks, seed):
     graph, _ = random_problem(np.random.default_rng([seed, num_tasks]), num_tasks, 4)
-    save_graph(tmp_path / "g.json", graph)
-    assert_same(load_graph(tmp_path / "g.json"), graph)
+    dj.save_graph(tmp_path / "g.json", graph)
+    assert_same(dj.load_graph(tmp_path / "g.json"), graph)
 
 
 def test_published_graph_survives_json(reference_graphs, tmp_path):
-    graph = load_graph(reference_graphs / "full_transformer_layer_261nodes.txt")
-    save_graph(tmp_path / "g.json", graph)
-    assert_same(load_graph(tmp_path / "g.json"), graph)
+    graph = dj.load_graph(reference_graphs / "full_transformer_layer_261nodes.txt")
+    dj.save_graph(tmp_path / "g.json", graph)
+    assert_same(dj.load_graph(tmp_path / "g.json"), graph)
 
 
 @pytest.mark.parametrize(
@@ -204,26 +195,26 @@ def test_faults_in_json_name_the_field(tmp_path, text, message):
 
 def test_saving_replaces_or_does_nothing(tmp_path):
     path = write(tmp_path / "g.json", "precious")
-    graph = make_graph(flops=[1.0])
+    graph = dj.make_graph(flops=[1.0])
     with pytest.raises(ValueError, match=r"flops\[0\]|not JSON compliant"):
-        save_graph(path, graph.replace(flops=np.array([np.nan])))
+        dj.save_graph(path, graph.replace(flops=np.array([np.nan])))
     names = ("tensor_producer", "tensor_bytes", "edge_tensor", "edge_reader")
     cyclic = graph.replace(**dict.fromkeys(names, np.array([0])))
     with pytest.raises(ValueError, match="cycle"):
-        save_graph(path, cyclic)
+        dj.save_graph(path, cyclic)
     assert path.read_text() == "precious"
-    save_graph(path, graph)
-    assert_same(load_graph(path), graph)
+    dj.save_graph(path, graph)
+    assert_same(dj.load_graph(path), graph)
     assert [entry.name for entry in tmp_path.iterdir()] == ["g.json"]
 
 
 def test_saving_where_nothing_can_be_is_refused(tmp_path):
-    graph = make_graph(flops=[1.0])
+    graph = dj.make_graph(flops=[1.0])
     with pytest.raises(ValueError, match=r"absent/g\.json: No such file"):
-        save_graph(tmp_path / "absent" / "g.json", graph)
+        dj.save_graph(tmp_path / "absent" / "g.json", graph)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="folder: Is a directory"):
-        save_graph(tmp_path / "folder", graph)
+        dj.save_graph(tmp_path / "folder", graph)
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
@@ -235,9 +226,9 @@ def test_standard_task_graphs_are_bounded_by_their_best_known(neutral_graphs, nu
     paths = sorted(folder.glob("*.stg"))
     assert len(paths) == 40
     for path in paths:
-        graph, costs = from_edge_delays(*load_stg(path), num_devices=num_devices)
+        graph, costs = dj.from_edge_delays(*dj.load_stg(path), num_devices=num_devices)
         assert graph.num_tasks == 52
-        assert 0 < lower_bound_s(graph, costs) <= best_known[path.name]
+        assert 0 < dj.lower_bound_s(graph, costs) <= best_known[path.name]
 
 
 STG = ["  1", "0 0 0", "1 9 1 0", "2 0 2 0 1", "# a comment"]
@@ -245,7 +236,7 @@ STG = ["  1", "0 0 0", "1 9 1 0", "2 0 2 0 1", "# a comment"]
 
 def test_standard_task_graph_by_hand(tmp_path):
     path = write(tmp_path / "g.stg", "\n".join(STG))
-    assert load_stg(path) == ([0.0, 9.0, 0.0], [(0, 1, 0.0), (0, 2, 0.0), (1, 2, 0.0)])
+    assert dj.load_stg(path) == ([0.0, 9.0, 0.0], [(0, 1, 0.0), (0, 2, 0.0), (1, 2, 0.0)])
 
 
 @pytest.mark.parametrize(
@@ -265,18 +256,18 @@ def test_standard_task_graph_by_hand(tmp_path):
 def test_faults_in_standard_task_graphs_name_the_line(tmp_path, line, replacement, message):
     lines = list(STG)
     lines[line - 1] = replacement
-    assert_refused(write(tmp_path / "bad.stg", "\n".join(lines)), message, load_stg)
+    assert_refused(write(tmp_path / "bad.stg", "\n".join(lines)), message, dj.load_stg)
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 8, 64])
 @pytest.mark.parametrize("seed", range(5))
 def test_networkx_round_trip_is_exact(num_tasks, seed):
     graph, _ = random_problem(np.random.default_rng([seed, num_tasks]), num_tasks, 4)
-    assert_same(from_networkx(to_networkx(graph)), graph)
+    assert_same(dj.from_networkx(dj.to_networkx(graph)), graph)
 
 
 def test_networkx_round_trip_keeps_tensor_ids_that_no_order_gives():
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=[0.1, 1e300, 5e-324],
         tensor_producer=[2, 0, 2, 1],
         tensor_bytes=[1 / 3, 2, 3, 4],
@@ -287,7 +278,7 @@ def test_networkx_round_trip_keeps_tensor_ids_that_no_order_gives():
         input_edge_input=[1, 0, 1],
         input_edge_reader=[2, 2, 0],
     )
-    assert_same(from_networkx(to_networkx(graph)), graph)
+    assert_same(dj.from_networkx(dj.to_networkx(graph)), graph)
 
 
 def test_networkx_with_a_size_per_node_or_edge():
@@ -295,13 +286,13 @@ def test_networkx_with_a_size_per_node_or_edge():
     nx_graph.add_node("load", work=1, size=10)
     nx_graph.add_node(("mul", 0), work=2.5, size=20)
     nx_graph.add_edge("load", ("mul", 0))
-    graph = from_networkx(nx_graph, flops="work", bytes="size")
+    graph = dj.from_networkx(nx_graph, flops="work", bytes="size")
     assert_same(graph, small_graph([1, 2.5], [(0, 10, [1]), (1, 20, [])]))
     nx_graph = nx.DiGraph()
     nx_graph.add_nodes_from(["c", "a", "b"], flops=1)
     nx_graph.add_edge("a", "b", bytes=5)
     nx_graph.add_edge("a", "c", bytes=6)
-    graph = from_networkx(nx_graph)
+    graph = dj.from_networkx(nx_graph)
     assert graph.tensor_producer.tolist() == [1, 1]
     assert graph.tensor_bytes.tolist() == [5, 6]
     assert graph.edge_reader.tolist() == [2, 0]
@@ -334,15 +325,15 @@ def networkx_pair(node=None, edge=None, **first):
 )
 def test_faults_in_networkx_name_the_node_or_edge(nx_graph, message):
     with pytest.raises(ValueError, match=message):
-        from_networkx(nx_graph)
+        dj.from_networkx(nx_graph)
 
 
 def test_networkx_cycle_and_stray_input_reader():
     nx_graph = networkx_pair(bytes=1, node={"bytes": 1})
     nx_graph.add_edge("b", "a")
     with pytest.raises(ValueError, match="cycle"):
-        from_networkx(nx_graph)
-    nx_graph = to_networkx(make_graph(flops=[1.0], input_bytes=[4]))
+        dj.from_networkx(nx_graph)
+    nx_graph = dj.to_networkx(dj.make_graph(flops=[1.0], input_bytes=[4]))
     nx_graph.graph["input_edges"].append((0, 9))
     with pytest.raises(ValueError, match="read by 9, which is no node"):
-        from_networkx(nx_graph)
+        dj.from_networkx(nx_graph)

@@ -1,19 +1,12 @@
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import from_edge_delays, reference_costs
+import doppler_jax as dj
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.graphs.formats import load_graph
 from doppler_jax.graphs.levels import (
-    b_level,
-    b_path,
-    lower_bound_s,
     mean_compute_s,
     mean_transfer_s,
-    t_level,
-    t_path,
 )
-from doppler_jax.simulator.oracle import simulate_oracle
 from tests.generators import random_problem
 
 # Topcuoglu et al. 2002, figure 3: task ids from 1, cost on three processors, edge delays.
@@ -31,13 +24,13 @@ HEFT_UPWARD_RANK = [108, 77, 80, 80, 69, 63.333, 42.667, 35.667, 44.333, 14.667]
 
 def heft_problem():
     edges = [(u - 1, v - 1, delay) for u, v, delay in HEFT_EDGES]
-    graph, costs = from_edge_delays(np.zeros(10), edges, num_devices=3)
+    graph, costs = dj.from_edge_delays(np.zeros(10), edges, num_devices=3)
     return graph, costs.replace(compute_s=np.array(HEFT_COMPUTE, dtype=float))
 
 
 def chain_problem(**changes):
     """Two tasks, 8 bytes between them, two devices; link 0 -> 1 is slower than 1 -> 0."""
-    graph, costs = from_edge_delays([2.0, 3.0], [(0, 1, 8.0)], num_devices=2)
+    graph, costs = dj.from_edge_delays([2.0, 3.0], [(0, 1, 8.0)], num_devices=2)
     links = {
         "latency_s": [[0.0, 1.0], [3.0, 0.0]],
         "seconds_per_byte": [[0.0, 0.5], [0.25, 0.0]],
@@ -47,34 +40,34 @@ def chain_problem(**changes):
 
 def test_ranks_and_paths_of_the_heft_example():
     graph, costs = heft_problem()
-    np.testing.assert_allclose(b_level(graph, costs), HEFT_UPWARD_RANK, atol=5e-4)
+    np.testing.assert_allclose(dj.b_level(graph, costs), HEFT_UPWARD_RANK, atol=5e-4)
     # 1-2-9-10 in the paper's numbering is the critical path.
-    assert b_path(graph, costs).tolist() == [1, 8, 6, 8, 8, 7, 9, 9, 9, -1]
-    assert t_path(graph, costs).tolist() == [-1, 0, 0, 0, 0, 0, 2, 1, 1, 8]
-    assert t_level(graph, costs)[9] == pytest.approx(108 - 44 / 3)
+    assert dj.b_path(graph, costs).tolist() == [1, 8, 6, 8, 8, 7, 9, 9, 9, -1]
+    assert dj.t_path(graph, costs).tolist() == [-1, 0, 0, 0, 0, 0, 2, 1, 1, 8]
+    assert dj.t_level(graph, costs)[9] == pytest.approx(108 - 44 / 3)
 
 
 def test_means_and_levels_of_two_tasks_by_hand():
     graph, costs = chain_problem()
     # Mean latency 2, mean 0.375 s per byte: 8 bytes take 5 s.
     assert mean_transfer_s(costs).tolist() == [5.0]
-    assert b_level(graph, costs).tolist() == [10.0, 3.0]
-    assert t_level(graph, costs).tolist() == [0.0, 7.0]
+    assert dj.b_level(graph, costs).tolist() == [10.0, 3.0]
+    assert dj.t_level(graph, costs).tolist() == [0.0, 7.0]
     _, costs = chain_problem(compute_s=[[4.0, np.inf], [1.0, 3.0]])
     assert mean_compute_s(costs).tolist() == [4.0, 2.0]
-    graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 9.0)], num_devices=1)
+    graph, costs = dj.from_edge_delays([1.0, 1.0], [(0, 1, 9.0)], num_devices=1)
     assert mean_transfer_s(costs).tolist() == [0.0]
-    assert b_level(graph, costs).tolist() == [2.0, 1.0]
+    assert dj.b_level(graph, costs).tolist() == [2.0, 1.0]
 
 
 def test_the_largest_output_counts_and_ties_go_to_the_smaller_id():
-    graph, costs = from_edge_delays([1, 5, 1], [(0, 1, 2.0), (0, 2, 7.0)])
-    assert b_level(graph, costs).tolist() == [9.0, 5.0, 1.0]
-    assert b_path(graph, costs).tolist() == [2, -1, -1]
+    graph, costs = dj.from_edge_delays([1, 5, 1], [(0, 1, 2.0), (0, 2, 7.0)])
+    assert dj.b_level(graph, costs).tolist() == [9.0, 5.0, 1.0]
+    assert dj.b_path(graph, costs).tolist() == [2, -1, -1]
     edges = [(3, 2, 0.0), (3, 1, 0.0), (2, 0, 0.0), (1, 0, 0.0)]
-    graph, costs = from_edge_delays([0.0] * 4, edges)
-    assert b_path(graph, costs).tolist() == [-1, 0, 0, 1]
-    assert t_path(graph, costs).tolist() == [1, 3, 3, -1]
+    graph, costs = dj.from_edge_delays([0.0] * 4, edges)
+    assert dj.b_path(graph, costs).tolist() == [-1, 0, 0, 1]
+    assert dj.t_path(graph, costs).tolist() == [1, 3, 3, -1]
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 8, 12])
@@ -98,7 +91,7 @@ def test_levels_equal_the_longest_enumerated_path(num_tasks, seed):
             if w == v:
                 yield from (rest + compute[u] + seconds for rest in lengths_from_entry(u))
 
-    for level, lengths in ((b_level, lengths_to_exit), (t_level, lengths_from_entry)):
+    for level, lengths in ((dj.b_level, lengths_to_exit), (dj.t_level, lengths_from_entry)):
         expected = [max(lengths(v)) for v in range(num_tasks)]
         np.testing.assert_allclose(level(graph, costs), expected, rtol=1e-12)
 
@@ -106,17 +99,17 @@ def test_levels_equal_the_longest_enumerated_path(num_tasks, seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_following_the_paths_adds_up_to_the_levels(seed):
     graph, costs = random_problem(np.random.default_rng(seed), 30, 4)
-    level, head = b_level(graph, costs), t_level(graph, costs)
+    level, head = dj.b_level(graph, costs), dj.t_level(graph, costs)
     compute, transfer = mean_compute_s(costs), mean_transfer_s(costs)
     senders, receivers = task_edges(graph)
     seconds = {}
     for u, v, x in zip(senders, receivers, graph.edge_tensor, strict=True):
         seconds[u, v] = max(seconds.get((u, v), 0.0), transfer[x])
-    for v, w in enumerate(b_path(graph, costs)):
+    for v, w in enumerate(dj.b_path(graph, costs)):
         rest = 0.0 if w < 0 else seconds[v, w] + level[w]
         assert level[v] == pytest.approx(compute[v] + rest, rel=1e-12)
         assert (w < 0) == (v not in senders)
-    for v, u in enumerate(t_path(graph, costs)):
+    for v, u in enumerate(dj.t_path(graph, costs)):
         before = 0.0 if u < 0 else head[u] + compute[u] + seconds[u, v]
         assert head[v] == pytest.approx(before, rel=1e-12)
         assert (u < 0) == (v not in receivers)
@@ -124,20 +117,20 @@ def test_following_the_paths_adds_up_to_the_levels(seed):
 
 def test_lower_bound_of_unequal_devices_by_hand():
     graph, costs = chain_problem(compute_s=[[2.0, 8.0], [8.0, 3.0]])
-    assert lower_bound_s(graph, costs) == 5.0  # the path, each task where it is cheapest
-    graph, costs = from_edge_delays([4.0, 4.0, 5.0], [], num_devices=2)
-    assert lower_bound_s(graph, costs) == 6.5  # the work over two devices
-    graph, costs = from_edge_delays([], [])
-    assert lower_bound_s(graph, costs) == 0.0
+    assert dj.lower_bound_s(graph, costs) == 5.0  # the path, each task where it is cheapest
+    graph, costs = dj.from_edge_delays([4.0, 4.0, 5.0], [], num_devices=2)
+    assert dj.lower_bound_s(graph, costs) == 6.5  # the work over two devices
+    graph, costs = dj.from_edge_delays([], [])
+    assert dj.lower_bound_s(graph, costs) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_placement_is_simulated_below_the_lower_bound(seed):
     rng = np.random.default_rng(seed)
     graph, costs = random_problem(rng, 8, 3)
-    bound_s = lower_bound_s(graph, costs)
+    bound_s = dj.lower_bound_s(graph, costs)
     for _ in range(20):
-        schedule = simulate_oracle(graph, costs, rng.integers(0, 3, 8))
+        schedule = dj.simulate_oracle(graph, costs, rng.integers(0, 3, 8))
         assert schedule.finish_s.max() >= bound_s * (1 - 1e-12)
 
 
@@ -152,14 +145,16 @@ def test_no_placement_is_simulated_below_the_lower_bound(seed):
     ],
 )
 def test_lower_bounds_of_the_published_graphs(reference_graphs, name, num_devices, expected_s):
-    graph = load_graph(reference_graphs / f"{name}.txt")
-    bound_s = lower_bound_s(graph, reference_costs(graph, num_devices))
+    graph = dj.load_graph(reference_graphs / f"{name}.txt")
+    bound_s = dj.lower_bound_s(graph, dj.reference_costs(graph, num_devices))
     assert bound_s == pytest.approx(expected_s, rel=1e-4)
 
 
-@pytest.mark.parametrize("measure", [b_level, t_level, b_path, t_path, lower_bound_s])
+@pytest.mark.parametrize(
+    "measure", [dj.b_level, dj.t_level, dj.b_path, dj.t_path, dj.lower_bound_s]
+)
 def test_costs_of_another_graph_are_refused(measure):
-    graph, _ = from_edge_delays([1.0, 2.0], [(0, 1, 1.0)])
-    _, costs = from_edge_delays([1.0, 2.0, 3.0], [(0, 1, 1.0)])
+    graph, _ = dj.from_edge_delays([1.0, 2.0], [(0, 1, 1.0)])
+    _, costs = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 1, 1.0)])
     with pytest.raises(ValueError, match="costs are of 3 tasks and 1 tensors"):
         measure(graph, costs)

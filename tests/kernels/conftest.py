@@ -16,15 +16,13 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.engine.local import RUNNERS
 from doppler_jax.engine.processes.ray import end_ray
-from doppler_jax.graphs.build import make_graph, topological_order
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.programs.blocks import operand_edges
-from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.types import (
     InputBlock,
     InputRef,
     Kernel,
     OutputBlocks,
-    ShardedProgram,
     TensorRef,
 )
 
@@ -111,7 +109,7 @@ def build(tasks, outputs):
         return TensorRef(ids[(operand, 0) if isinstance(operand, str) else operand])
 
     refs = [tuple(map(ref, operands)) for _, operands in tasks]
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=np.ones(len(tasks)),
         tensor_producer=producer,
         tensor_bytes=np.full(len(producer), 16.0),
@@ -120,7 +118,7 @@ def build(tasks, outputs):
     )
     whole = jax.ShapeDtypeStruct((4 * len(outputs),), jnp.float32)
     x = jax.ShapeDtypeStruct((8,), jnp.float32)
-    return ShardedProgram(
+    return dj.ShardedProgram(
         graph=graph,
         names=tuple(f"{kind}{v}" for v, (kind, _) in enumerate(tasks)),
         kernels=tuple(KERNELS[kind] for kind, _ in tasks),
@@ -204,10 +202,10 @@ def spin_chain(num_tasks):
 
 def partitioned(name, num_shards, strategy="planner", **sizes):
     """A workload cut into blocks, arguments for it, and its function."""
-    workload = make_workload(name, **sizes)
+    workload = dj.make_workload(name, **sizes)
     program = dj.trace(workload.fn, *workload.args)
     sharded = dj.partition(program, num_shards, strategy=strategy)
-    return sharded, make_arrays(workload, jax.random.key(0)), jax.jit(workload.fn)
+    return sharded, dj.make_arrays(workload, jax.random.key(0)), jax.jit(workload.fn)
 
 
 def random_program(seed, num_tasks):

@@ -15,14 +15,12 @@ import pytest
 
 import doppler_jax as dj
 import doppler_jax.engine.__main__ as entry
-from doppler_jax.costs.calibration import load_calibration
 from doppler_jax.engine import calibrate
 from doppler_jax.engine.calibrate import (
     NUM_SENT,
     _pooled_medians,
     handling_program,
     kernel_program,
-    measure_calibration,
     measure_kernels_again,
     transfer_program,
 )
@@ -43,7 +41,7 @@ def measure(sharded, path, **options):
     """Returns the calibration of two devices, and the steps that were told of."""
     told = []
     options |= {"path": path, "progress": lambda *what: told.append(what)}
-    return measure_calibration(sharded, jax.devices()[:2], **options), told
+    return dj.measure_calibration(sharded, jax.devices()[:2], **options), told
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_every_kernel_and_link_is_measured(sharded, measured):
     assert {b for _, _, b in found.transfers} == {256, 1024}
     assert told[0][1:] == (0, 2)
     assert told[-1] == ("done", 2, 2)
-    np.testing.assert_equal(load_calibration(path).kernels, found.kernels)
+    np.testing.assert_equal(dj.load_calibration(path).kernels, found.kernels)
 
 
 def test_devices_of_a_kind_share_their_measurements(measured):
@@ -121,17 +119,17 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_calibration(sharded, jax.devices()[:2], repeats=1, path=path, progress=stop)
-    kept = load_calibration(path)
+        dj.measure_calibration(sharded, jax.devices()[:2], repeats=1, path=path, progress=stop)
+    kept = dj.load_calibration(path)
     assert len(kept.kernels) == 4
     assert not kept.transfers
 
 
 def test_a_file_of_other_devices_and_no_repeats_are_refused(sharded, measured):
     with pytest.raises(ValueError, match="remove the file"):
-        measure_calibration(sharded, jax.devices()[1:3], path=measured[2])
+        dj.measure_calibration(sharded, jax.devices()[1:3], path=measured[2])
     with pytest.raises(ValueError, match="repeats is 0"):
-        measure_calibration(sharded, jax.devices()[:2], repeats=0)
+        dj.measure_calibration(sharded, jax.devices()[:2], repeats=0)
 
 
 def test_kernel_programs_wait_for_nothing():
@@ -200,7 +198,7 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
             return self.trace
 
     monkeypatch.setattr(calibrate, "load", Step)
-    found = measure_calibration(sharded, jax.devices()[:3], repeats=1)
+    found = dj.measure_calibration(sharded, jax.devices()[:3], repeats=1)
     assert set(pairs) == {(0, 1)}  # which stands for the other two
     costs = dj.make_costs(sharded, found)
     np.testing.assert_allclose(costs.handling_s, truth["handling"], rtol=1e-6)
@@ -214,7 +212,7 @@ def test_the_command_writes_a_file_and_prints_it(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "dot_general" in done.stdout
     assert "one end of a transfer" in done.stdout
-    assert load_calibration(out).num_devices == 2
+    assert dj.load_calibration(out).num_devices == 2
 
 
 def test_the_command_refuses_with_one_line(tmp_path, monkeypatch, capsys):
@@ -227,7 +225,7 @@ def test_the_command_refuses_with_one_line(tmp_path, monkeypatch, capsys):
 def test_what_calibration_compiled_is_there_for_the_program():
     devices = dj.LocalDevices(jax.devices()[:2])
     sharded = random_program(0, 8)
-    measure_calibration(sharded, devices, repeats=1)
+    dj.measure_calibration(sharded, devices, repeats=1)
     compiled = len(devices.executables)
     dj.compile(sharded, np.arange(8) % 2, devices=devices)
     zeros = np.zeros(8, int)

@@ -15,12 +15,9 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 import doppler_jax as dj
-from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.engine import ops
 from doppler_jax.engine.memory import MIN_BYTES
-from doppler_jax.simulator.memory import peak_memory_bytes
-from doppler_jax.types import RESIDENT, Kernel
+from doppler_jax.types import Kernel
 from tests.kernels.conftest import (
     KERNELS,
     X,
@@ -66,12 +63,12 @@ def with_sizes(sharded):
 @pytest.mark.parametrize("name", ["chainmm", "ffnn"])
 def test_peak_is_the_simulators_of_the_trace(name, mode):
     sharded, args, _ = partitioned(name, 4, preset="small")
-    costs = make_costs(sharded.graph, make_cluster("p100x4"))
+    costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
     placement = np.random.default_rng(0).integers(0, 3, sharded.graph.num_tasks)
     step = compile_on(sharded, placement, dj.LocalDevices(), 3, mode=mode)
     for _ in range(2):
         step(*args)
-        expected = peak_memory_bytes(sharded.graph, costs, step.trace)[:3]
+        expected = dj.peak_memory_bytes(sharded.graph, costs, step.trace)[:3]
         np.testing.assert_allclose(step.peak_bytes, expected, rtol=0.1)
 
 
@@ -84,7 +81,7 @@ def test_peak_counts_what_lies_there(local, mode):
     # Device 0: two blocks and the result, beside the block that is an output as it is.
     # Device 1: the copy and two results, beside the output once that is made.
     assert step.peak_bytes.tolist() in ([64.0, 48.0], [64.0, 64.0])
-    moved = at_home(sharded, (0, 0, RESIDENT))
+    moved = at_home(sharded, (0, 0, dj.RESIDENT))
     step = compile_on(moved, [1, 0, 0], local, mode=mode)
     step(X)
     assert step.peak_bytes[1] == 48.0  # the resident block, the copy of the other, the result

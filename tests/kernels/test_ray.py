@@ -15,9 +15,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.engine.processes import driver
-from doppler_jax.engine.processes.driver import ProcessDevices
 from doppler_jax.engine.processes.session import ProcessDevice
-from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.types import Kernel
 from tests.kernels import conftest
 from tests.kernels.conftest import (
@@ -33,7 +31,7 @@ from tests.kernels.conftest import (
 
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
 ray = pytest.importorskip("ray")
-both_modes = pytest.mark.parametrize("mode", ProcessDevices.modes)
+both_modes = pytest.mark.parametrize("mode", dj.ProcessDevices.modes)
 
 
 def compile_on(sharded, placement, devices, **options):
@@ -152,7 +150,7 @@ def test_counts_memory_as_the_simulator_does(ray_pair, mode):
     step = compile_on(sharded, np.arange(sharded.graph.num_tasks) % 2, ray_pair, mode=mode)
     step(*args)
     costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
-    predicted = peak_memory_bytes(sharded.graph, costs, step.trace)[:2]
+    predicted = dj.peak_memory_bytes(sharded.graph, costs, step.trace)[:2]
     np.testing.assert_allclose(step.peak_bytes, predicted, rtol=0.1)
 
 

@@ -15,10 +15,6 @@ from doppler_jax.engine import segments
 from doppler_jax.engine.plan import make_plan
 from doppler_jax.engine.segments import fuse_segments
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.programs.evaluate import evaluate
-from doppler_jax.programs.partition import partition
-from doppler_jax.programs.trace import trace
-from doppler_jax.simulator.validate import validate
 from tests.kernels.conftest import X, at_home, build, compile_on, partitioned, random_program
 
 
@@ -68,7 +64,7 @@ def moved(plan):
 def test_same_results_same_transfers_and_no_coarser_grouping(case):
     sharded, placement, priority = case
     fused, places, rank = fuse_segments(sharded, placement, priority)
-    expected, out = evaluate(sharded, X), evaluate(fused, X)
+    expected, out = dj.evaluate(sharded, X), dj.evaluate(fused, X)
     chex.assert_trees_all_equal(out, expected)
     around = transfers_around(sharded, placement)
     groups = {}
@@ -162,9 +158,9 @@ def test_segments_run(local, mode):
         placement = np.arange(30) % 7 // 4
         options = {"fuse_segments": True, "priority": range(30) if seed % 2 else None}
         step = compile_on(sharded, placement, local, mode=mode, **options)
-        chex.assert_trees_all_close(step(X), evaluate(sharded, X), rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(step(X), dj.evaluate(sharded, X), rtol=1e-5, atol=1e-6)
         assert len(step.names) == len(step.trace.start_s) == step.graph.num_tasks < 30
-        validate(step.graph, step.trace, tolerance=0)
+        dj.validate(step.graph, step.trace, tolerance=0)
 
 
 def test_a_print_in_a_segment_runs_once(capfd):
@@ -174,7 +170,7 @@ def test_a_print_in_a_segment_runs_once(capfd):
         return y @ y
 
     x = np.ones((4, 4), np.float32)
-    sharded = partition(trace(fn, x), 1)
+    sharded = dj.partition(dj.trace(fn, x), 1)
     placement, devices = np.zeros(sharded.graph.num_tasks, int), jax.devices()[:1]
     step = dj.compile(sharded, placement, devices=devices, fuse_segments=True)
     assert len(step.names) == 1 < sharded.graph.num_tasks
@@ -192,4 +188,4 @@ def test_workload_in_segments():
     assert len(fused.origins) == fused.graph.num_tasks < num_tasks
     count, wanted = (sum(len(o.primitives) for o in p.origins) for p in (fused, sharded))
     assert count == wanted
-    np.testing.assert_allclose(evaluate(fused, *args), fn(*args), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dj.evaluate(fused, *args), fn(*args), rtol=1e-4, atol=1e-5)

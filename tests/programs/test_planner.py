@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.costs.clusters import list_clusters, make_cluster
-from doppler_jax.programs import list_workloads, make_workload, partition, trace
+import doppler_jax as dj
 from doppler_jax.programs.cut_costs import (
     Limits,
     edge_cost,
@@ -22,10 +21,9 @@ from doppler_jax.programs.cut_costs import (
 )
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.planner import default_cluster, simulated_s
-from doppler_jax.types import Cluster
 
 # Two devices, round numbers: a launch or a latency is 1 s, rates are 1 per second.
-RATES = make_rates(Cluster(flops_per_s=[1, 1], launch_s=1, latency_s=1, link_bytes_per_s=1))
+RATES = make_rates(dj.Cluster(flops_per_s=[1, 1], launch_s=1, latency_s=1, link_bytes_per_s=1))
 
 
 def shaped(*shape):
@@ -87,7 +85,7 @@ def brute_force_s(groups, limits, weight):
 @pytest.mark.parametrize("name", ["chain", "transposes", "residual"])
 def test_plan_is_the_cheapest_of_all(name, weight):
     fn, args = PROGRAMS[name]
-    groups = fuse(trace(fn, *args))
+    groups = fuse(dj.trace(fn, *args))
     limits = Limits(2, 2, 0.0)
     network = make_network(groups, limits, RATES, {})
     # The plan's own cost, by allowing each group nothing else.
@@ -99,7 +97,7 @@ def test_plan_is_the_cheapest_of_all(name, weight):
 
 
 def test_known_costs_of_a_product():
-    (group,) = fuse(trace(jnp.matmul, shaped(4, 8), shaped(8, 4)))
+    (group,) = fuse(dj.trace(jnp.matmul, shaped(4, 8), shaped(8, 4)))
     (unit,) = make_units([group], [])
     i, k = group.labelling.operands[0]
     choices = np.ones((3, len(unit.max_counts)), int)
@@ -112,7 +110,7 @@ def test_known_costs_of_a_product():
 
 
 def test_known_costs_of_an_operand():
-    groups = fuse(trace(lambda a: jnp.tanh(a @ a) @ a, shaped(4, 4)))
+    groups = fuse(dj.trace(lambda a: jnp.tanh(a @ a) @ a, shaped(4, 4)))
     unit = make_units(groups, find_links(groups))[1]
     i = groups[1].labelling.operands[0][0]
     choices = np.ones((2, len(unit.max_counts)), int)
@@ -127,7 +125,7 @@ def test_known_costs_of_an_operand():
 
 
 def test_choices_keep_limits_and_pins():
-    groups = fuse(trace(jnp.matmul, shaped(8, 8), shaped(8, 8)))
+    groups = fuse(dj.trace(jnp.matmul, shaped(8, 8), shaped(8, 8)))
     (unit,) = make_units(groups, [])
     i = groups[0].labelling.operands[0][0]
     choices = list_choices(unit, Limits(4, 8, 0.0), RATES, {})
@@ -145,8 +143,8 @@ def test_choices_keep_limits_and_pins():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_asked_parallelism_is_reached(name, num_shards):
     fn, args = PROGRAMS[name]
-    program = trace(fn, *args)
-    sharded = partition(program, num_shards)
+    program = dj.trace(fn, *args)
+    sharded = dj.partition(program, num_shards)
     limits = Limits(num_shards, num_shards, 0.0)
     groups = fuse(program)
     units = make_units(groups, find_links(groups))
@@ -161,32 +159,32 @@ def test_asked_parallelism_is_reached(name, num_shards):
 
 
 def test_small_groups_stay_whole_and_none_is_no_task():
-    program = trace(jnp.sum, shaped(16, 16))
-    sharded = partition(program, 4, cluster=make_cluster("p100x4"))
+    program = dj.trace(jnp.sum, shaped(16, 16))
+    sharded = dj.partition(program, 4, cluster=dj.make_cluster("p100x4"))
     assert sharded.graph.num_tasks == 1
     assert sharded.tensors[0].reason.startswith("1: too little work to share out")
-    assert partition(program, 4).graph.num_tasks >= 5
-    assert partition(trace(lambda x: x, shaped(8)), 4).graph.num_tasks == 0
+    assert dj.partition(program, 4).graph.num_tasks >= 5
+    assert dj.partition(dj.trace(lambda x: x, shaped(8)), 4).graph.num_tasks == 0
 
 
 def test_planned_twice_is_planned_alike():
-    workload, cluster = make_workload("llama_block"), make_cluster("v100x8")
-    programs = [trace(workload.fn, *workload.args) for _ in range(2)]
-    first, second = (partition(program, 8, cluster=cluster) for program in programs)
+    workload, cluster = dj.make_workload("llama_block"), dj.make_cluster("v100x8")
+    programs = [dj.trace(workload.fn, *workload.args) for _ in range(2)]
+    first, second = (dj.partition(program, 8, cluster=cluster) for program in programs)
     assert first.names == second.names
     assert first.tensors == second.tensors
 
 
-@pytest.mark.parametrize("workload", list_workloads())
+@pytest.mark.parametrize("workload", dj.list_workloads())
 def test_never_behind_uniform(workload):
-    made = make_workload(workload)
-    program = trace(made.fn, *made.args)
+    made = dj.make_workload(workload)
+    program = dj.trace(made.fn, *made.args)
     ratios = {}
-    for name in set(list_clusters()) - {"host"}:
-        cluster = make_cluster(name)
+    for name in set(dj.list_clusters()) - {"host"}:
+        cluster = dj.make_cluster(name)
         options = {"num_shards": cluster.num_devices, "cluster": cluster}
         planner_s, uniform_s = (
-            simulated_s(partition(program, strategy=strategy, **options).graph, cluster)
+            simulated_s(dj.partition(program, strategy=strategy, **options).graph, cluster)
             for strategy in ("planner", "uniform")
         )
         ratios[name] = planner_s / uniform_s
@@ -195,7 +193,7 @@ def test_never_behind_uniform(workload):
 
 
 def test_default_cluster_is_like_the_preset():
-    preset, same = make_cluster("p100x4"), default_cluster(4)
+    preset, same = dj.make_cluster("p100x4"), default_cluster(4)
     for field in ("flops_per_s", "launch_s", "latency_s", "link_bytes_per_s"):
         np.testing.assert_array_equal(getattr(preset, field), getattr(same, field))
     assert default_cluster(1).num_devices == 1
@@ -206,9 +204,9 @@ def test_reasons_are_readable():
         h = jnp.tanh(a @ b)
         return h @ b, jnp.sort(h, axis=0)
 
-    program = trace(fn, shaped(1024, 1024), shaped(1024, 1024))
+    program = dj.trace(fn, shaped(1024, 1024), shaped(1024, 1024))
     # One row of blocks, so that the sort can follow and the second product cannot.
-    sharded = partition(program, 4, strategy={"fn.dot_general": (1, 4)})
+    sharded = dj.partition(program, 4, strategy={"fn.dot_general": (1, 4)})
     reasons = {tensor.name: tensor.reason for tensor in sharded.tensors}
     first = reasons["fn.dot_general"]
     assert first.startswith("1x4: given as 'fn.dot_general'; contracted dimensions ")
@@ -216,7 +214,7 @@ def test_reasons_are_readable():
     # The first product is left in columns; a task of the second reads rows.
     second = reasons["fn.dot_general_1"]
     assert "fn.dot_general is cut again, 1x4 to " in second
-    uniform = partition(program, 4, strategy="uniform")
+    uniform = dj.partition(program, 4, strategy="uniform")
     assert uniform.tensors[0].reason == "2x2: uniform"
 
 
@@ -227,7 +225,7 @@ def cut(strategy):
         with jax.named_scope("two"):
             return h @ b
 
-    return partition(trace(fn, shaped(16, 16), shaped(16, 16)), 4, strategy=strategy)
+    return dj.partition(dj.trace(fn, shaped(16, 16), shaped(16, 16)), 4, strategy=strategy)
 
 
 def test_counts_can_be_given_by_name_or_pattern():

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.programs.evaluate import evaluate
-from doppler_jax.programs.partition import partition
-from doppler_jax.programs.trace import trace
-from doppler_jax.simulator.oracle import simulate_oracle
 
 W = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 PARAMS = {"b": jax.ShapeDtypeStruct((8,), jnp.float32), "layers": [W, W]}
@@ -27,7 +23,7 @@ def layer(params, x, *, scale):
 def names_of(resident):
     """The leaves that are resident, by short names."""
     names = ["b", "w0", "w1", "x", "scale"]
-    flags = trace(layer, *ARGS, scale=W, resident=resident).is_resident
+    flags = dj.trace(layer, *ARGS, scale=W, resident=resident).is_resident
     return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 
@@ -72,16 +68,16 @@ def test_what_names_no_argument_is_refused(resident, message):
         names_of(resident)
     # A long list of arguments is cut short.
     with pytest.raises(ValueError, match=r"args\[11\], and 8 more$"):
-        trace(lambda *args: args[0], *[W] * 20, resident="x")
+        dj.trace(lambda *args: args[0], *[W] * 20, resident="x")
 
 
 def test_functions_without_names_and_with_bound_arguments():
-    assert trace(jnp.add, W, W, resident="args[1]").is_resident == (False, True)
+    assert dj.trace(jnp.add, W, W, resident="args[1]").is_resident == (False, True)
     bound = functools.partial(layer, scale=2.0)
-    program = trace(bound, *ARGS, resident="x")
+    program = dj.trace(bound, *ARGS, resident="x")
     assert program.is_resident == (False, False, False, True)
     # A parameter called `args` is not the tuple of all arguments.
-    program = trace(lambda args, x: x + args, W, W, resident="args[1]")
+    program = dj.trace(lambda args, x: x + args, W, W, resident="args[1]")
     assert program.is_resident == (False, True)
 
 
@@ -90,7 +86,7 @@ def traced(**options):
     args = jax.tree.map(lambda aval: rng.normal(size=aval.shape).astype(np.float32), ARGS)
     const = jnp.arange(8, dtype=jnp.float32)
     fn = lambda params, x: layer(params, x, scale=const[:, None])  # noqa: E731
-    return fn, args, partition(trace(fn, *args, **options), 4, strategy="uniform")
+    return fn, args, dj.partition(dj.trace(fn, *args, **options), 4, strategy="uniform")
 
 
 def test_only_blocks_of_other_arguments_have_a_home():
@@ -99,7 +95,7 @@ def test_only_blocks_of_other_arguments_have_a_home():
     assert 0 < sum(moved) < len(moved)
     homes = np.where(moved, 0, dj.RESIDENT)
     np.testing.assert_array_equal(sharded.graph.input_home, homes)
-    np.testing.assert_allclose(evaluate(sharded, *args), fn(*args), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dj.evaluate(sharded, *args), fn(*args), rtol=1e-4, atol=1e-5)
     assert (traced()[2].graph.input_home == dj.RESIDENT).all()
 
 
@@ -124,11 +120,11 @@ def test_the_makespan_counts_the_transfers_of_inputs():
     costs = dj.make_costs(moved.graph, dj.make_cluster("p100x4"))
     far = np.full(moved.graph.num_tasks, 1)
     slow = costs.replace(latency_s=1.0 - np.eye(4))
-    assert simulate_oracle(resident.graph, slow, far).finish_s.max() < 1.0
-    makespan_s = simulate_oracle(moved.graph, slow, far).finish_s.max()
+    assert dj.simulate_oracle(resident.graph, slow, far).finish_s.max() < 1.0
+    makespan_s = dj.simulate_oracle(moved.graph, slow, far).finish_s.max()
     assert makespan_s > 1.0
     found = dj.simulate(moved.graph, slow, far[None]).makespan_s
     np.testing.assert_allclose(found, makespan_s, rtol=1e-6)
     # At home nothing moves.
     near = np.zeros_like(far)
-    assert simulate_oracle(moved.graph, slow, near).finish_s.max() < 1.0
+    assert dj.simulate_oracle(moved.graph, slow, near).finish_s.max() < 1.0

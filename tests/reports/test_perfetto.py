@@ -3,9 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from doppler_jax.reports.perfetto import write_chrome_trace
-from doppler_jax.simulator.critical_chain import critical_chain
-from doppler_jax.simulator.oracle import simulate_oracle
+import doppler_jax as dj
 from tests.generators import make_schedule
 from tests.simulator.cases import small_problem
 
@@ -20,7 +18,7 @@ def read(path):
 
 def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
     path = tmp_path / "trace.json"
-    write_chrome_trace(path, SCHEDULE, NAMES, device_names=["cpu:0", "cpu:1"])
+    dj.write_chrome_trace(path, SCHEDULE, NAMES, device_names=["cpu:0", "cpu:1"])
     events = read(path)["traceEvents"]
     threads = [e for e in events if e["name"] == "thread_name"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in threads}
@@ -42,14 +40,14 @@ def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
 
 def test_what_devices_spend_on_transfers_is_among_their_tasks(tmp_path):
     path = tmp_path / "trace.json"
-    write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])
+    dj.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])
     slices = [e for e in read(path)["traceEvents"] if e["ph"] == "X"]
     (handled,) = [e for e in slices if e["cat"] == "handling"]
     (task,) = [e for e in slices if e["name"] == "c"]
     assert (handled["ts"], handled["dur"]) == (5e5, 2.5e5)
     assert (handled["pid"], handled["tid"]) == (task["pid"], task["tid"])
     with pytest.raises(ValueError, match="not finite"):
-        write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, np.nan)])
+        dj.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, np.nan)])
 
 
 def test_slices_of_a_row_do_not_overlap(tmp_path):
@@ -62,7 +60,7 @@ def test_slices_of_a_row_do_not_overlap(tmp_path):
         transfer_start_s=start,
         transfer_finish_s=start + rng.random(50) * 1e-4,
     )
-    write_chrome_trace(tmp_path / "trace.json", schedule, NAMES)
+    dj.write_chrome_trace(tmp_path / "trace.json", schedule, NAMES)
     busy_until = {}
     for event in read(tmp_path / "trace.json")["traceEvents"]:
         if event["ph"] == "X":
@@ -75,9 +73,9 @@ def test_slices_of_a_row_do_not_overlap(tmp_path):
 def test_marks_the_critical_chain(tmp_path):
     # Input 0 goes from device 1 to 0, where task 0 waits for it; tensor 0 goes back to task 2.
     graph, costs = small_problem([1, 1, 1], [(0, 4, [2])], 2, [(1, 2, [0])])
-    schedule = simulate_oracle(graph, costs, [0, 1, 1])
-    chain = critical_chain(graph, schedule)
-    write_chrome_trace(tmp_path / "trace.json", schedule, NAMES, chain=chain)
+    schedule = dj.simulate_oracle(graph, costs, [0, 1, 1])
+    chain = dj.critical_chain(graph, schedule)
+    dj.write_chrome_trace(tmp_path / "trace.json", schedule, NAMES, chain=chain)
     events = read(tmp_path / "trace.json")["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {0: "device 0", 1: "device 1", 2: "critical chain"}
@@ -98,7 +96,7 @@ def test_marks_the_critical_chain(tmp_path):
 
 @pytest.mark.parametrize("inferred", [True, False])
 def test_marks_inferred_starts(tmp_path, inferred):
-    write_chrome_trace(tmp_path / "trace.json", SCHEDULE, NAMES, inferred_starts=inferred)
+    dj.write_chrome_trace(tmp_path / "trace.json", SCHEDULE, NAMES, inferred_starts=inferred)
     data = read(tmp_path / "trace.json")
     marks = [e["args"].get("start") for e in data["traceEvents"] if e["ph"] == "X"]
     assert marks == ["inferred" if inferred else None] * 6
@@ -106,7 +104,7 @@ def test_marks_inferred_starts(tmp_path, inferred):
 
 
 def test_writes_an_empty_schedule(tmp_path):
-    write_chrome_trace(tmp_path / "trace.json", make_schedule([], [], []), ())
+    dj.write_chrome_trace(tmp_path / "trace.json", make_schedule([], [], []), ())
     assert read(tmp_path / "trace.json")["traceEvents"] == []
 
 
@@ -122,6 +120,6 @@ def test_refuses_and_leaves_the_old_file(tmp_path, schedule, names, options, mes
     path = tmp_path / "trace.json"
     path.write_text("old")
     with pytest.raises(ValueError, match=message):
-        write_chrome_trace(path, schedule, names, **options)
+        dj.write_chrome_trace(path, schedule, names, **options)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -6,17 +6,15 @@ import jax
 import numpy as np
 import pytest
 
+import doppler_jax as dj
 from doppler_jax.baselines.simple import random_placements
-from doppler_jax.budget import Budget, CurveRecorder
-from doppler_jax.objective import Objective
+from doppler_jax.budget import CurveRecorder
 from doppler_jax.search import anytime
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.populations import Evolution, RandomSearch
 from doppler_jax.search.problem import make_search_problem
 from doppler_jax.search.walks import Annealing, LocalSearch
-from doppler_jax.simulator.memory import peak_memory_bytes
-from doppler_jax.simulator.oracle import simulate_oracle
 from tests.generators import random_problem
 from tests.search.cases import DEVICES, optimum_s, pinned_problem, seconds
 
@@ -36,10 +34,10 @@ def run(name, graph, costs, *, evaluations=4000, budget_s=None, seed=0, **option
     starts = options.pop("starts", random_placements(costs, np.random.default_rng(7), 3))
     return run_search(
         SEARCHES[name],
-        make_search_problem(graph, costs, options.pop("objective", Objective())),
+        make_search_problem(graph, costs, options.pop("objective", dj.Objective())),
         starts,
         seed,
-        Budget(
+        dj.Budget(
             evaluations=evaluations, seconds=budget_s, target_s=options.pop("target_s", None)
         ),
         **options,
@@ -70,11 +68,11 @@ def test_evaluations_are_within_the_bound_and_nearly_all_are_spent(name, bound):
     assert bound - 2 < found.evaluations <= bound
     assert found.placements.shape[1] == 12
     assert (len(found.placements) > 0) == (bound > 0)
-    noisy = Objective(num_noise=3)
+    noisy = dj.Objective(num_noise=3)
     problem = make_search_problem(graph, costs, noisy, jax.random.key(0))
     starts = random_placements(costs, np.random.default_rng(7), 3)
     found = run_search(
-        SEARCHES[name], problem, starts, 0, Budget(evaluations=bound), CurveRecorder()
+        SEARCHES[name], problem, starts, 0, dj.Budget(evaluations=bound), CurveRecorder()
     )
     assert bound - 6 < found.evaluations <= bound
     assert found.evaluations % 3 == 0
@@ -149,8 +147,8 @@ def test_of_many_starts_the_best_are_taken_and_count():
 def test_of_its_starts_it_takes_one_that_fits_whatever_its_makespan():
     graph, costs = random_problem(np.random.default_rng(2), 14, DEVICES)
     starts = random_placements(costs, np.random.default_rng(0), 40)
-    schedules = [simulate_oracle(graph, costs, start) for start in starts]
-    peaks = np.array([peak_memory_bytes(graph, costs, s) for s in schedules])
+    schedules = [dj.simulate_oracle(graph, costs, start) for start in starts]
+    peaks = np.array([dj.peak_memory_bytes(graph, costs, s) for s in schedules])
     slowest = int(np.argmax([s.finish_s.max() for s in schedules]))
     costs = dataclasses.replace(costs, capacity_bytes=peaks[slowest] * 1.001)
     assert (peaks <= costs.capacity_bytes).all(1).sum() == 1
@@ -183,7 +181,7 @@ def test_starts_that_come_in_late_are_taken_up(name):
 @pytest.mark.parametrize("name", [name for name in SEARCHES if name != "random"])
 def test_members_learn_the_best_of_what_they_are_told(name):
     graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
-    problem, search = make_search_problem(graph, costs, Objective()), SEARCHES[name]
+    problem, search = make_search_problem(graph, costs, dj.Objective()), SEARCHES[name]
     bad = random_placements(costs, np.random.default_rng(0), search.starts)
     member = search.begin(problem, bad, 0)
     search.run(problem, member, search.starts, 0.0, 0.0)
@@ -212,7 +210,7 @@ def test_a_small_budget_takes_fewer_members(name, evaluations):
 
 def test_memetic_descends_from_the_best_of_evolution_once_that_stalls():
     graph, costs = pinned_problem(5, 14)
-    problem = make_search_problem(graph, costs, Objective())
+    problem = make_search_problem(graph, costs, dj.Objective())
     search = SEARCHES["memetic"]
     starts = random_placements(costs, np.random.default_rng(7), search.starts)
     member = search.begin(problem, starts, 3)

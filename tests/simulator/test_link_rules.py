@@ -3,9 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from doppler_jax.objective import Objective
-from doppler_jax.simulator.oracle import simulate_oracle
-from doppler_jax.simulator.validate import validate
+import doppler_jax as dj
 from tests.simulator.cases import change, small_problem
 
 # Tasks 0 and 1 on device 0 (ending at 1 and 2 s) and task 2 on device 2 (ending at 1.75 s,
@@ -18,7 +16,7 @@ LINKED_PLACEMENT = [0, 0, 2, 1, 1, 1]
 
 def on_links(links, starts, tensor_starts, input_start=0.0):
     """The schedule with these starts of tasks 3 to 5, of tensors 0 to 2 and of the input."""
-    legal = simulate_oracle(LINKED, LINKED_COSTS, LINKED_PLACEMENT, links=links)
+    legal = dj.simulate_oracle(LINKED, LINKED_COSTS, LINKED_PLACEMENT, links=links)
     start_s = np.append(legal.start_s[:3], starts)
     by_item = dict(zip([0, 1, 2, ~0], [*tensor_starts, input_start], strict=True))
     transfer_start_s = np.array([by_item[x] for x in legal.transfer_tensor.tolist()])
@@ -42,7 +40,7 @@ def on_links(links, starts, tensor_starts, input_start=0.0):
 )
 def test_accepts_what_the_links_demand(links, starts, tensor_starts):
     schedule = on_links(links, starts, tensor_starts)
-    validate(LINKED, schedule, LINKED_COSTS, objective=Objective(links), tolerance=0)
+    dj.validate(LINKED, schedule, LINKED_COSTS, objective=dj.Objective(links), tolerance=0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +58,7 @@ def test_accepts_what_the_links_demand(links, starts, tensor_starts):
 def test_refuses_what_the_links_forbid(links, starts, tensor_starts, message):
     schedule = on_links(links, starts, tensor_starts)
     with pytest.raises(ValueError, match=message):
-        validate(LINKED, schedule, LINKED_COSTS, objective=Objective(links), tolerance=0)
+        dj.validate(LINKED, schedule, LINKED_COSTS, objective=dj.Objective(links), tolerance=0)
 
 
 def test_graph_inputs_are_transfers_too():
@@ -68,22 +66,22 @@ def test_graph_inputs_are_transfers_too():
     with pytest.raises(
         ValueError, match=r"graph input 0 from device 0 to 2 .* before its home"
     ):
-        validate(LINKED, late, LINKED_COSTS, objective=Objective("serial"))
+        dj.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
     late = on_links("serial", [5, 9, 6], [1, 5, 1.75], input_start=0.25)
     with pytest.raises(ValueError, match=r"task 2 .* before graph input 0 is there at 0.75 s"):
-        validate(LINKED, late, LINKED_COSTS, objective=Objective("serial"))
+        dj.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
     legal = on_links("serial", [5, 9, 6], [1, 5, 1.75])
     tensors = legal.transfer_tensor >= 0
     names = [f.name for f in dataclasses.fields(legal) if f.name.startswith("transfer")]
     bare = change(legal, **{name: getattr(legal, name)[tensors] for name in names})
-    validate(LINKED, bare)  # a measured trace may leave them out
+    dj.validate(LINKED, bare)  # a measured trace may leave them out
     with pytest.raises(ValueError, match="graph input 0 has no transfer to device 2"):
-        validate(LINKED, bare, LINKED_COSTS, objective=Objective("serial"))
+        dj.validate(LINKED, bare, LINKED_COSTS, objective=dj.Objective("serial"))
     with pytest.raises(ValueError, match=r"task 3 .* is there at 5 s"):
-        validate(LINKED, on_links("serial", [4, 9, 6], [1, 5, 1.75]), LINKED_COSTS)
+        dj.validate(LINKED, on_links("serial", [4, 9, 6], [1, 5, 1.75]), LINKED_COSTS)
     from_elsewhere = change(legal, transfer_source={0: 1})
     with pytest.raises(ValueError, match=r"graph input 0 .* does not leave from its home"):
-        validate(LINKED, from_elsewhere)
+        dj.validate(LINKED, from_elsewhere)
     unknown = change(legal, transfer_tensor={0: -2})
     with pytest.raises(ValueError, match=r"transfer_tensor\[0\] is -2"):
-        validate(LINKED, unknown)
+        dj.validate(LINKED, unknown)

@@ -5,15 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import from_edge_delays, reference_costs
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.formats import load_graph
-from doppler_jax.objective import Objective
-from doppler_jax.simulator.noise import draw_factors, random_ranks
-from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate
-from doppler_jax.simulator.validate import validate
-from doppler_jax.types import Costs
+import doppler_jax as dj
 from tests.generators import random_problem
 
 GOLDEN = [
@@ -27,13 +19,13 @@ GOLDEN = [
 
 def assert_equals_oracle(graph, costs, placements, *, rtol, priority=None):
     queue = "fifo" if priority is None else "priority"
-    result = simulate(graph, costs, placements, queue=queue, priority=priority)
+    result = dj.simulate(graph, costs, placements, queue=queue, priority=priority)
     for b, placement in enumerate(placements):
-        schedule = simulate_oracle(graph, costs, placement, queue=queue, priority=priority)
+        schedule = dj.simulate_oracle(graph, costs, placement, queue=queue, priority=priority)
         np.testing.assert_allclose(result.start_s[b], schedule.start_s, rtol=rtol)
         np.testing.assert_allclose(result.finish_s[b], schedule.finish_s, rtol=rtol)
-        np.testing.assert_allclose(result.makespan_s[b], makespan_s(schedule), rtol=rtol)
-        validate(graph, schedule, costs, queue=queue, priority=priority)
+        np.testing.assert_allclose(result.makespan_s[b], dj.makespan_s(schedule), rtol=rtol)
+        dj.validate(graph, schedule, costs, queue=queue, priority=priority)
 
 
 SIZES = [*range(13), 16, 20, 24, 32, *range(40, 65, 2), 64, 64, 64, 64, 64]
@@ -64,18 +56,18 @@ def test_start_order_as_priority_replays_the_fifo_schedule():
     rng = np.random.default_rng(3)
     graph, costs = random_problem(rng, 40, 4)
     placement = rng.integers(0, 4, 40)
-    fifo = simulate_oracle(graph, costs, placement)
+    fifo = dj.simulate_oracle(graph, costs, placement)
     rank = np.argsort(np.argsort(fifo.start_s, kind="stable"))
-    replayed = simulate_oracle(graph, costs, placement, queue="priority", priority=rank)
+    replayed = dj.simulate_oracle(graph, costs, placement, queue="priority", priority=rank)
     np.testing.assert_array_equal(replayed.start_s, fifo.start_s)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_agrees_with_the_published_simulator(reference_graphs, name):
     golden = json.loads((reference_graphs / f"{name}.golden.json").read_text())
-    graph = load_graph(reference_graphs / f"{name}.txt")
+    graph = dj.load_graph(reference_graphs / f"{name}.txt")
     d = golden["num_devices"]
-    costs = Costs(
+    costs = dj.Costs(
         compute_s=np.repeat(np.array(golden["compute_s"])[:, None], d, axis=1),
         tensor_bytes=np.array(golden["transfer_s"])[graph.tensor_producer],
         input_bytes=graph.input_bytes,
@@ -83,29 +75,29 @@ def test_agrees_with_the_published_simulator(reference_graphs, name):
         seconds_per_byte=1.0 - np.eye(d),
         capacity_bytes=np.full(d, np.inf),
     )
-    result = simulate(graph, costs, golden["placements"])
+    result = dj.simulate(graph, costs, golden["placements"])
     np.testing.assert_allclose(result.makespan_s, golden["makespan_s"], rtol=1e-12)
-    oracle = simulate_oracle(graph, costs, golden["placements"][0])
-    np.testing.assert_allclose(makespan_s(oracle), golden["makespan_s"][0], rtol=1e-12)
+    oracle = dj.simulate_oracle(graph, costs, golden["placements"][0])
+    np.testing.assert_allclose(dj.makespan_s(oracle), golden["makespan_s"][0], rtol=1e-12)
 
 
 def test_good_placements_have_their_published_makespans(reference_graphs):
     good = json.loads((reference_graphs / "good_placements.json").read_text())
     for name, entry in good.items():
-        graph = load_graph(reference_graphs / f"{name}.txt")
-        costs = reference_costs(graph, num_devices=entry["num_devices"])
-        schedule = simulate_oracle(graph, costs, entry["placement"])
-        np.testing.assert_allclose(makespan_s(schedule), entry["makespan"], rtol=1e-9)
+        graph = dj.load_graph(reference_graphs / f"{name}.txt")
+        costs = dj.reference_costs(graph, num_devices=entry["num_devices"])
+        schedule = dj.simulate_oracle(graph, costs, entry["placement"])
+        np.testing.assert_allclose(dj.makespan_s(schedule), entry["makespan"], rtol=1e-9)
 
 
 def test_batch_order_and_chunks_do_not_matter():
     rng = np.random.default_rng(1)
     graph, costs = random_problem(rng, 24, 4)
     placements = rng.integers(0, 4, (300, 24))
-    together = simulate(graph, costs, placements).makespan_s
-    backwards = simulate(graph, costs, placements[::-1]).makespan_s
+    together = dj.simulate(graph, costs, placements).makespan_s
+    backwards = dj.simulate(graph, costs, placements[::-1]).makespan_s
     np.testing.assert_array_equal(together, np.asarray(backwards)[::-1])
-    alone = simulate(graph, costs, placements[5]).makespan_s
+    alone = dj.simulate(graph, costs, placements[5]).makespan_s
     np.testing.assert_array_equal(alone[0], together[5])
 
 
@@ -113,7 +105,7 @@ def test_relabelled_devices_and_scaled_costs():
     rng = np.random.default_rng(2)
     graph, costs = random_problem(rng, 24, 4, homes=False)
     placements = rng.integers(0, 4, (10, 24))
-    plain = simulate(graph, costs, placements).makespan_s
+    plain = dj.simulate(graph, costs, placements).makespan_s
     new = rng.permutation(4)  # device d becomes new[d]
     old = np.argsort(new)
     relabelled = costs.replace(
@@ -121,26 +113,26 @@ def test_relabelled_devices_and_scaled_costs():
         latency_s=costs.latency_s[old][:, old],
         seconds_per_byte=costs.seconds_per_byte[old][:, old],
     )
-    moved = simulate(graph, relabelled, new[placements]).makespan_s
+    moved = dj.simulate(graph, relabelled, new[placements]).makespan_s
     np.testing.assert_array_equal(moved, plain)
     doubled = costs.replace(
         compute_s=2 * costs.compute_s,
         latency_s=2 * costs.latency_s,
         seconds_per_byte=2 * costs.seconds_per_byte,
     )
-    twice = simulate(graph, doubled, placements).makespan_s
+    twice = dj.simulate(graph, doubled, placements).makespan_s
     np.testing.assert_array_equal(twice, 2 * plain)
 
 
 def test_a_task_that_cannot_run_on_its_device_never_finishes():
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=[1, 1, 1],
         tensor_producer=[0],
         tensor_bytes=[0],
         edge_tensor=[0],
         edge_reader=[1],
     )
-    costs = Costs(
+    costs = dj.Costs(
         compute_s=np.array([[1.0, np.inf], [1.0, 1.0], [1.0, 1.0]]),
         tensor_bytes=graph.tensor_bytes,
         input_bytes=graph.input_bytes,
@@ -149,10 +141,10 @@ def test_a_task_that_cannot_run_on_its_device_never_finishes():
         capacity_bytes=np.full(2, np.inf),
     )
     placements = np.array([[1, 0, 0], [0, 1, 1]])
-    result = simulate(graph, costs, placements)
+    result = dj.simulate(graph, costs, placements)
     np.testing.assert_array_equal(result.makespan_s, [np.inf, 2.0])
     np.testing.assert_array_equal(result.finish_s[0], [np.inf, np.inf, 1.0])
-    oracle = simulate_oracle(graph, costs, placements[0])
+    oracle = dj.simulate_oracle(graph, costs, placements[0])
     np.testing.assert_array_equal(result.start_s[0], oracle.start_s)
 
 
@@ -168,15 +160,15 @@ def test_a_task_that_cannot_run_on_its_device_never_finishes():
 def test_bad_placements_are_refused(placements, message):
     graph, costs = random_problem(np.random.default_rng(0), 3, 4)
     with pytest.raises(ValueError, match=message):
-        simulate(graph, costs, placements)
+        dj.simulate(graph, costs, placements)
 
 
 def test_bad_queues_are_refused():
     graph, costs = random_problem(np.random.default_rng(0), 3, 4)
     with pytest.raises(ValueError, match="unknown queue 'lifo'; known: fifo, priority"):
-        simulate(graph, costs, [[0, 0, 0]], queue="lifo")
+        dj.simulate(graph, costs, [[0, 0, 0]], queue="lifo")
     with pytest.raises(ValueError, match="priority"):
-        simulate(graph, costs, [[0, 0, 0]], queue="priority")
+        dj.simulate(graph, costs, [[0, 0, 0]], queue="priority")
 
 
 def test_stars_chains_and_more_devices_than_tasks():
@@ -191,12 +183,12 @@ def test_stars_chains_and_more_devices_than_tasks():
         ([], [], 2),
         ([3], [], 1),
     ]:
-        graph, costs = from_edge_delays(weights, edges, num_devices=devices)
+        graph, costs = dj.from_edge_delays(weights, edges, num_devices=devices)
         placements = rng.integers(0, devices, (2, len(weights)))
         for links in ("parallel", "serial"):
-            result = simulate(graph, costs, placements, objective=Objective(links))
+            result = dj.simulate(graph, costs, placements, objective=dj.Objective(links))
             for b, placement in enumerate(placements):
-                schedule = simulate_oracle(graph, costs, placement, links=links)
+                schedule = dj.simulate_oracle(graph, costs, placement, links=links)
                 np.testing.assert_array_equal(result.finish_s[b], schedule.finish_s)
 
 
@@ -205,52 +197,56 @@ def noisy():
     """A problem with 5 placements and 6 draws."""
     rng = np.random.default_rng(1)
     graph, costs = random_problem(rng, 24, 3)
-    factors = draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.3)
+    factors = dj.draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.3)
     return graph, costs, rng.integers(0, 3, (5, 24)), factors
 
 
 def test_draws_equal_the_oracle_and_do_not_depend_on_the_batch(noisy):
     graph, costs, placements, factors = noisy
-    result = simulate(graph, costs, placements, factors=factors)
+    result = dj.simulate(graph, costs, placements, factors=factors)
     assert result.makespan_s.shape == (6, 5)
     for k, (compute, transfer) in enumerate(
         zip(factors.compute, factors.transfer, strict=True)
     ):
         for b, placement in enumerate(placements):
-            schedule = simulate_oracle(
+            schedule = dj.simulate_oracle(
                 graph,
                 costs,
                 placement,
                 compute_factor=np.asarray(compute, np.float64),
                 transfer_factor=np.asarray(transfer, np.float64),
             )
-            assert result.makespan_s[k, b] == pytest.approx(makespan_s(schedule), rel=1e-12)
+            assert result.makespan_s[k, b] == pytest.approx(dj.makespan_s(schedule), rel=1e-12)
     parts = [
-        simulate(graph, costs, part, factors=factors).makespan_s
+        dj.simulate(graph, costs, part, factors=factors).makespan_s
         for part in (placements[:2], placements[2:])
     ]
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), result.makespan_s)
 
 
 def test_noise_without_any_tensor():
-    graph, costs = from_edge_delays([1.0, 2.0], [], num_devices=2)
-    factors = draw_factors(jax.random.key(0), graph, 2, 3, 0.5, 0.5)
-    result = simulate(graph, costs, [0, 0], factors=factors)
+    graph, costs = dj.from_edge_delays([1.0, 2.0], [], num_devices=2)
+    factors = dj.draw_factors(jax.random.key(0), graph, 2, 3, 0.5, 0.5)
+    result = dj.simulate(graph, costs, [0, 0], factors=factors)
     expected = np.asarray(factors.compute, np.float64) @ [1.0, 2.0]
     np.testing.assert_allclose(result.makespan_s[:, 0], expected, rtol=1e-12)
 
 
 def test_random_queue_takes_a_permutation_per_draw(noisy):
     graph, costs, placements, factors = noisy
-    ranks = np.asarray(random_ranks(jax.random.key(1), 6, 24))
-    alone = simulate(graph, costs, placements, queue="random", priority=ranks)
-    both = simulate(graph, costs, placements, queue="random", priority=ranks, factors=factors)
+    ranks = np.asarray(dj.random_ranks(jax.random.key(1), 6, 24))
+    alone = dj.simulate(graph, costs, placements, queue="random", priority=ranks)
+    both = dj.simulate(
+        graph, costs, placements, queue="random", priority=ranks, factors=factors
+    )
     assert alone.makespan_s.shape == both.makespan_s.shape == (6, 5)
     for k, rank in enumerate(ranks):
-        one = simulate(graph, costs, placements, queue="priority", priority=rank)
+        one = dj.simulate(graph, costs, placements, queue="priority", priority=rank)
         np.testing.assert_array_equal(one.start_s, alone.start_s[k])
         draw = jax.tree.map(lambda a, k=k: a[k : k + 1], factors)
-        one = simulate(graph, costs, placements, queue="priority", priority=rank, factors=draw)
+        one = dj.simulate(
+            graph, costs, placements, queue="priority", priority=rank, factors=draw
+        )
         np.testing.assert_array_equal(one.start_s[0], both.start_s[k])
 
 
@@ -258,25 +254,25 @@ def test_bad_draws_are_refused(noisy):
     graph, costs, placements, factors = noisy
     ranks = np.tile(np.arange(24), (4, 1))
     with pytest.raises(ValueError, match="4 permutations, factors 6 draws"):
-        simulate(graph, costs, placements, queue="random", priority=ranks, factors=factors)
+        dj.simulate(graph, costs, placements, queue="random", priority=ranks, factors=factors)
     with pytest.raises(ValueError, match="permutation of 0 to 23"):
-        simulate(graph, costs, placements, queue="random", priority=ranks // 2)
+        dj.simulate(graph, costs, placements, queue="random", priority=ranks // 2)
     bad = dataclasses.replace(factors, compute=factors.compute[:, 1:])
     with pytest.raises(ValueError, match=r"factors.compute has shape \(6, 23\)"):
-        simulate(graph, costs, placements, factors=bad)
+        dj.simulate(graph, costs, placements, factors=bad)
     bad = dataclasses.replace(factors, transfer=-factors.transfer)
     with pytest.raises(ValueError, match=r"factors.transfer must hold positive"):
-        simulate(graph, costs, placements, factors=bad)
+        dj.simulate(graph, costs, placements, factors=bad)
 
 
 def test_noise_of_the_objective_needs_factors_or_a_key(noisy):
     graph, costs, placements, factors = noisy
-    objective = Objective(num_noise=6, noise_sigma=0.2)
+    objective = dj.Objective(num_noise=6, noise_sigma=0.2)
     with pytest.raises(ValueError, match="6 draws of noise; give factors or a key"):
-        simulate(graph, costs, placements, objective=objective)
-    drawn = simulate(graph, costs, placements, objective=objective, key=jax.random.key(0))
-    factors = draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.2)
-    given = simulate(graph, costs, placements, factors=factors)
+        dj.simulate(graph, costs, placements, objective=objective)
+    drawn = dj.simulate(graph, costs, placements, objective=objective, key=jax.random.key(0))
+    factors = dj.draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.2)
+    given = dj.simulate(graph, costs, placements, factors=factors)
     np.testing.assert_array_equal(drawn.makespan_s, given.makespan_s)
 
 
@@ -284,8 +280,8 @@ def test_times_are_those_of_the_arguments_as_they_were():
     rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, 24, 3)
     placements, ranks = rng.integers(0, 3, (4, 24)), rng.random((4, 24))
-    result = simulate(graph, costs, placements, queue="priority", priority=ranks)
-    again = simulate(graph, costs, placements, queue="priority", priority=ranks)
+    result = dj.simulate(graph, costs, placements, queue="priority", priority=ranks)
+    again = dj.simulate(graph, costs, placements, queue="priority", priority=ranks)
     start_s = again.start_s
     placements[:], ranks[:] = 0, 0
     np.testing.assert_array_equal(result.start_s, start_s)

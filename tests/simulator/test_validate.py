@@ -3,11 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.simulator.oracle import simulate_oracle
-from doppler_jax.simulator.simulate import simulate
-from doppler_jax.simulator.validate import validate
-from doppler_jax.types import RESIDENT, Costs, Schedule
+import doppler_jax as dj
 from tests.generators import random_problem
 from tests.simulator.cases import change
 
@@ -16,18 +12,18 @@ from tests.simulator.cases import change
 #
 #   device 0  |0 0|4 4 4|3|
 #   device 1  .1 1....2          (task 1 waits 0.5 s for its input, task 2 for tensor 0)
-GRAPH = make_graph(
+GRAPH = dj.make_graph(
     flops=np.ones(5),
     tensor_producer=[0, 0, 1],
     tensor_bytes=[4.0, 2.0, 1.0],
     edge_tensor=[0, 1, 2, 0],
     edge_reader=[2, 2, 2, 3],
     input_bytes=[1.0, 9.0],
-    input_home=[0, RESIDENT],
+    input_home=[0, dj.RESIDENT],
     input_edge_input=[0, 1],
     input_edge_reader=[1, 4],
 )
-COSTS = Costs(
+COSTS = dj.Costs(
     compute_s=np.array([[2, 9], [9, 1], [9, 1], [1, 9], [3, np.inf]], dtype=float),
     tensor_bytes=GRAPH.tensor_bytes,
     input_bytes=GRAPH.input_bytes,
@@ -35,7 +31,7 @@ COSTS = Costs(
     seconds_per_byte=np.array([[0.0, 0.25], [0.25, 0.0]]),
     capacity_bytes=np.full(2, np.inf),
 )
-SCHEDULE = Schedule(
+SCHEDULE = dj.Schedule(
     placement=np.array([0, 1, 1, 0, 0]),
     start_s=np.array([0.0, 0.5, 3.25, 5.0, 2.0]),
     finish_s=np.array([2.0, 1.5, 4.25, 6.0, 5.0]),
@@ -61,14 +57,14 @@ def repeat_transfer(schedule, k):
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6])
 def test_accepts_the_legal_schedule(tolerance):
-    validate(GRAPH, SCHEDULE, COSTS, tolerance=tolerance)
-    validate(GRAPH, without_transfers(SCHEDULE), COSTS, tolerance=tolerance)
-    validate(GRAPH, SCHEDULE, tolerance=tolerance)
+    dj.validate(GRAPH, SCHEDULE, COSTS, tolerance=tolerance)
+    dj.validate(GRAPH, without_transfers(SCHEDULE), COSTS, tolerance=tolerance)
+    dj.validate(GRAPH, SCHEDULE, tolerance=tolerance)
 
 
 def test_accepts_an_empty_graph():
-    nothing = Schedule(**{f.name: np.zeros(0, int) for f in dataclasses.fields(Schedule)})
-    validate(make_graph(flops=[]), nothing)
+    nothing = dj.Schedule(**{f.name: np.zeros(0, int) for f in dataclasses.fields(dj.Schedule)})
+    dj.validate(dj.make_graph(flops=[]), nothing)
 
 
 ILLEGAL = {
@@ -117,13 +113,13 @@ def test_refuses_an_illegal_schedule(name, costs):
         compute[np.arange(5), SCHEDULE.placement] = durations
         costs = dataclasses.replace(COSTS, compute_s=compute)
     with pytest.raises(ValueError, match=message):
-        validate(GRAPH, changed, costs)
+        dj.validate(GRAPH, changed, costs)
 
 
 @pytest.mark.parametrize("costs", [COSTS, None])
 def test_refuses_a_second_transfer(costs):
     with pytest.raises(ValueError, match=r"tensor 1 from device 0 to 1 .* happens twice"):
-        validate(GRAPH, repeat_transfer(SCHEDULE, 1), costs)
+        dj.validate(GRAPH, repeat_transfer(SCHEDULE, 1), costs)
 
 
 def test_refuses_a_missing_transfer():
@@ -134,7 +130,7 @@ def test_refuses_a_missing_transfer():
     }
     for schedule in (change(SCHEDULE, **one), without_transfers(SCHEDULE)):
         with pytest.raises(ValueError, match="has no transfer to device 1, where task 2"):
-            validate(GRAPH, schedule)
+            dj.validate(GRAPH, schedule)
 
 
 UNLIKE_COSTS = {
@@ -184,28 +180,28 @@ UNLIKE_COSTS = {
 def test_refuses_what_the_costs_forbid(name):
     schedule, message = UNLIKE_COSTS[name]
     with pytest.raises(ValueError, match=message):
-        validate(GRAPH, schedule, COSTS)
+        dj.validate(GRAPH, schedule, COSTS)
 
 
 def test_priority_decides_among_ready_tasks():
     other = change(SCHEDULE, start_s={3: 2.0, 4: 3.0}, finish_s={3: 3.0, 4: 6.0})
     last = np.array([0, 0, 0, 1, 2])
-    validate(GRAPH, other, COSTS, queue="priority", priority=last)
+    dj.validate(GRAPH, other, COSTS, queue="priority", priority=last)
     with pytest.raises(ValueError, match=r"device 0 starts task 4 .* before task 3"):
-        validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=last)
+        dj.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=last)
     # Task 3 is not ready at 0: whatever its rank, task 0 or 4 goes first.
-    validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=[0, 0, 0, 2, 1])
+    dj.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=[0, 0, 0, 2, 1])
 
 
 def one_device(compute, edges=()):
-    graph = make_graph(
+    graph = dj.make_graph(
         flops=np.ones(len(compute)),
         tensor_producer=[u for u, _ in edges],
         tensor_bytes=np.ones(len(edges)),
         edge_tensor=np.arange(len(edges)),
         edge_reader=[v for _, v in edges],
     )
-    costs = Costs(
+    costs = dj.Costs(
         compute_s=np.array(compute, dtype=float)[:, None],
         tensor_bytes=graph.tensor_bytes,
         input_bytes=np.zeros(0),
@@ -229,36 +225,38 @@ def on_one_device(start, costs):
 
 def test_equal_ready_times_are_ties_by_id():
     graph, costs = one_device([1.0, 2.0])
-    validate(graph, on_one_device([0.0, 1.0], costs), costs)
+    dj.validate(graph, on_one_device([0.0, 1.0], costs), costs)
     with pytest.raises(ValueError, match=r"starts task 1 .* before task 0"):
-        validate(graph, on_one_device([2.0, 0.0], costs), costs)
+        dj.validate(graph, on_one_device([2.0, 0.0], costs), costs)
 
 
 def test_nearly_equal_ready_times_may_go_either_way():
     graph, costs = one_device([1.0, 1.0, 1.0, 1.0], edges=[(0, 2), (1, 3)])
     schedule = on_one_device([0.0, 1.0, 2.0, 3.0], costs)
-    validate(graph, schedule, costs, tolerance=0)
+    dj.validate(graph, schedule, costs, tolerance=0)
     swapped = on_one_device([0.0, 1.0, 3.0, 2.0], costs)
     with pytest.raises(ValueError, match=r"starts task 3 .* before task 2"):
-        validate(graph, swapped, costs)
-    validate(graph, swapped, costs, tolerance=0.25)  # ready 1 s apart, makespan 4 s
+        dj.validate(graph, swapped, costs)
+    dj.validate(graph, swapped, costs, tolerance=0.25)  # ready 1 s apart, makespan 4 s
 
 
 def test_zero_length_tasks_release_within_an_instant():
     # At 1 s task 2 takes no time and releases task 0; task 3 has waited since 0.
     graph, costs = one_device([1.0, 1.0, 0.0, 1.0], edges=[(2, 0)])
-    validate(graph, on_one_device([2.0, 0.0, 1.0, 1.0], costs), costs, tolerance=0)
+    dj.validate(graph, on_one_device([2.0, 0.0, 1.0, 1.0], costs), costs, tolerance=0)
     with pytest.raises(ValueError, match=r"starts task 0 .* before task 3"):
-        validate(graph, on_one_device([1.0, 0.0, 1.0, 2.0], costs), costs, tolerance=0)
+        dj.validate(graph, on_one_device([1.0, 0.0, 1.0, 2.0], costs), costs, tolerance=0)
     # All ready at 0, but task 0 not there when tasks 1 and 2 start, only when 3 does.
     graph, costs = one_device([1.0, 0.0, 0.0, 1.0], edges=[(2, 0)])
     for order in ({}, {"queue": "priority", "priority": [0, 1, 2, 3]}):
-        validate(graph, on_one_device([0.0, 0.0, 0.0, 1.0], costs), costs, tolerance=0, **order)
+        dj.validate(
+            graph, on_one_device([0.0, 0.0, 0.0, 1.0], costs), costs, tolerance=0, **order
+        )
         with pytest.raises(ValueError, match=r"starts task 3 .* before task 0"):
-            validate(graph, on_one_device([1.0, 0.0, 0.0, 0.0], costs), costs, **order)
+            dj.validate(graph, on_one_device([1.0, 0.0, 0.0, 0.0], costs), costs, **order)
     # Task 3 goes before the task that would release task 0.
     worst = {"queue": "priority", "priority": [0, 1, 3, 2]}
-    validate(graph, on_one_device([1.0, 0.0, 1.0, 0.0], costs), costs, tolerance=0, **worst)
+    dj.validate(graph, on_one_device([1.0, 0.0, 1.0, 0.0], costs), costs, tolerance=0, **worst)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +278,7 @@ def test_zero_length_tasks_release_within_an_instant():
 )
 def test_refuses_bad_arguments(keywords, message):
     with pytest.raises(ValueError, match=message):
-        validate(GRAPH, SCHEDULE, **{"costs": COSTS, **keywords})
+        dj.validate(GRAPH, SCHEDULE, **{"costs": COSTS, **keywords})
 
 
 def test_noise_scales_what_is_expected():
@@ -289,14 +287,14 @@ def test_noise_scales_what_is_expected():
         "compute_factor": np.array([1.0, 2.0, 1.0, 1.0, 1.0]),
         "transfer_factor": np.array([[1.0, 2.0], [1.0, 1.0], [1.0, 1.0]]),
     }
-    schedule = simulate_oracle(GRAPH, COSTS, placement, **noise)
-    validate(GRAPH, schedule, COSTS, tolerance=0, **noise)
+    schedule = dj.simulate_oracle(GRAPH, COSTS, placement, **noise)
+    dj.validate(GRAPH, schedule, COSTS, tolerance=0, **noise)
     with pytest.raises(ValueError, match=r"task 1 .* its cost is 1 s"):
-        validate(GRAPH, schedule, COSTS)
+        dj.validate(GRAPH, schedule, COSTS)
     with pytest.raises(ValueError, match=r"tensor 0 .* should take 1.25 s"):
-        validate(GRAPH, schedule, COSTS, compute_factor=noise["compute_factor"])
+        dj.validate(GRAPH, schedule, COSTS, compute_factor=noise["compute_factor"])
     with pytest.raises(ValueError, match=r"task 1 .* its cost is 2 s"):
-        validate(GRAPH, SCHEDULE, COSTS, **noise)
+        dj.validate(GRAPH, SCHEDULE, COSTS, **noise)
 
 
 @pytest.mark.parametrize("dyadic", [True, False])
@@ -309,18 +307,18 @@ def test_accepts_the_oracle_and_nothing_else(dyadic):
         graph, costs = random_problem(rng, n, d, dyadic=dyadic)
         placement = rng.integers(0, d, n)
         ranks = rng.permutation(n)
-        fifo = simulate_oracle(graph, costs, placement)
-        ranked = simulate_oracle(graph, costs, placement, queue="priority", priority=ranks)
-        validate(graph, fifo, costs, tolerance=0)
-        validate(graph, ranked, costs, queue="priority", priority=ranks, tolerance=0)
-        validate(graph, without_transfers(ranked), costs, queue="priority", priority=ranks)
+        fifo = dj.simulate_oracle(graph, costs, placement)
+        ranked = dj.simulate_oracle(graph, costs, placement, queue="priority", priority=ranks)
+        dj.validate(graph, fifo, costs, tolerance=0)
+        dj.validate(graph, ranked, costs, queue="priority", priority=ranks, tolerance=0)
+        dj.validate(graph, without_transfers(ranked), costs, queue="priority", priority=ranks)
         if np.array_equal(fifo.start_s, ranked.start_s):
             accepted += 1
             continue
         with pytest.raises(ValueError, match="before task"):
-            validate(graph, ranked, costs, tolerance=0)
+            dj.validate(graph, ranked, costs, tolerance=0)
         with pytest.raises(ValueError, match="before task"):
-            validate(graph, fifo, costs, queue="priority", priority=ranks, tolerance=0)
+            dj.validate(graph, fifo, costs, queue="priority", priority=ranks, tolerance=0)
     assert accepted < 30
 
 
@@ -328,7 +326,7 @@ def test_accepts_float32_schedules():
     rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, 64, 4)
     placements = rng.integers(0, 4, (10, 64))
-    result = simulate(graph, costs, placements)
+    result = dj.simulate(graph, costs, placements)
     for b, placement in enumerate(placements):
         schedule = dataclasses.replace(
             without_transfers(SCHEDULE),
@@ -336,4 +334,4 @@ def test_accepts_float32_schedules():
             start_s=result.start_s[b],
             finish_s=result.finish_s[b],
         )
-        validate(graph, schedule, costs)
+        dj.validate(graph, schedule, costs)
