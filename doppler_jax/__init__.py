@@ -8,163 +8,107 @@ and `__main__.py` the command line, with what all command lines share in `cli.py
 `native.py` is how Numba compiles code, `caches.py` where JAX keeps its own; `memory_maps.py`
 keeps a process that places many graphs alive.
 
-The engine, which runs placed programs, is imported when one of its names is first asked for.
+What is imported here under its own name is public. The engine, which runs placed programs, is
+imported when one of its names is first asked for.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from doppler_jax import methods
-from doppler_jax.budget import Budget
-from doppler_jax.costs.build import (
-    check_costs,
-    from_edge_delays,
-    make_costs,
-    reference_costs,
-)
-from doppler_jax.costs.calibration import Calibration, load_calibration, save_calibration
-from doppler_jax.costs.clusters import list_clusters, load_cluster, make_cluster, save_cluster
-from doppler_jax.costs.observed import refit_costs
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.graphs.formats import (
-    from_networkx,
-    load_graph,
-    load_stg,
-    save_graph,
-    to_networkx,
-)
-from doppler_jax.graphs.levels import b_level, b_path, lower_bound_s, t_level, t_path
-from doppler_jax.methods import list_methods
-from doppler_jax.objective import Objective
-from doppler_jax.placed import Placed, load_placed
-from doppler_jax.placing import place
-from doppler_jax.policy_files import load_policy, save_policy
-from doppler_jax.programs.evaluate import evaluate
-from doppler_jax.programs.explain import Explanation, explain
-from doppler_jax.programs.partition import partition
-from doppler_jax.programs.trace import trace
-from doppler_jax.programs.workloads import list_workloads, make_arrays, make_workload
-from doppler_jax.reports.gantt import plot_gantt
-from doppler_jax.reports.perfetto import write_chrome_trace
-from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
-from doppler_jax.simulator.critical_chain import critical_chain
-from doppler_jax.simulator.memory import peak_memory_bytes
-from doppler_jax.simulator.noise import (
-    Factors,
-    draw_factors,
-    makespan_statistics,
-    random_ranks,
-)
-from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import SimulationResult, simulate
-from doppler_jax.simulator.synchronous import simulate_synchronous
-from doppler_jax.simulator.validate import validate
-from doppler_jax.training.checkpoint import Policy
-from doppler_jax.types import (
-    RESIDENT,
-    Cluster,
-    Costs,
-    Schedule,
-    ShardedProgram,
-    TaskGraph,
-)
+from doppler_jax import methods as methods
+from doppler_jax.budget import Budget as Budget
+from doppler_jax.costs.build import check_costs as check_costs
+from doppler_jax.costs.build import from_edge_delays as from_edge_delays
+from doppler_jax.costs.build import make_costs as make_costs
+from doppler_jax.costs.build import reference_costs as reference_costs
+from doppler_jax.costs.calibration import Calibration as Calibration
+from doppler_jax.costs.calibration import load_calibration as load_calibration
+from doppler_jax.costs.calibration import save_calibration as save_calibration
+from doppler_jax.costs.clusters import list_clusters as list_clusters
+from doppler_jax.costs.clusters import load_cluster as load_cluster
+from doppler_jax.costs.clusters import make_cluster as make_cluster
+from doppler_jax.costs.clusters import save_cluster as save_cluster
+from doppler_jax.costs.observed import refit_costs as refit_costs
+from doppler_jax.graphs.build import make_graph as make_graph
+from doppler_jax.graphs.formats import from_networkx as from_networkx
+from doppler_jax.graphs.formats import load_graph as load_graph
+from doppler_jax.graphs.formats import load_stg as load_stg
+from doppler_jax.graphs.formats import save_graph as save_graph
+from doppler_jax.graphs.levels import b_level as b_level
+from doppler_jax.graphs.levels import b_path as b_path
+from doppler_jax.graphs.levels import lower_bound_s as lower_bound_s
+from doppler_jax.graphs.levels import t_level as t_level
+from doppler_jax.graphs.levels import t_path as t_path
+from doppler_jax.methods import list_methods as list_methods
+from doppler_jax.objective import Objective as Objective
+from doppler_jax.placed import Placed as Placed
+from doppler_jax.placed import load_placed as load_placed
+from doppler_jax.placing import place as place
+from doppler_jax.policy_files import load_policy as load_policy
+from doppler_jax.policy_files import save_policy as save_policy
+from doppler_jax.programs.evaluate import evaluate as evaluate
+from doppler_jax.programs.explain import Explanation as Explanation
+from doppler_jax.programs.explain import explain as explain
+from doppler_jax.programs.partition import partition as partition
+from doppler_jax.programs.trace import trace as trace
+from doppler_jax.programs.workloads import list_workloads as list_workloads
+from doppler_jax.programs.workloads import make_arrays as make_arrays
+from doppler_jax.programs.workloads import make_workload as make_workload
+from doppler_jax.reports.gantt import plot_gantt as plot_gantt
+from doppler_jax.reports.perfetto import write_chrome_trace as write_chrome_trace
+from doppler_jax.reports.schedules import ScheduleExplanation as ScheduleExplanation
+from doppler_jax.reports.schedules import explain_schedule as explain_schedule
+from doppler_jax.simulator.critical_chain import critical_chain as critical_chain
+from doppler_jax.simulator.memory import peak_memory_bytes as peak_memory_bytes
+from doppler_jax.simulator.noise import Factors as Factors
+from doppler_jax.simulator.noise import draw_factors as draw_factors
+from doppler_jax.simulator.noise import makespan_statistics as makespan_statistics
+from doppler_jax.simulator.noise import random_ranks as random_ranks
+from doppler_jax.simulator.oracle import makespan_s as makespan_s
+from doppler_jax.simulator.oracle import simulate_oracle as simulate_oracle
+from doppler_jax.simulator.simulate import SimulationResult as SimulationResult
+from doppler_jax.simulator.simulate import simulate as simulate
+from doppler_jax.simulator.synchronous import simulate_synchronous as simulate_synchronous
+from doppler_jax.simulator.validate import validate as validate
+from doppler_jax.training.checkpoint import Policy as Policy
+from doppler_jax.types import RESIDENT as RESIDENT
+from doppler_jax.types import Cluster as Cluster
+from doppler_jax.types import Costs as Costs
+from doppler_jax.types import Schedule as Schedule
+from doppler_jax.types import ShardedProgram as ShardedProgram
+from doppler_jax.types import TaskGraph as TaskGraph
 
 if TYPE_CHECKING:
-    from doppler_jax.engine import (
-        LocalDevices,
-        PlacedFunction,
-        ProcessDevices,
-        TaskError,
-        cache_compilations,
-        compile,
-        make_paired_measure,
-        measure_calibration,
-        measure_s,
-        place_and_compile,
-        ray_devices,
-    )
+    from doppler_jax.engine import LocalDevices as LocalDevices
+    from doppler_jax.engine import PlacedFunction as PlacedFunction
+    from doppler_jax.engine import ProcessDevices as ProcessDevices
+    from doppler_jax.engine import TaskError as TaskError
+    from doppler_jax.engine import cache_compilations as cache_compilations
+    from doppler_jax.engine import compile as compile
+    from doppler_jax.engine import make_paired_measure as make_paired_measure
+    from doppler_jax.engine import measure_calibration as measure_calibration
+    from doppler_jax.engine import measure_s as measure_s
+    from doppler_jax.engine import place_and_compile as place_and_compile
+    from doppler_jax.engine import ray_devices as ray_devices
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "RESIDENT",
-    "Budget",
-    "Calibration",
-    "Cluster",
-    "Costs",
-    "Explanation",
-    "Factors",
+_OF_THE_ENGINE = (
     "LocalDevices",
-    "Objective",
-    "Placed",
     "PlacedFunction",
-    "Policy",
     "ProcessDevices",
-    "Schedule",
-    "ScheduleExplanation",
-    "ShardedProgram",
-    "SimulationResult",
     "TaskError",
-    "TaskGraph",
-    "b_level",
-    "b_path",
     "cache_compilations",
-    "check_costs",
     "compile",
-    "critical_chain",
-    "draw_factors",
-    "evaluate",
-    "explain",
-    "explain_schedule",
-    "from_edge_delays",
-    "from_networkx",
-    "list_clusters",
-    "list_methods",
-    "list_workloads",
-    "load_calibration",
-    "load_cluster",
-    "load_graph",
-    "load_placed",
-    "load_policy",
-    "load_stg",
-    "lower_bound_s",
-    "make_arrays",
-    "make_cluster",
-    "make_costs",
-    "make_graph",
     "make_paired_measure",
-    "make_workload",
-    "makespan_s",
-    "makespan_statistics",
     "measure_calibration",
     "measure_s",
-    "methods",
-    "partition",
-    "peak_memory_bytes",
-    "place",
     "place_and_compile",
-    "plot_gantt",
-    "random_ranks",
     "ray_devices",
-    "reference_costs",
-    "refit_costs",
-    "save_calibration",
-    "save_cluster",
-    "save_graph",
-    "save_policy",
-    "simulate",
-    "simulate_oracle",
-    "simulate_synchronous",
-    "t_level",
-    "t_path",
-    "to_networkx",
-    "trace",
-    "validate",
-    "write_chrome_trace",
-]
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # and not imported above: it is the engine's
+    if name in _OF_THE_ENGINE:
         from doppler_jax import engine
 
         return getattr(engine, name)
@@ -172,4 +116,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_OF_THE_ENGINE})

@@ -6,14 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from doppler_jax.files import PathLike, write_json_atomic
-from doppler_jax.simulator.critical_chain import ChainLink
 from doppler_jax.types import Schedule
 
 Row = tuple[int, int, int]
-"""Device, source of the link (-1 for its own tasks), lane: links may carry several at once.
-
-The critical chain is a row of a process of its own, behind the devices.
-"""
+"""Device, source of the link (-1 for its own tasks), lane: links may carry several at once."""
 
 
 def write_chrome_trace(
@@ -23,15 +19,12 @@ def write_chrome_trace(
     *,
     device_names: Sequence[str] | None = None,
     inferred_starts: bool = False,
-    chain: Sequence[ChainLink] = (),
     handling: Sequence[tuple[int, float, float]] = (),
 ) -> None:
     """Writes a schedule as Chrome trace events, times in microseconds.
 
     Each device is a process, with a row of tasks and a row for each link that leads to it
-    (more where one carries several tensors at once). A critical chain is a process of its
-    own below the devices, and its tasks and transfers have `critical` among their arguments.
-    The file is replaced whole or left alone.
+    (more where one carries several tensors at once). The file is replaced whole or left alone.
 
     Args:
       path: JSON file to write.
@@ -39,7 +32,6 @@ def write_chrome_trace(
       names: `[N]` of the tasks.
       device_names: `[D]`; numbers if not given.
       inferred_starts: marks every event as one whose start was not measured.
-      chain: the `critical_chain` of the schedule, to be marked.
       handling: device, start and finish of what devices themselves spent on transfers, drawn
         among their tasks.
 
@@ -66,20 +58,16 @@ def write_chrome_trace(
     if len(device_names) < num_devices:
         raise ValueError(f"device_names has {len(device_names)} of {num_devices} devices")
     mark = {"start": "inferred"} if inferred_starts else {}
-    slices = _slices(schedule, names, mark, chain) + _chain_slices(
-        len(device_names), names, chain
-    )
-    slices += [
+    slices = _slices(schedule, names, mark) + [
         _Slice((d, -1, 0), "handling", "transfers", start_s, finish_s, {})
         for d, start_s, finish_s in handling
     ]
-    titles = [f"device {name}" for name in device_names] + ["critical chain"] * bool(chain)
     own = {(d, -1, 0) for d in range(len(device_names))}
     rows = {row: tid for tid, row in enumerate(sorted(own | {s.row for s in slices}))}
     events = [_complete_event(rows[s.row], s) for s in slices]
     events.sort(key=lambda event: (event["ts"], event["tid"]))
     data = {
-        "traceEvents": _name_rows(rows, titles, device_names) + events,
+        "traceEvents": _name_rows(rows, device_names) + events,
         "displayTimeUnit": "ms",
         "otherData": {"starts": "inferred" if inferred_starts else "measured"},
     }
@@ -95,46 +83,20 @@ class _Slice(NamedTuple):
     args: dict[str, Any]
 
 
-def _slices(
-    schedule: Schedule, names: Sequence[str], mark: dict[str, Any], chain: Sequence[ChainLink]
-) -> list[_Slice]:
-    """Returns the tasks and transfers, those of the chain with what they waited for."""
-    critical = {
-        (link.kind, link.item, link.device): {"critical": True, "waited_for": link.waited_for}
-        for link in chain
-    }
+def _slices(schedule: Schedule, names: Sequence[str], mark: dict[str, Any]) -> list[_Slice]:
+    """Returns the tasks and transfers."""
     slices = []
     for v, name in enumerate(names):
         d = int(schedule.placement[v])
-        args = {"task": v, **mark, **critical.get(("task", v, d), {})}
         times = (schedule.start_s[v], schedule.finish_s[v])
-        slices.append(_Slice((d, -1, 0), "task", name, *times, args))
+        slices.append(_Slice((d, -1, 0), "task", name, *times, {"task": v, **mark}))
     for k, lane in enumerate(_lanes(schedule)):
         x, d = int(schedule.transfer_tensor[k]), int(schedule.transfer_destination[k])
-        args = {"tensor": x, **mark, **critical.get(("transfer", x, d), {})}
+        name = f"tensor {x}" if x >= 0 else f"graph input {~x}"
         times = (schedule.transfer_start_s[k], schedule.transfer_finish_s[k])
         row = (d, int(schedule.transfer_source[k]), lane)
-        slices.append(_Slice(row, "transfer", _item_name(x), *times, args))
+        slices.append(_Slice(row, "transfer", name, *times, {"tensor": x, **mark}))
     return slices
-
-
-def _chain_slices(pid: int, names: Sequence[str], chain: Sequence[ChainLink]) -> list[_Slice]:
-    """Returns the chain as one row of the process `pid`."""
-    return [
-        _Slice(
-            (pid, -1, 0),
-            "chain",
-            names[link.item] if link.kind == "task" else _item_name(link.item),
-            link.start_s,
-            link.finish_s,
-            {"device": link.device, "waited_for": link.waited_for},
-        )
-        for link in chain
-    ]
-
-
-def _item_name(item: int) -> str:
-    return f"tensor {item}" if item >= 0 else f"graph input {~item}"
 
 
 def _lanes(schedule: Schedule) -> list[int]:
@@ -165,9 +127,7 @@ def _complete_event(tid: int, what: _Slice) -> dict[str, Any]:
     }
 
 
-def _name_rows(
-    rows: dict[Row, int], titles: Sequence[str], device_names: Sequence[str]
-) -> list[dict[str, Any]]:
+def _name_rows(rows: dict[Row, int], device_names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the metadata that names, and orders, the processes and their rows."""
     events: list[dict[str, Any]] = []
 
@@ -177,9 +137,9 @@ def _name_rows(
 
     for (pid, source, _), tid in rows.items():
         if source < 0:
-            add("process_name", pid, tid, titles[pid])
+            add("process_name", pid, tid, f"device {device_names[pid]}")
             add("process_sort_index", pid, tid, pid)
         name = f"from {device_names[source]}" if source >= 0 else "compute"
-        add("thread_name", pid, tid, name if pid < len(device_names) else "chain")
+        add("thread_name", pid, tid, name)
         add("thread_sort_index", pid, tid, tid)
     return events
