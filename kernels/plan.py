@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.simulator.disciplines import ReadySet, find_discipline
 from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.types import RESIDENT, InputRef, Ref, ShardedProgram, TaskGraph
 
@@ -41,7 +42,8 @@ class Plan:
 
     names: tuple[str, ...]  # [N]
     placement: tuple[int, ...]  # [N]
-    rank: tuple[float, ...] | None  # [N] order among ready tasks; None: first come
+    queue: str  # the discipline by which devices choose among ready tasks
+    rank: tuple[float, ...] | None  # [N] by that discipline; None: it has none
     order: tuple[int, ...]  # [N] topological, by rank and id among available tasks
     levels: tuple[int, ...]  # [N] hops from an entry
     operands: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel takes them
@@ -55,6 +57,11 @@ class Plan:
     num_reads: tuple[int, ...]  # [S] tasks, transfers and outputs that read the slot
     inputs: tuple[tuple[int, int, int], ...]  # (graph input, device, slot) laid before
     outputs: tuple[tuple[int, ...], ...]  # slots of the blocks, per flat output
+
+    def ready_set(self, device: int) -> ReadySet:
+        """Returns what a call on a device begins with: no task is ready yet."""
+        here = (v for v, d in enumerate(self.placement) if d == device)
+        return ReadySet(find_discipline(self.queue), self.rank, here)
 
 
 def make_plan(
@@ -86,6 +93,7 @@ def make_plan(
     return Plan(
         names=sharded.names,
         placement=tuple(places),
+        queue="fifo" if priority is None else "priority",
         rank=None if priority is None else tuple(priority.tolist()),
         order=tuple(topological_order(graph, priority).tolist()),
         levels=tuple(hop_levels(graph).tolist()),

@@ -13,7 +13,6 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from queue import SimpleQueue
 from typing import Any
 
@@ -126,7 +125,7 @@ class _Call:
         self._lock = threading.Lock()  # guards all that the workers share
         devices = range(len(program.devices))
         self._room = [1 + run_ahead(device) for device in program.devices]  # for more tasks
-        self._ready: list[list[tuple[float, int]]] = [[] for _ in devices]  # heaps
+        self._ready = [program.plan.ready_set(d) for d in devices]
         self._requested: list[deque[int]] = [deque() for _ in devices]
         self._in_flight: list[SimpleQueue[Launched | None]] = [SimpleQueue() for _ in devices]
         self._has_ready = [threading.Condition(self._lock) for _ in devices]
@@ -174,8 +173,8 @@ class _Call:
             self._requested[destination].append(k)
             self._has_request[destination].notify()
         for v in tasks:
-            device, rank = self.plan.placement[v], self.plan.rank
-            heappush(self._ready[device], (now_s if rank is None else rank[v], v))
+            device = self.plan.placement[v]
+            self._ready[device].add(v, now_s)
             self._has_ready[device].notify()
 
     def _finished(self, v: int, now_s: float) -> None:
@@ -256,12 +255,12 @@ class _Call:
 
     def _take(self, device: int) -> int | None:
         """Waits, with the lock held, for the next task of a device; None: there is no more."""
-        while not (self._stopped or (self._ready[device] and self._room[device])):
+        while not self._stopped:
+            if self._room[device] and (first := self._ready[device].take()):
+                self._room[device] -= 1
+                return first[1]
             self._has_ready[device].wait()
-        if self._stopped:
-            return None
-        self._room[device] -= 1
-        return heappop(self._ready[device])[1]
+        return None
 
     def _launch(self, v: int) -> Sequence[jax.Array]:
         operands = self._buffers.operands(v)

@@ -7,6 +7,9 @@ the first of all its tasks that have not started, so that a device may idle on p
 """
 
 import dataclasses
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,6 +46,44 @@ def find_discipline(queue: str) -> Discipline:
     if queue not in DISCIPLINES:
         raise ValueError(f"unknown queue {queue!r}; known: {', '.join(QUEUES)}")
     return DISCIPLINES[queue]
+
+
+class ReadySet:
+    """The ready tasks of one device, and which of them it starts next.
+
+    Args:
+      discipline: by which it chooses.
+      ranks: `[N]` of all tasks; None where the discipline has none.
+      tasks: all of the device's tasks.
+    """
+
+    def __init__(
+        self, discipline: Discipline, ranks: Sequence[float] | None, tasks: Iterable[int]
+    ) -> None:
+        self._ranks = ranks if discipline.ranked else None
+        self._heap: list[tuple[float, int]] = []
+        # A device that waits starts no task but the first that remains.
+        self._remaining: deque[int] | None = None
+        if ranks is not None and discipline.waits:
+            self._remaining = deque(sorted(tasks, key=lambda v: (ranks[v], v)))
+
+    def add(self, v: int, now_s: float) -> None:
+        """Takes a task that has become ready."""
+        heappush(self._heap, (now_s if self._ranks is None else self._ranks[v], v))
+
+    def first(self) -> tuple[float, int] | None:
+        """Returns (key, id) of the task that starts next, None if the device has to wait."""
+        if not self._heap or (self._remaining and self._heap[0][1] != self._remaining[0]):
+            return None
+        return self._heap[0]
+
+    def take(self) -> tuple[float, int] | None:
+        """Returns what `first` does, and takes the task out."""
+        if (first := self.first()) is not None:
+            heappop(self._heap)
+            if self._remaining:
+                self._remaining.popleft()
+        return first
 
 
 def check_ranks(graph: TaskGraph, queue: str, priority: ArrayLike | None) -> np.ndarray | None:

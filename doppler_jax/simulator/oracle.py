@@ -7,7 +7,6 @@ per device, and shares no code with what it judges.
 import dataclasses
 import heapq
 import math
-from collections import deque
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import LINKS
-from doppler_jax.simulator.disciplines import check_ranks, find_discipline, rank_order
+from doppler_jax.simulator.disciplines import ReadySet, check_ranks, find_discipline
 from doppler_jax.simulator.durations import (
     check_placement,
     input_seconds,
@@ -73,16 +72,17 @@ def simulate_oracle(
     """
     device = check_placement(graph, costs.num_devices, placement)
     ranks = check_ranks(graph, queue, priority)
+    keys, discipline = None if ranks is None else ranks.tolist(), find_discipline(queue)
     run = _Run(
         device,
-        costs.num_devices,
         task_seconds(graph, costs, device, compute_factor),
         task_transfers(graph, costs, device, transfer_factor),
-        None if ranks is None else ranks.tolist(),
+        [
+            ReadySet(discipline, keys, np.flatnonzero(device == d).tolist())
+            for d in range(costs.num_devices)
+        ],
         Links(links),
     )
-    if ranks is not None and find_discipline(queue).waits:
-        run.keep_order(rank_order(ranks))
     run.expect_tensors(graph)
     for transfer in input_transfers(graph, costs, device):
         run.expect_input(transfer)
@@ -241,35 +241,26 @@ class _Run:
     def __init__(
         self,
         device: np.ndarray,
-        num_devices: int,
         task_s: np.ndarray,
         transfers: list[list[Transfer]],
-        ranks: list[float] | None,
+        ready: list[ReadySet],
         links: Links,
     ) -> None:
         n = device.size
         self.device: list[int] = device.tolist()
         self.task_s: list[float] = task_s.tolist()
         self.transfers = transfers  # of each task's tensors
-        self.ranks = ranks
         self.links = links
         self.local_readers: list[list[int]] = [[] for _ in range(n)]  # one per tensor read
         self.missing = [0] * n  # inputs that have not arrived
         self.start_s = [math.inf] * n
         self.finish_s = [math.inf] * n
-        self.idle = [True] * num_devices
-        self.ready: list[list[tuple[float, int]]] = [[] for _ in range(num_devices)]
+        self.ready = ready  # of each device
+        self.idle = [True] * len(ready)
         # (time, number, the task or transfer that ends then)
         self.events: list[tuple[float, int, int | Transfer]] = []
         self.num_events = 0
         self.carried: list[Transfer] = []  # in the order of their starts
-        self.remaining: list[deque[int]] | None = None  # per device, if order is kept
-
-    def keep_order(self, order: np.ndarray) -> None:
-        """Lets each device start its tasks in this order `[N]` only."""
-        self.remaining = [deque() for _ in self.idle]
-        for v in order.tolist():
-            self.remaining[self.device[v]].append(v)
 
     def expect_tensors(self, graph: TaskGraph) -> None:
         """Notes for how many tensors each task waits."""
@@ -290,7 +281,7 @@ class _Run:
         now = 0.0
         for v, missing in enumerate(self.missing):
             if missing == 0:
-                self._make_ready(v, now)
+                self.ready[self.device[v]].add(v, now)
         while math.isfinite(now):
             self._drain(now)
             while self._start_best(now):
@@ -324,11 +315,7 @@ class _Run:
         for v in readers:
             self.missing[v] -= 1
             if self.missing[v] == 0:
-                self._make_ready(v, now)
-
-    def _make_ready(self, v: int, now: float) -> None:
-        key = now if self.ranks is None else self.ranks[v]
-        heapq.heappush(self.ready[self.device[v]], (key, v))
+                self.ready[self.device[v]].add(v, now)
 
     def _end_at(self, time_s: float, what: int | Transfer) -> None:
         self.num_events += 1
@@ -336,22 +323,13 @@ class _Run:
 
     def _start_best(self, now: float) -> bool:
         """Starts the single best ready task over all idle devices, if there is one."""
-        candidates = (queue[0] for d, queue in enumerate(self.ready) if self.idle[d] and queue)
-        if self.remaining is not None:
-            # Of a device's ready tasks only the first of all that remain may start; it is
-            # then the least of the ready ones, too.
-            remaining = self.remaining
-            candidates = (
-                best for best in candidates if remaining[self.device[best[1]]][0] == best[1]
-            )
-        best = min(candidates, default=None)
+        firsts = (ready.first() for d, ready in enumerate(self.ready) if self.idle[d])
+        best = min((first for first in firsts if first is not None), default=None)
         if best is None:
             return False
         v = best[1]
         d = self.device[v]
-        heapq.heappop(self.ready[d])
-        if self.remaining is not None:
-            self.remaining[d].popleft()
+        self.ready[d].take()
         self.idle[d] = False
         self.start_s[v] = now
         self.finish_s[v] = now + self.task_s[v]

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 import jax
@@ -216,7 +215,7 @@ class DeviceCall:
         self._changed = threading.Condition(self._lock)
         self._is_asleep = False
         self._rules = WorkConserving(plan)
-        self._ready: list[tuple[float, int]] = []
+        self._ready = plan.ready_set(device)
         self._tasks: list[tuple[int, float, float]] = []
         self._received: list[tuple[int, float, float]] = []
         self._handled: list[tuple[float, float]] = []
@@ -296,10 +295,10 @@ class DeviceCall:
     def _work_conserving(self) -> None:
         self._start_transfers(self._first_transfers)
         for _ in self._kernels:
-            ready = self._wait(lambda: heappop(self._ready) if self._ready else None)
-            if ready is None or not self._run_task(ready[1]):
+            first = self._wait(self._ready.take)
+            if first is None or not self._run_task(first[1]):
                 return
-            self._start_transfers(self._rules.finished(ready[1])[1])
+            self._start_transfers(self._rules.finished(first[1])[1])
 
     def _bulk_synchronous(self) -> None:
         for number, (tasks, transfers) in enumerate(phases(self._plan)):
@@ -421,9 +420,8 @@ class DeviceCall:
             self.fail("transfer", item, error)
 
     def _make_ready(self, tasks: Iterable[int], now_s: float) -> None:
-        rank = self._plan.rank
         for v in tasks:
-            heappush(self._ready, (now_s if rank is None else rank[v], v))
+            self._ready.add(v, now_s)
 
 
 def _wait_until(at_s: float) -> None:
