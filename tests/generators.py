@@ -112,11 +112,28 @@ def relabel_devices(graph, costs, new):
     """Returns the problem whose device new[d] is device d of the given one."""
     old, home = np.argsort(new), graph.input_home
     graph = graph.replace(input_home=np.where(home == RESIDENT, home, new[home]))
-    return graph, costs.replace(
-        compute_s=costs.compute_s[:, old],
-        latency_s=costs.latency_s[np.ix_(old, old)],
-        seconds_per_byte=costs.seconds_per_byte[np.ix_(old, old)],
+    links = {name: costs[name][np.ix_(old, old)] for name in ("latency_s", "seconds_per_byte")}
+    return graph, costs.replace(compute_s=costs.compute_s[:, old], **links)
+
+
+def scale_costs(costs, factor):
+    """Returns the costs with every time multiplied."""
+    times = ("compute_s", "latency_s", "seconds_per_byte")
+    return costs.replace(**{name: costs[name] * factor for name in times})
+
+
+def with_own_inputs(rng, graph, costs):
+    """Returns the problem whose tasks each read an input of their own, somewhere.
+
+    So no two devices start a task together, and nothing ties.
+    """
+    every, home = (
+        np.arange(graph.num_tasks),
+        rng.integers(0, costs.num_devices, graph.num_tasks),
     )
+    inputs = {"input_bytes": rng.lognormal(size=graph.num_tasks), "input_home": home}
+    graph = graph.replace(input_edge_input=every, input_edge_reader=every, **inputs)
+    return graph, costs.replace(input_bytes=graph.input_bytes)
 
 
 def random_params(init, problem, scale=0.5, seed=0):

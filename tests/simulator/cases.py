@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.types import Costs
+from tests.generators import free_costs, small_graph
 
 
 def small_problem(compute, tensors, num_devices, inputs=()):
@@ -13,42 +12,16 @@ def small_problem(compute, tensors, num_devices, inputs=()):
 
     All devices are equal, and a byte takes a second from any to any other.
     """
-    edges = [(x, v) for x, (_, _, readers) in enumerate(tensors) for v in readers]
-    input_edges = [(i, v) for i, (_, _, readers) in enumerate(inputs) for v in readers]
-    graph = make_graph(
-        flops=np.ones(len(compute)),
-        tensor_producer=[u for u, _, _ in tensors],
-        tensor_bytes=[seconds for _, seconds, _ in tensors],
-        edge_tensor=[x for x, _ in edges],
-        edge_reader=[v for _, v in edges],
-        input_bytes=[seconds for _, seconds, _ in inputs],
-        input_home=[home for home, _, _ in inputs],
-        input_edge_input=[i for i, _ in input_edges],
-        input_edge_reader=[v for _, v in input_edges],
-    )
-    costs = Costs(
-        compute_s=np.repeat(np.array(compute, float)[:, None], num_devices, axis=1),
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=graph.input_bytes,
-        latency_s=np.zeros((num_devices, num_devices)),
-        seconds_per_byte=1.0 - np.eye(num_devices),
-        capacity_bytes=np.full(num_devices, np.inf),
-    )
-    return graph, costs
+    graph = small_graph(np.ones(len(compute)), tensors, inputs)
+    compute_s = np.repeat(np.array(compute, float)[:, None], num_devices, axis=1)
+    return graph, free_costs(graph, compute_s, seconds_per_byte=1.0 - np.eye(num_devices))
 
 
 def carried(schedule):
     """{(item, destination): (start, finish)} of the transfers."""
-    return {
-        (x, d): (start, finish)
-        for x, d, start, finish in zip(
-            schedule.transfer_tensor.tolist(),
-            schedule.transfer_destination.tolist(),
-            schedule.transfer_start_s.tolist(),
-            schedule.transfer_finish_s.tolist(),
-            strict=True,
-        )
-    }
+    names = ("tensor", "destination", "start_s", "finish_s")
+    columns = [getattr(schedule, f"transfer_{name}").tolist() for name in names]
+    return {(x, d): (start, finish) for x, d, start, finish in zip(*columns, strict=True)}
 
 
 def change(schedule, **entries):
@@ -62,3 +35,10 @@ def change(schedule, **entries):
             entry = array
         fields[name] = entry
     return dataclasses.replace(schedule, **fields)
+
+
+def with_transfers(schedule, rows=()):
+    """The schedule with these of its transfers alone."""
+    names = [name for name in vars(schedule) if name.startswith("transfer")]
+    rows = np.array(rows, int)
+    return change(schedule, **{name: getattr(schedule, name)[rows] for name in names})

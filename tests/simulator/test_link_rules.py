@@ -1,10 +1,8 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
 import doppler_jax as dj
-from tests.simulator.cases import change, small_problem
+from tests.simulator.cases import change, small_problem, with_transfers
 
 # Tasks 0 and 1 on device 0 (ending at 1 and 2 s) and task 2 on device 2 (ending at 1.75 s,
 # its graph input takes half a second) each send a tensor to device 1, which takes 4 s.
@@ -71,9 +69,7 @@ def test_graph_inputs_are_transfers_too():
     with pytest.raises(ValueError, match=r"task 2 .* before graph input 0 is there at 0.75 s"):
         dj.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
     legal = on_links("serial", [5, 9, 6], [1, 5, 1.75])
-    tensors = legal.transfer_tensor >= 0
-    names = [f.name for f in dataclasses.fields(legal) if f.name.startswith("transfer")]
-    bare = change(legal, **{name: getattr(legal, name)[tensors] for name in names})
+    bare = with_transfers(legal, np.flatnonzero(legal.transfer_tensor >= 0))
     dj.validate(LINKED, bare)  # a measured trace may leave them out
     with pytest.raises(ValueError, match="graph input 0 has no transfer to device 2"):
         dj.validate(LINKED, bare, LINKED_COSTS, objective=dj.Objective("serial"))

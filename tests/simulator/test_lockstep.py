@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from doppler_jax.costs.build import reference_costs
-from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.padded import Sizes, bucket_size, pad_problem
 from doppler_jax.simulator import lanes, simulate
 from doppler_jax.simulator.disciplines import QUEUES
@@ -18,9 +16,9 @@ from doppler_jax.simulator.lockstep import UNROLL, num_steps, run_lockstep
 from doppler_jax.simulator.noise import Factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_in_lockstep, simulate_padded
-from doppler_jax.types import Costs
 from tests.equations import equations
-from tests.generators import random_problem, topological_ranks, wide_problem
+from tests.generators import coarsen, random_problem, topological_ranks, wide_problem
+from tests.simulator.cases import small_problem
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +181,7 @@ def test_equals_the_oracle_event_by_event(links, queue, kind):
         each_s, per_byte = rng.integers(0, 9, (2, 4)) / 4.0 * (kind == "handling")
         costs = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
         if kind == "instants":  # costs of 0 and 1 alone: the order among devices counts
-            costs = costs.replace(
-                compute_s=rng.integers(0, 2, costs.compute_s.shape) * 1.0,
-                tensor_bytes=rng.integers(0, 2, graph.num_tensors) * 1.0,
-                latency_s=np.zeros((4, 4)),
-                seconds_per_byte=1.0 - np.eye(4),
-            )
+            graph, costs = coarsen(rng, graph, costs)
         if kind == "stuck":  # a task that cannot run, and what waits for it, never end
             unable = rng.random(costs.compute_s.shape) < 0.03
             costs = costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
@@ -252,24 +245,7 @@ def test_a_batch_may_mix_graphs_of_a_bucket():
 @pytest.mark.parametrize("num_tasks", [1024, 16384])
 def test_float32_is_exact_on_large_graphs_with_dyadic_costs(num_tasks):
     rng = np.random.default_rng(num_tasks)
-    width = 16
-    v = np.arange(width, num_tasks)
-    random_parent = (v // width - 1) * width + rng.integers(0, width, len(v))
-    sources = np.concatenate([v - width, random_parent])
-    edges = np.unique(np.stack([sources, np.tile(v, 2)]), axis=1)
-    graph = make_graph(
-        flops=np.ones(num_tasks),
-        tensor_producer=np.arange(num_tasks),
-        tensor_bytes=rng.integers(0, 9, num_tasks) / 4,
-        edge_tensor=edges[0],
-        edge_reader=edges[1],
-    )
-    costs = reference_costs(graph, 4)
-    costs = dataclasses.replace(
-        costs,
-        compute_s=rng.integers(1, 9, costs.compute_s.shape) / 4,
-        seconds_per_byte=1.0 - np.eye(4),
-    )
+    graph, costs = wide_problem(rng, 16, num_tasks // 16, 4)
     placement = rng.integers(0, 4, (1, num_tasks))
     found = simulate_padded(pad_problem(graph, costs), placement, schedule=True)
     schedule = simulate_oracle(graph, costs, placement[0])
@@ -282,21 +258,7 @@ def test_one_compilation_per_bucket():
     rng = np.random.default_rng(0)
     run = jax.jit(chex.assert_max_traces(simulate_padded.__wrapped__, n=1))
     for n in sizes:
-        graph = make_graph(
-            flops=np.ones(n),
-            tensor_producer=np.arange(n - 1),
-            tensor_bytes=np.ones(n - 1),
-            edge_tensor=np.arange(n - 1),
-            edge_reader=np.arange(1, n),
-        )
-        costs = Costs(
-            compute_s=rng.random((n, 2)),
-            tensor_bytes=graph.tensor_bytes,
-            input_bytes=graph.input_bytes,
-            latency_s=np.zeros((2, 2)),
-            seconds_per_byte=1.0 - np.eye(2),
-            capacity_bytes=np.full(2, np.inf),
-        )
+        graph, costs = small_problem(rng.random(n), [(v, 1, [v + 1]) for v in range(n - 1)], 2)
         makespans = run(pad_problem(graph, costs), np.zeros((4, 24), np.int32)).makespan_s
         np.testing.assert_allclose(makespans, costs.compute_s[:, 0].sum(), rtol=1e-6)
 

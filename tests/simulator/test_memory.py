@@ -8,22 +8,15 @@ from doppler_jax.simulator.memory import check_capacity, peak_memory_bytes, resi
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.types import RESIDENT
 from tests.generators import problems
-from tests.simulator.cases import small_problem
+from tests.simulator.cases import small_problem, with_transfers
 
 
 def stays(graph, costs, schedule):
     """{(item, device): (from, until)} of what lies in memory."""
     held = residency(graph, costs, schedule)
-    return {
-        (x, d): (begin, end)
-        for x, d, begin, end in zip(
-            held.item.tolist(),
-            held.device.tolist(),
-            held.from_s.tolist(),
-            held.until_s.tolist(),
-            strict=True,
-        )
-    }
+    columns = (held.item, held.device, held.from_s, held.until_s)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {(x, d): (begin, end) for x, d, begin, end in rows}
 
 
 # Tensor 0 (4 bytes) is read by task 1 here and task 2 there, tensor 1 (2 bytes) by task 2 from
@@ -82,9 +75,7 @@ def test_what_never_starts_takes_no_memory():
 
 
 def test_a_missing_transfer_is_refused():
-    schedule = simulate_oracle(GRAPH, COSTS, [0, 0, 1])
-    names = [name for name in vars(schedule) if name.startswith("transfer")]
-    bare = schedule.replace(**{name: getattr(schedule, name)[:0] for name in names})
+    bare = with_transfers(simulate_oracle(GRAPH, COSTS, [0, 0, 1]))
     with pytest.raises(ValueError, match="no transfer of tensor 0 to device 1"):
         peak_memory_bytes(GRAPH, COSTS, bare)
 

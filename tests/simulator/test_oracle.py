@@ -12,69 +12,41 @@ from doppler_jax.simulator.validate import validate
 from tests.generators import problems
 from tests.simulator.cases import carried, change, small_problem
 
-
-def test_parallel_links_carry_everything_at_once():
-    graph, costs = small_problem([1, 1, 1, 1], [(0, 3, [2]), (1, 3, [3])], 2)
-    schedule = simulate_oracle(graph, costs, [0, 0, 1, 1])
-    assert carried(schedule) == {(0, 1): (1, 4), (1, 1): (2, 5)}
-    assert schedule.start_s.tolist() == [0, 1, 4, 5]
+TWO = [(0, 3, [2]), (1, 3, [3])]
 
 
-def test_serial_link_carries_one_at_a_time_and_each_way_by_itself():
-    # Task 3 sends back and is not held up by what comes the other way.
-    tensors = [(0, 3, [2]), (1, 3, [3]), (4, 2, [5])]
-    graph, costs = small_problem([1, 1, 1, 1, 1, 1], tensors, 2)
-    schedule = simulate_oracle(graph, costs, [0, 0, 1, 1, 1, 0], links="serial")
-    assert carried(schedule) == {(0, 1): (1, 4), (1, 1): (4, 7), (2, 0): (1, 3)}
-    assert schedule.start_s.tolist() == [0, 1, 4, 7, 0, 3]
-
-
-def test_serial_link_follows_the_order_of_finishes_then_of_ids():
-    # Task 1 goes first and has tensors 1 and 2; tensor 0 of task 0 comes after them.
-    tensors = [(0, 4, [2]), (1, 4, [2]), (1, 4, [3])]
-    graph, costs = small_problem([1, 1, 1, 1], tensors, 2)
-    schedule = simulate_oracle(
-        graph, costs, [0, 0, 1, 1], links="serial", queue="priority", priority=[1, 0, 2, 3]
-    )
-    assert carried(schedule) == {(1, 1): (1, 5), (2, 1): (5, 9), (0, 1): (9, 13)}
-
-
-def test_serial_link_takes_zero_length_producers_in_the_order_of_their_starts():
-    graph, costs = small_problem([0, 0, 1, 1], [(0, 2, [2]), (1, 2, [3])], 2)
-    schedule = simulate_oracle(
-        graph, costs, [0, 0, 1, 1], links="serial", queue="priority", priority=[1, 0, 2, 3]
-    )
-    assert carried(schedule) == {(1, 1): (0, 2), (0, 1): (2, 4)}
-
-
-def test_engines_let_pass_what_they_can_carry():
-    # Tensor 1 waits for device 2 to receive; meanwhile device 1 sends tensor 2 elsewhere.
-    tensors = [(0, 4, [2]), (1, 4, [3]), (1, 1, [4])]
-    graph, costs = small_problem([1, 2, 1, 1, 1], tensors, 3)
-    schedule = simulate_oracle(graph, costs, [0, 1, 2, 2, 0], links="duplex")
-    assert carried(schedule) == {(0, 2): (1, 5), (2, 0): (2, 3), (1, 2): (5, 9)}
-    assert schedule.start_s.tolist() == [0, 0, 5, 9, 3]
-
-
-def test_engines_send_and_receive_at_the_same_time():
-    graph, costs = small_problem([1, 1, 1, 1], [(0, 4, [2]), (1, 4, [3])], 2)
-    schedule = simulate_oracle(graph, costs, [0, 1, 1, 0], links="duplex")
-    assert carried(schedule) == {(0, 1): (1, 5), (1, 0): (1, 5)}
-
-
-def test_engines_serve_by_request_then_id_then_destination():
-    # Tensor 1 goes to devices 1 and 2; tensor 0 is requested later.
-    tensors = [(0, 1, [2]), (1, 2, [3, 4]), (1, 1, [2])]
-    graph, costs = small_problem([1, 1, 1, 1, 1], tensors, 3)
-    schedule = simulate_oracle(
-        graph,
-        costs,
-        [0, 0, 1, 1, 2],
-        links="duplex",
-        queue="priority",
-        priority=[1, 0, 2, 3, 4],
-    )
-    assert carried(schedule) == {(1, 1): (1, 3), (1, 2): (3, 5), (2, 1): (5, 6), (0, 1): (6, 7)}
+@pytest.mark.parametrize(
+    ("links", "compute", "tensors", "placement", "ranks", "moves", "starts"),
+    [
+        ("parallel", [1] * 4, TWO, [0, 0, 1, 1], None,
+         {(0, 1): (1, 4), (1, 1): (2, 5)}, [0, 1, 4, 5]),
+        # Each way by itself: task 4 sends back and is not held up by what comes the other way.
+        ("serial", [1] * 6, [*TWO, (4, 2, [5])], [0, 0, 1, 1, 1, 0], None,
+         {(0, 1): (1, 4), (1, 1): (4, 7), (2, 0): (1, 3)}, [0, 1, 4, 7, 0, 3]),
+        # In the order of finishes, then of ids: task 1 goes first and has tensors 1 and 2.
+        ("serial", [1] * 4, [(0, 4, [2]), (1, 4, [2]), (1, 4, [3])], [0, 0, 1, 1], [1, 0, 2, 3],
+         {(1, 1): (1, 5), (2, 1): (5, 9), (0, 1): (9, 13)}, [1, 0, 13, 9]),
+        # Producers of no length in the order of their starts.
+        ("serial", [0, 0, 1, 1], [(0, 2, [2]), (1, 2, [3])], [0, 0, 1, 1], [1, 0, 2, 3],
+         {(1, 1): (0, 2), (0, 1): (2, 4)}, [0, 0, 4, 2]),
+        # Tensor 1 waits for device 2 to receive; meanwhile device 1 sends tensor 2 elsewhere.
+        ("duplex", [1, 2, 1, 1, 1], [(0, 4, [2]), (1, 4, [3]), (1, 1, [4])], [0, 1, 2, 2, 0],
+         None, {(0, 2): (1, 5), (2, 0): (2, 3), (1, 2): (5, 9)}, [0, 0, 5, 9, 3]),
+        # A device sends and receives at the same time.
+        ("duplex", [1] * 4, [(0, 4, [2]), (1, 4, [3])], [0, 1, 1, 0], None,
+         {(0, 1): (1, 5), (1, 0): (1, 5)}, [0, 0, 5, 5]),
+        # By request, then id, then destination: tensor 0 is requested later.
+        ("duplex", [1] * 5, [(0, 1, [2]), (1, 2, [3, 4]), (1, 1, [2])], [0, 0, 1, 1, 2],
+         [1, 0, 2, 3, 4], {(1, 1): (1, 3), (1, 2): (3, 5), (2, 1): (5, 6), (0, 1): (6, 7)},
+         [1, 0, 7, 3, 5]),
+    ],
+)  # fmt: skip
+def test_links_carry_what_they_can(links, compute, tensors, placement, ranks, moves, starts):
+    graph, costs = small_problem(compute, tensors, max(placement) + 1)
+    order = {} if ranks is None else {"queue": "priority", "priority": ranks}
+    schedule = simulate_oracle(graph, costs, placement, links=links, **order)
+    assert carried(schedule) == moves
+    assert schedule.start_s.tolist() == starts
 
 
 INPUTS = [(0, 2, [1]), (0, 3, [1]), (0, 1, [2])]

@@ -4,61 +4,34 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from tests.generators import random_problem
-from tests.simulator.cases import change
+from tests.generators import free_costs, make_schedule, random_problem, small_graph
+from tests.simulator.cases import change, small_problem, with_transfers
 
 # Task 0 makes tensors 0 (read by 2 and 3) and 1 (read by 2); task 1 makes tensor 2 (read by
 # 2). Task 4 is free. Graph input 0 lies on device 0, input 1 everywhere.
 #
 #   device 0  |0 0|4 4 4|3|
 #   device 1  .1 1....2          (task 1 waits 0.5 s for its input, task 2 for tensor 0)
-GRAPH = dj.make_graph(
-    flops=np.ones(5),
-    tensor_producer=[0, 0, 1],
-    tensor_bytes=[4.0, 2.0, 1.0],
-    edge_tensor=[0, 1, 2, 0],
-    edge_reader=[2, 2, 2, 3],
-    input_bytes=[1.0, 9.0],
-    input_home=[0, dj.RESIDENT],
-    input_edge_input=[0, 1],
-    input_edge_reader=[1, 4],
-)
-COSTS = dj.Costs(
-    compute_s=np.array([[2, 9], [9, 1], [9, 1], [1, 9], [3, np.inf]], dtype=float),
-    tensor_bytes=GRAPH.tensor_bytes,
-    input_bytes=GRAPH.input_bytes,
+TENSORS = [(0, 4.0, [2, 3]), (0, 2.0, [2]), (1, 1.0, [2])]
+GRAPH = small_graph(np.ones(5), TENSORS, [(0, 1.0, [1]), (dj.RESIDENT, 9.0, [4])])
+COSTS = free_costs(
+    GRAPH,
+    [[2, 9], [9, 1], [9, 1], [1, 9], [3, np.inf]],
     latency_s=np.array([[0.0, 0.25], [0.25, 0.0]]),
     seconds_per_byte=np.array([[0.0, 0.25], [0.25, 0.0]]),
-    capacity_bytes=np.full(2, np.inf),
 )
-SCHEDULE = dj.Schedule(
-    placement=np.array([0, 1, 1, 0, 0]),
-    start_s=np.array([0.0, 0.5, 3.25, 5.0, 2.0]),
-    finish_s=np.array([2.0, 1.5, 4.25, 6.0, 5.0]),
-    transfer_tensor=np.array([0, 1]),
-    transfer_source=np.array([0, 0]),
-    transfer_destination=np.array([1, 1]),
-    transfer_start_s=np.array([2.0, 2.0]),
-    transfer_finish_s=np.array([3.25, 2.75]),
+SCHEDULE = make_schedule(
+    [0, 1, 1, 0, 0],
+    [0.0, 0.5, 3.25, 5.0, 2.0],
+    [2.0, 1.5, 4.25, 6.0, 5.0],
+    [(0, 0, 1, 2.0, 3.25), (1, 0, 1, 2.0, 2.75)],
 )
-
-
-def without_transfers(schedule):
-    names = [f.name for f in dataclasses.fields(schedule) if f.name.startswith("transfer")]
-    return change(schedule, **{name: getattr(schedule, name)[:0] for name in names})
-
-
-def repeat_transfer(schedule, k):
-    names = [f.name for f in dataclasses.fields(schedule) if f.name.startswith("transfer")]
-    return change(
-        schedule, **{n: np.append(getattr(schedule, n), getattr(schedule, n)[k]) for n in names}
-    )
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6])
 def test_accepts_the_legal_schedule(tolerance):
     dj.validate(GRAPH, SCHEDULE, COSTS, tolerance=tolerance)
-    dj.validate(GRAPH, without_transfers(SCHEDULE), COSTS, tolerance=tolerance)
+    dj.validate(GRAPH, with_transfers(SCHEDULE), COSTS, tolerance=tolerance)
     dj.validate(GRAPH, SCHEDULE, tolerance=tolerance)
 
 
@@ -119,18 +92,13 @@ def test_refuses_an_illegal_schedule(name, costs):
 @pytest.mark.parametrize("costs", [COSTS, None])
 def test_refuses_a_second_transfer(costs):
     with pytest.raises(ValueError, match=r"tensor 1 from device 0 to 1 .* happens twice"):
-        dj.validate(GRAPH, repeat_transfer(SCHEDULE, 1), costs)
+        dj.validate(GRAPH, with_transfers(SCHEDULE, [0, 1, 1]), costs)
 
 
 def test_refuses_a_missing_transfer():
-    one = {
-        f.name: getattr(SCHEDULE, f.name)[:1]
-        for f in dataclasses.fields(SCHEDULE)
-        if f.name.startswith("transfer")
-    }
-    for schedule in (change(SCHEDULE, **one), without_transfers(SCHEDULE)):
+    for rows in ([0], []):
         with pytest.raises(ValueError, match="has no transfer to device 1, where task 2"):
-            dj.validate(GRAPH, schedule)
+            dj.validate(GRAPH, with_transfers(SCHEDULE, rows))
 
 
 UNLIKE_COSTS = {
@@ -145,7 +113,7 @@ UNLIKE_COSTS = {
         "task 1 on device 1 .* before graph input 0 is there at 0.5 s",
     ),
     "derived arrival": (
-        without_transfers(change(SCHEDULE, start_s={2: 3.0}, finish_s={2: 4.0})),
+        with_transfers(change(SCHEDULE, start_s={2: 3.0}, finish_s={2: 4.0})),
         "task 2 on device 1 .* before tensor 0 .* at 3.25 s",
     ),
     "slow link": (
@@ -193,45 +161,21 @@ def test_priority_decides_among_ready_tasks():
     dj.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=[0, 0, 0, 2, 1])
 
 
-def one_device(compute, edges=()):
-    graph = dj.make_graph(
-        flops=np.ones(len(compute)),
-        tensor_producer=[u for u, _ in edges],
-        tensor_bytes=np.ones(len(edges)),
-        edge_tensor=np.arange(len(edges)),
-        edge_reader=[v for _, v in edges],
-    )
-    costs = dj.Costs(
-        compute_s=np.array(compute, dtype=float)[:, None],
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=np.zeros(0),
-        latency_s=np.zeros((1, 1)),
-        seconds_per_byte=np.zeros((1, 1)),
-        capacity_bytes=np.full(1, np.inf),
-    )
-    return graph, costs
-
-
 def on_one_device(start, costs):
-    start = np.asarray(start, dtype=float)
-    nothing = without_transfers(SCHEDULE)
-    return change(
-        nothing,
-        placement=np.zeros(start.size, int),
-        start_s=start,
-        finish_s=start + costs.compute_s[:, 0],
-    )
+    placement, start = np.zeros(len(start), int), np.array(start, float)
+    times = {"start_s": start, "finish_s": start + costs.compute_s[:, 0]}
+    return change(with_transfers(SCHEDULE), placement=placement, **times)
 
 
 def test_equal_ready_times_are_ties_by_id():
-    graph, costs = one_device([1.0, 2.0])
+    graph, costs = small_problem([1, 2], [], 1)
     dj.validate(graph, on_one_device([0.0, 1.0], costs), costs)
     with pytest.raises(ValueError, match=r"starts task 1 .* before task 0"):
         dj.validate(graph, on_one_device([2.0, 0.0], costs), costs)
 
 
 def test_nearly_equal_ready_times_may_go_either_way():
-    graph, costs = one_device([1.0, 1.0, 1.0, 1.0], edges=[(0, 2), (1, 3)])
+    graph, costs = small_problem([1, 1, 1, 1], [(0, 1, [2]), (1, 1, [3])], 1)
     schedule = on_one_device([0.0, 1.0, 2.0, 3.0], costs)
     dj.validate(graph, schedule, costs, tolerance=0)
     swapped = on_one_device([0.0, 1.0, 3.0, 2.0], costs)
@@ -242,12 +186,12 @@ def test_nearly_equal_ready_times_may_go_either_way():
 
 def test_zero_length_tasks_release_within_an_instant():
     # At 1 s task 2 takes no time and releases task 0; task 3 has waited since 0.
-    graph, costs = one_device([1.0, 1.0, 0.0, 1.0], edges=[(2, 0)])
+    graph, costs = small_problem([1, 1, 0, 1], [(2, 1, [0])], 1)
     dj.validate(graph, on_one_device([2.0, 0.0, 1.0, 1.0], costs), costs, tolerance=0)
     with pytest.raises(ValueError, match=r"starts task 0 .* before task 3"):
         dj.validate(graph, on_one_device([1.0, 0.0, 1.0, 2.0], costs), costs, tolerance=0)
     # All ready at 0, but task 0 not there when tasks 1 and 2 start, only when 3 does.
-    graph, costs = one_device([1.0, 0.0, 0.0, 1.0], edges=[(2, 0)])
+    graph, costs = small_problem([1, 0, 0, 1], [(2, 1, [0])], 1)
     for order in ({}, {"queue": "priority", "priority": [0, 1, 2, 3]}):
         dj.validate(
             graph, on_one_device([0.0, 0.0, 0.0, 1.0], costs), costs, tolerance=0, **order
@@ -311,7 +255,7 @@ def test_accepts_the_oracle_and_nothing_else(dyadic):
         ranked = dj.simulate_oracle(graph, costs, placement, queue="priority", priority=ranks)
         dj.validate(graph, fifo, costs, tolerance=0)
         dj.validate(graph, ranked, costs, queue="priority", priority=ranks, tolerance=0)
-        dj.validate(graph, without_transfers(ranked), costs, queue="priority", priority=ranks)
+        dj.validate(graph, with_transfers(ranked), costs, queue="priority", priority=ranks)
         if np.array_equal(fifo.start_s, ranked.start_s):
             accepted += 1
             continue
@@ -325,13 +269,7 @@ def test_accepts_the_oracle_and_nothing_else(dyadic):
 def test_accepts_float32_schedules():
     rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, 64, 4)
-    placements = rng.integers(0, 4, (10, 64))
-    result = dj.simulate(graph, costs, placements)
-    for b, placement in enumerate(placements):
-        schedule = dataclasses.replace(
-            without_transfers(SCHEDULE),
-            placement=placement,
-            start_s=result.start_s[b],
-            finish_s=result.finish_s[b],
-        )
-        dj.validate(graph, schedule, costs)
+    for placement in rng.integers(0, 4, (10, 64)):
+        exact = with_transfers(dj.simulate_oracle(graph, costs, placement))
+        times = {name: getattr(exact, name).astype("f4") for name in ("start_s", "finish_s")}
+        dj.validate(graph, change(exact, **times), costs)
