@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 import doppler_jax as dj
-from doppler_jax.baselines.brute_force import brute_force
+from doppler_jax.baselines.simple import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning, load_split
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.learners.registry import LEARNERS

@@ -5,40 +5,41 @@ take tasks in any order, so the optimum can be below what the best placement rea
 a work-conserving queue (`brute_force`). The solver is OR-Tools CP-SAT (Perron and Didier),
 the extra `exact`; the model is the textbook one of optional intervals that do not overlap
 on a device.
+
+Durations are kept in seconds and in whole ticks. Memory counts as if what lies on a device at
+some time lay there always, in two versions. The loose one counts resident graph inputs only:
+every schedule that respects the memory passes, so that a bound found with it is one. The
+strict one counts each tensor, each input at home and each received copy as well: whatever
+passes respects the memory, though not the other way round.
 """
 
 import dataclasses
+import itertools
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from doppler_jax.baselines.cpop import cpop
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.etf import etf
-from doppler_jax.baselines.exact_model import (
-    Found,
-    Search,
-    device_classes,
-    durations_s,
-    first_use_order,
-    fits,
-    in_ticks,
-    is_limited,
-    make_memory,
-    own,
-    replay,
-    solve,
-    tick_of,
-)
 from doppler_jax.baselines.heft import heft
 from doppler_jax.baselines.peft import peft
-from doppler_jax.costs.build import check_costs
-from doppler_jax.graphs.build import check_graph, topological_order
+from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
+from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.simulator.finalists import start_order
-from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import RESIDENT, Costs, TaskGraph
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+MAX_TICKS = 1 << 26
+"""Ticks in the first makespan: fine enough for rounding, few enough for the solver."""
+
+BITS = 30
+"""Bits to which the largest limited memory is resolved."""
 
 STARTS = (critical_path, heft, cpop, peft, etf)
 """List schedulers: the solver begins at the best of their schedules, and searches at all."""
@@ -64,9 +65,6 @@ def exact(
     costs: Costs,
     *,
     budget_s: float,
-    links: str = "parallel",
-    workers: int = 1,
-    seed: int = 0,
 ) -> ExactResult:
     """Searches for the shortest schedule and proves how far from it the best found is.
 
@@ -85,45 +83,30 @@ def exact(
     both, with half of the budget; if not, a second one finds the schedule, which is then
     proven only if it meets the bound.
 
-    With one worker a finished search is deterministic; one that the budget cuts short
-    depends on the machine.
+    A finished search is deterministic; one that the budget cuts short depends on the machine.
 
     Args:
       graph: the task graph.
       costs: its costs, seconds.
-      budget_s: seconds for the solver.
-      links: `parallel` only.
-      workers: threads of the solver.
-      seed: of the solver.
+      budget_s: seconds for the solver, above 0.
 
     Returns:
       The best schedule found; with memory enough at worst, but for rounding, the best of
       `STARTS` under `fifo`.
 
     Raises:
-      ValueError: the graph or its costs are invalid, the links are not `parallel`, devices
-        spend time on transfers (`handling_s`), a number is out of range, or no placement fits
-        into memory.
+      ValueError: devices spend time on transfers (`handling_s`), or no placement fits into
+        memory.
       NoneFitsError: none was found that surely fits.
       ImportError: OR-Tools is not installed.
     """
-    if links != "parallel":
-        raise ValueError(f"links are {links!r}; method 'exact' knows 'parallel' only")
-    if not budget_s > 0:
-        raise ValueError(f"budget_s is {budget_s}; expected more than 0")
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; expected at least 1")
-    check_graph(graph)
-    check_costs(graph, costs)
     if costs.handling_s is not None:
         raise ValueError("costs have handling_s, which method 'exact' does not know")
     if graph.num_tasks == 0:
         return ExactResult(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0, True)
-    search = Search(workers, seed)
-    if is_limited(costs):
-        found, tick_s = _search_limited(graph, costs, search, budget_s)
-    else:
-        found, tick_s = _search(graph, costs, search, budget_s)
+    total_bytes = np.sum(costs.input_bytes) + np.sum(costs.tensor_bytes)
+    search = _search_limited if total_bytes > np.min(costs.capacity_bytes) else _search
+    found, tick_s = search(graph, costs, budget_s)
     durations = durations_s(graph, costs)
     start_s = replay(durations, found.placement, found.order)
     longest_s = float((start_s + own(durations, found.placement)).max())
@@ -137,9 +120,7 @@ def exact(
     )
 
 
-def _search(
-    graph: TaskGraph, costs: Costs, search: Search, budget_s: float
-) -> tuple[Found, float]:
+def _search(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["Found", float]:
     """Returns what the solver finds from the best list schedule on, and the tick in seconds.
 
     Memory is not looked at.
@@ -159,7 +140,6 @@ def _search(
         classes,
         topological,
         int((start + own(ticks, placement)).max()),
-        search,
         budget_s=budget_s,
         hint=(placement, start),
     )
@@ -168,11 +148,8 @@ def _search(
     return found, tick_s
 
 
-def _search_limited(
-    graph: TaskGraph, costs: Costs, search: Search, budget_s: float
-) -> tuple[Found, float]:
+def _search_limited(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["Found", float]:
     """Returns the same where memory is limited: bound and schedule may come from two models."""
-    check_capacity(graph, costs)
     durations = durations_s(graph, costs)
     slowest = (durations.compute.max(1), durations.ready.max(1), durations.delay.max((1, 2)))
     horizon_s = float(sum(part.sum() for part in slowest))
@@ -182,7 +159,6 @@ def _search_limited(
         device_classes(graph, costs),
         topological_order(graph),
         math.ceil(horizon_s / tick_s),
-        search,
     )
     loose = make_memory(graph, costs, strict=False)
     strict = make_memory(graph, costs, strict=True)
@@ -195,3 +171,359 @@ def _search_limited(
         raise NoneFitsError("method 'exact' found no placement that surely fits into memory")
     proven = bound.proven and found is bound
     return dataclasses.replace(found, bound_ticks=bound.bound_ticks, proven=proven), tick_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+    """What takes time, in seconds (float64) or in ticks (int64); Q pairs of tasks."""
+
+    compute: np.ndarray  # [N, D]; 0 where the device cannot run the task
+    able: np.ndarray  # [N, D] whether the device can run the task
+    ready: np.ndarray  # [N, D] when the task's graph inputs are there
+    sender: np.ndarray  # [Q] int
+    reader: np.ndarray  # [Q] int, each (sender, reader) once
+    delay: np.ndarray  # [Q, D, D] from the sender's finish to the arrival of all it sends
+
+
+def durations_s(graph: TaskGraph, costs: Costs) -> Durations:
+    """Returns the durations in seconds; of tensors between two tasks the slowest counts."""
+    senders, readers = task_edges(graph)
+    moves = np.asarray(costs.tensor_bytes)[graph.edge_tensor, None, None]
+    moves = costs.latency_s + moves * costs.seconds_per_byte
+    pairs, which = np.unique(np.stack([senders, readers], 1), axis=0, return_inverse=True)
+    delay = np.zeros((len(pairs), costs.num_devices, costs.num_devices))
+    np.maximum.at(delay, which.reshape(-1), moves)
+    able = np.isfinite(costs.compute_s)
+    return Durations(
+        compute=np.where(able, costs.compute_s, 0.0),
+        able=able,
+        ready=input_ready_s(graph, costs),
+        sender=pairs[:, 0],
+        reader=pairs[:, 1],
+        delay=delay,
+    )
+
+
+def tick_of(durations: Durations, horizon_s: float) -> float:
+    """Returns the seconds of a tick: an exact divisor of all durations if it is not too small.
+
+    Otherwise a power of two, between 1/2 and 1 of which `MAX_TICKS` fill the horizon.
+    """
+    parts = (durations.compute, durations.ready, durations.delay)
+    values = np.unique(np.concatenate([part.ravel() for part in parts]))
+    ratios = [value.as_integer_ratio() for value in values.tolist() if value > 0]
+    if not ratios:
+        return 1.0
+    denominator = max(below for _, below in ratios)  # powers of two all
+    divisor = math.gcd(*(above * (denominator // below) for above, below in ratios))
+    if horizon_s * denominator <= MAX_TICKS * divisor:
+        return divisor / denominator
+    return 2.0 ** math.ceil(math.log2(horizon_s / MAX_TICKS))
+
+
+def in_ticks(durations: Durations, tick_s: float) -> Durations:
+    """Returns the durations rounded down to whole ticks."""
+    parts = {
+        name: np.floor(getattr(durations, name) / tick_s).astype(np.int64)
+        for name in ("compute", "ready", "delay")
+    }
+    return dataclasses.replace(durations, **parts)
+
+
+def replay(durations: Durations, placement: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Returns the earliest starts `[N]` if every device keeps to `order` `[N]`.
+
+    `order` lists the producers of a task before it.
+    """
+    tasks = np.arange(len(order))
+    start = durations.ready[tasks, placement]
+    finish = np.zeros_like(start)
+    free = np.zeros(durations.compute.shape[1], start.dtype)
+    incoming: list[list[int]] = [[] for _ in tasks]
+    for q, v in enumerate(durations.reader.tolist()):
+        incoming[v].append(q)
+    for v in order.tolist():
+        here = placement[v]
+        start[v] = max(start[v], free[here])
+        for q in incoming[v]:
+            u = durations.sender[q]
+            start[v] = max(start[v], finish[u] + durations.delay[q, placement[u], here])
+        finish[v] = free[here] = start[v] + durations.compute[v, here]
+    return start
+
+
+def own(durations: Durations, placement: np.ndarray) -> np.ndarray:
+    """Returns how long each task `[N]` takes where it is placed."""
+    return durations.compute[np.arange(len(placement)), placement]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Sizes in a unit that makes them whole numbers."""
+
+    capacity: list[int | None]  # [D] less what is at home there; None is unlimited
+    items: list[tuple[int, list[int]]]  # size, and tasks that each bring it to their device
+
+
+def make_memory(graph: TaskGraph, costs: Costs, *, strict: bool) -> Memory:
+    """Returns what must fit on each device, in one of the two versions."""
+    capacity = np.asarray(costs.capacity_bytes, np.float64)
+    unit = 2.0 ** (np.ceil(np.log2(max(capacity[np.isfinite(capacity)].max(), 1.0))) - BITS)
+    whole = np.ceil if strict else np.floor
+    readers: list[list[int]] = [[] for _ in range(graph.num_inputs)]
+    for i, v in zip(graph.input_edge_input, graph.input_edge_reader, strict=True):
+        readers[i].append(int(v))
+    room = capacity.copy()
+    items = []
+    for i, tasks in enumerate(readers):
+        size = float(costs.input_bytes[i])
+        is_resident = graph.input_home[i] == RESIDENT
+        if strict and tasks and not is_resident:  # a reader at home counts it once more
+            room[graph.input_home[i]] -= size
+        if tasks and (is_resident or strict):
+            items.append((int(whole(size / unit)), tasks))
+    if strict:
+        touching = [[int(u)] for u in graph.tensor_producer]
+        for x, v in zip(graph.edge_tensor, graph.edge_reader, strict=True):
+            touching[x].append(int(v))
+        sizes = whole(np.asarray(costs.tensor_bytes) / unit).astype(int).tolist()
+        items += list(zip(sizes, touching, strict=True))
+    limits = [int(np.floor(r / unit)) if np.isfinite(r) else None for r in room]
+    return Memory(limits, [item for item in items if item[0]])
+
+
+def fits(memory: Memory, placement: np.ndarray) -> bool:
+    """Returns whether what the tasks of a placement `[N]` bring to their devices fits."""
+    held = np.zeros(len(memory.capacity), np.int64)
+    for size, tasks in memory.items:
+        held[np.unique(placement[tasks])] += size
+    return all(
+        limit is None or amount <= limit
+        for amount, limit in zip(held.tolist(), memory.capacity, strict=True)
+    )
+
+
+def device_classes(graph: TaskGraph, costs: Costs) -> list[list[int]]:
+    """Returns the classes of interchangeable devices, members ascending, by first member.
+
+    Two devices are interchangeable if every task and every transfer costs the same after
+    exchanging them, and neither is the home of a graph input that is read.
+    """
+    homes = set(np.asarray(graph.input_home)[graph.input_edge_input].tolist()) - {RESIDENT}
+    classes: list[list[int]] = []
+    for d in range(costs.num_devices):
+        for members in classes:
+            if not {d, members[0]} & homes and _exchangeable(costs, members[0], d):
+                members.append(d)
+                break
+        else:
+            classes.append([d])
+    return classes
+
+
+def first_use_order(
+    placement: np.ndarray, classes: list[list[int]], order: np.ndarray
+) -> np.ndarray:
+    """Returns a placement `[N]` of equal worth whose classes are used in ascending order.
+
+    Within a class, the device that the first task of `order` `[N]` runs on gets the
+    smallest id, and so on.
+    """
+    renamed = np.arange(max(max(members) for members in classes) + 1)
+    used = placement[order].tolist()
+    for members in classes:
+        seen = dict.fromkeys(d for d in used if d in members)
+        renamed[[*seen, *(d for d in members if d not in seen)]] = members
+    return renamed[placement]
+
+
+def _exchangeable(costs: Costs, a: int, b: int) -> bool:
+    exchanged = np.arange(costs.num_devices)
+    exchanged[[a, b]] = b, a
+    compute_s = np.asarray(costs.compute_s)
+    if not np.array_equal(compute_s[:, a], compute_s[:, b]):
+        return False
+    if costs.capacity_bytes[a] != costs.capacity_bytes[b]:
+        return False
+    return all(
+        np.array_equal(np.asarray(link)[np.ix_(exchanged, exchanged)], link)
+        for link in (costs.latency_s, costs.seconds_per_byte)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the solver knows when it stops."""
+
+    placement: np.ndarray  # [N] int64; empty if it has no schedule
+    order: np.ndarray  # [N] tasks by start, producers and device predecessors first
+    bound_ticks: float  # inf if there is no schedule
+    proven: bool
+
+
+def solve(
+    ticks: Durations,
+    classes: list[list[int]],
+    topological: np.ndarray,
+    horizon: int,
+    *,
+    budget_s: float,
+    hint: tuple[np.ndarray, np.ndarray] | None = None,
+    memory: Memory | None = None,
+) -> Found:
+    """Minimises the makespan.
+
+    Args:
+      ticks: durations in ticks.
+      classes: interchangeable devices; of equivalent placements the model keeps the one
+        that uses each class in ascending order along `topological`.
+      topological: `[N]` tasks, producers first.
+      horizon: ticks that some optimal schedule does not exceed.
+      budget_s: seconds.
+      hint: a placement that the model allows and its starts in ticks.
+      memory: what must fit, if anything.
+
+    Returns:
+      The best schedule found.
+
+    Raises:
+      ImportError: OR-Tools is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise ImportError(
+            "method 'exact' needs OR-Tools: install doppler-jax with the extra 'exact', "
+            "pip install 'doppler-jax[exact]'"
+        ) from error
+    model = _Model(cp_model.CpModel(), ticks, horizon)
+    model.add_devices()
+    model.add_arrivals()
+    model.break_symmetry(classes, topological)
+    if memory is not None:
+        model.add_memory(memory)
+    if hint is not None:
+        model.add_hint(*hint)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = budget_s
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    # CP-SAT would take Ctrl-C from Python, and leave the process without a handler.
+    solver.parameters.catch_sigint_signal = False
+    status = solver.solve(model.model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        bound = np.inf if status == cp_model.INFEASIBLE else solver.best_objective_bound
+        return Found(np.zeros(0, np.int64), topological, max(bound, 0.0), False)
+    placement = np.array(
+        [next(d for d, var in row.items() if solver.value(var)) for row in model.runs]
+    )
+    start = np.array([solver.value(var) for var in model.start])
+    order = np.lexsort((np.argsort(topological), start + own(ticks, placement), start))
+    return Found(placement, order, solver.best_objective_bound, status == cp_model.OPTIMAL)
+
+
+class _Model:
+    """Start, finish and device of every task as variables of CP-SAT."""
+
+    def __init__(self, model: "cp_model.CpModel", ticks: Durations, horizon: int) -> None:
+        self.ticks, self.model = ticks, model
+        tasks = range(len(ticks.compute))
+        self.makespan = model.new_int_var(0, horizon, "makespan")
+        self.start = [model.new_int_var(0, horizon, f"start{v}") for v in tasks]
+        self.length = [
+            model.new_int_var(int(c[able].min()), int(c[able].max()), f"length{v}")
+            for v, (c, able) in enumerate(zip(ticks.compute, ticks.able, strict=True))
+        ]
+        self.finish = [model.new_int_var(0, horizon, f"finish{v}") for v in tasks]
+        self.runs: list[dict[int, cp_model.IntVar]] = [
+            {d: model.new_bool_var(f"runs{v},{d}") for d in np.flatnonzero(able).tolist()}
+            for v, able in enumerate(ticks.able)
+        ]
+        model.minimize(self.makespan)
+
+    def add_devices(self) -> None:
+        """Every task once, on a device that takes one at a time."""
+        model, compute = self.model, self.ticks.compute
+        for v, runs in enumerate(self.runs):
+            start, length = self.start[v], self.length[v]
+            model.add_exactly_one(runs.values())
+            model.add(length == sum(int(compute[v, d]) * x for d, x in runs.items()))
+            model.add(self.finish[v] == start + length)
+            model.add(self.finish[v] <= self.makespan)
+            ready = self.ticks.ready[v]
+            model.add(start >= sum(int(ready[d]) * x for d, x in runs.items()))
+        for d in range(compute.shape[1]):
+            here = [v for v, runs in enumerate(self.runs) if d in runs]
+            model.add_no_overlap(
+                model.new_optional_interval_var(
+                    self.start[v], int(compute[v, d]), self.finish[v], self.runs[v][d], ""
+                )
+                for v in here
+            )
+            # Implied; what the solver's linear relaxation sees of a device.
+            load = sum(int(compute[v, d]) * self.runs[v][d] for v in here)
+            model.add(load <= self.makespan)
+        # Implied as well: the solver reasons about all devices at once.
+        spans = [
+            model.new_interval_var(self.start[v], self.length[v], self.finish[v], "")
+            for v in range(len(compute))
+        ]
+        model.add_cumulative(spans, [1] * len(spans), compute.shape[1])
+
+    def add_arrivals(self) -> None:
+        """A task starts when everything that it reads has arrived."""
+        model = self.model
+        pairs = zip(self.ticks.sender.tolist(), self.ticks.reader.tolist(), strict=True)
+        for (u, v), delay in zip(pairs, self.ticks.delay, strict=True):
+            start, finish = self.start[v], self.finish[u]
+            model.add(start >= finish)
+            apart = [(s, d) for s in self.runs[u] for d in self.runs[v] if s != d]
+            least = min((int(delay[leg]) for leg in apart), default=0)
+            if least:
+                moves = model.new_bool_var(f"moves{u},{v}")
+                for s, x in self.runs[u].items():
+                    model.add(moves >= x - self.runs[v].get(s, 0))
+                model.add(start >= finish + least * moves)
+            for s, d in apart:
+                if delay[s, d] > least:
+                    model.add(start >= finish + int(delay[s, d])).only_enforce_if(
+                        self.runs[u][s], self.runs[v][d]
+                    )
+
+    def break_symmetry(self, classes: list[list[int]], topological: np.ndarray) -> None:
+        """A device of a class runs something only after a task on the one before it."""
+        for members in classes:
+            for before, after in itertools.pairwise(members):
+                earlier: list[cp_model.IntVar] = []
+                for v in topological.tolist():
+                    if after in self.runs[v]:
+                        self.model.add(self.runs[v][after] <= sum(earlier))
+                    if before in self.runs[v]:
+                        earlier.append(self.runs[v][before])
+
+    def add_memory(self, memory: Memory) -> None:
+        """What lies on a device at some time must fit there as if it were there always."""
+        for d, capacity in enumerate(memory.capacity):
+            if capacity is None:
+                continue
+            held = []
+            for size, tasks in memory.items:
+                here = [self.runs[v][d] for v in tasks if d in self.runs[v]]
+                if len(here) > 1:
+                    is_there = self.model.new_bool_var("")
+                    for x in here:
+                        self.model.add_implication(x, is_there)
+                    here = [is_there]
+                held += [size * x for x in here]
+            self.model.add(sum(held) <= capacity)
+
+    def add_hint(self, placement: np.ndarray, start: np.ndarray) -> None:
+        """Where to begin the search."""
+        finish = start + own(self.ticks, placement)
+        self.model.add_hint(self.makespan, int(finish.max()))
+        for v, runs in enumerate(self.runs):
+            self.model.add_hint(self.start[v], int(start[v]))
+            self.model.add_hint(self.length[v], int(finish[v] - start[v]))
+            self.model.add_hint(self.finish[v], int(finish[v]))
+            for d, x in runs.items():
+                self.model.add_hint(x, int(d == placement[v]))

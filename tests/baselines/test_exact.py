@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.baselines.brute_force import brute_force
-from doppler_jax.baselines.exact import NoneFitsError, exact
-from doppler_jax.baselines.exact_model import MAX_TICKS, durations_s, tick_of
+from doppler_jax.baselines.exact import (
+    MAX_TICKS,
+    NoneFitsError,
+    device_classes,
+    durations_s,
+    exact,
+    first_use_order,
+    tick_of,
+)
+from doppler_jax.baselines.simple import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
 from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.simulator.memory import peak_memory_bytes
@@ -93,7 +100,7 @@ def test_optimum_is_at_most_the_best_placement_under_fifo(seed):
     result = exact(graph, costs, budget_s=BUDGET_S)
     assert_legal(graph, costs, result)
     assert result.proven
-    best_s = brute_force(graph, costs).makespan_s
+    best_s = dj.simulate(graph, costs, brute_force(graph, costs)[None]).makespan_s[0]
     assert result.makespan_s <= best_s * (1 + 1e-6)
     # What rounding leaves: two ticks for each task.
     start_s = dj.place(graph, costs, method="critical_path").makespan_s
@@ -148,7 +155,7 @@ def test_idling_beats_work_conserving_execution():
     pinned = np.full((4, 2), np.inf)
     pinned[np.arange(4), [0, 1, 0, 1]] = [10, 1, 1, 10]
     costs = costs.replace(compute_s=pinned)
-    assert brute_force(graph, costs).makespan_s == 21
+    assert dj.simulate(graph, costs, brute_force(graph, costs)[None]).makespan_s == 21
     result = exact(graph, costs, budget_s=BUDGET_S)
     assert_legal(graph, costs, result)
     assert (result.makespan_s, result.proven) == (12.0, True)
@@ -211,15 +218,9 @@ def test_published_optima_are_proven(neutral_graphs, name, num_devices):
 
 def test_what_it_cannot_do_is_refused(monkeypatch):
     graph, costs = dj.from_edge_delays([1, 1], [(0, 1, 8.0)], num_devices=2)
-    with pytest.raises(ValueError, match="links are 'serial'; method 'exact' knows"):
-        exact(graph, costs, budget_s=1.0, links="serial")
     zero = np.zeros(2)
     with pytest.raises(ValueError, match="costs have handling_s, which method 'exact'"):
         exact(graph, costs.replace(handling_s=zero, handling_s_per_byte=zero), budget_s=1)
-    with pytest.raises(ValueError, match="budget_s is 0; expected more"):
-        exact(graph, costs, budget_s=0)
-    with pytest.raises(ValueError, match="workers is 0"):
-        exact(graph, costs, budget_s=1.0, workers=0)
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(ImportError, match=r"doppler-jax\[exact\]"):
         exact(graph, costs, budget_s=1.0)
@@ -299,7 +300,7 @@ def test_memory_is_respected_and_the_bound_holds(seed):
 
 def test_what_cannot_fit_is_refused():
     with pytest.raises(ValueError, match="task 1 needs 120 bytes"):
-        exact(*weighted([1, 1], [60, 120], [], 2, 100), budget_s=BUDGET_S)
+        dj.place(*weighted([1, 1], [60, 120], [], 2, 100), method="exact")
     with pytest.raises(ValueError, match="no placement fits into the devices' memory"):
         exact(*weighted([1, 1, 1], [60, 60, 60], [], 2, 100), budget_s=BUDGET_S)
 
@@ -330,3 +331,35 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "python's\n", (done.returncode, done.stderr)
+
+
+def test_what_makes_devices_different():
+    graph, costs = dj.from_edge_delays([1, 2], [(0, 1, 1)], num_devices=4)
+    assert device_classes(graph, costs) == [[0, 1, 2, 3]]
+    slower = costs.compute_s.copy()
+    slower[1, 2] = 3
+    assert device_classes(graph, costs.replace(compute_s=slower)) == [[0, 1, 3], [2]]
+    link = costs.latency_s.copy()
+    link[0, 1] = 1
+    assert device_classes(graph, costs.replace(latency_s=link)) == [[0], [1], [2, 3]]
+    islands = costs.latency_s.copy()
+    islands[:2, 2:] = islands[2:, :2] = 1
+    assert device_classes(graph, costs.replace(latency_s=islands)) == [[0, 1], [2, 3]]
+    memory = np.array([1.0, np.inf, 1.0, np.inf])
+    assert device_classes(graph, costs.replace(capacity_bytes=memory)) == [[0, 2], [1, 3]]
+    homed = dj.make_graph(
+        flops=[1, 2],
+        input_bytes=[1, 1],
+        input_home=[2, 1],
+        input_edge_input=[0],
+        input_edge_reader=[1],
+    )
+    costs = costs.replace(tensor_bytes=np.zeros(0), input_bytes=homed.input_bytes)
+    # The second input is read by nobody, so that its home does not matter.
+    assert device_classes(homed, costs) == [[0, 1, 3], [2]]
+
+
+def test_renaming_by_first_use():
+    placement = np.array([3, 1, 0, 3, 2])
+    renamed = first_use_order(placement, [[0, 1, 3], [2]], np.array([4, 1, 0, 2, 3]))
+    assert renamed.tolist() == [1, 0, 3, 1, 2]

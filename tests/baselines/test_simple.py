@@ -1,9 +1,11 @@
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
-from doppler_jax.baselines.simple import random_placements, round_robin, single
+import doppler_jax as dj
+from doppler_jax.baselines.simple import brute_force, random_placements, round_robin, single
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.build import topological_order
 from tests.generators import random_problem
@@ -69,3 +71,34 @@ def test_random_placements_are_uniform_over_the_devices_that_can():
 def test_nothing_to_place(method):
     graph, costs = random_problem(np.random.default_rng(0), 0, 2)
     assert method(graph, costs).shape == (0,)
+
+
+@pytest.mark.parametrize(("seed", "num_devices"), [(0, 2), (1, 3), (2, 3)])
+def test_brute_force_finds_the_best_of_all_placements(seed, num_devices):
+    rng = np.random.default_rng(seed)
+    graph, costs = random_problem(rng, 5, num_devices, dyadic=seed == 1)
+    if seed == 2:  # devices 0 and 2 are alike, task 3 does not run on device 1
+        equal = costs.compute_s[:, [0, 1, 0]]
+        equal[3, 1] = np.inf
+        off = 1.0 - np.eye(3)
+        costs = costs.replace(compute_s=equal, latency_s=off, seconds_per_byte=0.3 * off)
+        graph = graph.replace(input_home=np.full(graph.num_inputs, dj.RESIDENT))
+    every = {
+        placement: dj.makespan_s(dj.simulate_oracle(graph, costs, np.array(placement)))
+        for placement in itertools.product(range(num_devices), repeat=5)
+    }
+    best = tuple(brute_force(graph, costs).tolist())
+    assert best == min(
+        p for p, makespan_s in every.items() if makespan_s == min(every.values())
+    )
+
+
+def test_brute_force_of_no_tasks_and_of_too_many():
+    empty, costs = dj.from_edge_delays([], [], num_devices=3)
+    assert brute_force(empty, costs).shape == (0,)
+    graph, costs = dj.from_edge_delays(np.ones(21), [], num_devices=2)
+    with pytest.raises(ValueError, match="21 tasks on 2 devices have more than 1048576"):
+        brute_force(graph, costs)
+    # In several calls; equal tasks on equal devices are split evenly.
+    graph, costs = dj.from_edge_delays(np.ones(16), [], num_devices=2)
+    assert brute_force(graph, costs).tolist() == [0] * 8 + [1] * 8
