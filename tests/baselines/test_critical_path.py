@@ -5,8 +5,9 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
+from tests.generators import with_own_inputs
 from tests.policies import reference
-from tests.policies.cases import DEVICES, SIZES, case, keys, padded_problem, teach
+from tests.policies.cases import SIZES, case, keys, padded_problem, teach
 
 
 def list_order(graph, costs):
@@ -50,22 +51,7 @@ def test_a_device_that_cannot_run_a_task_is_passed_by():
 
 @pytest.mark.parametrize("num_tasks", [1, 2, 8, 24])
 def test_without_ties_the_teacher_places_alike(num_tasks):
-    # Every task reads an input at a home of its own, so that no two devices are equal.
-    graph, costs, _ = case(num_tasks)
-    rng = np.random.default_rng(num_tasks)
-    every = np.arange(num_tasks)
-    graph = dj.make_graph(
-        flops=graph.flops,
-        tensor_producer=graph.tensor_producer,
-        tensor_bytes=graph.tensor_bytes,
-        edge_tensor=graph.edge_tensor,
-        edge_reader=graph.edge_reader,
-        input_bytes=rng.lognormal(0, 1, num_tasks),
-        input_home=rng.integers(0, DEVICES, num_tasks),
-        input_edge_input=every,
-        input_edge_reader=every,
-    )
-    costs = dataclasses.replace(costs, input_bytes=graph.input_bytes)
+    graph, costs = with_own_inputs(np.random.default_rng(num_tasks), *case(num_tasks)[:2])
     expected = critical_path(graph, costs)
     for placement in np.asarray(teach(keys(), padded_problem(graph, costs)).placement):
         np.testing.assert_array_equal(placement[:num_tasks], expected)

@@ -11,7 +11,8 @@ from doppler_jax.baselines.enumerative import (
     enumerative,
     group_operations,
 )
-from tests.generators import random_problem
+from tests.generators import free_costs, random_problem, small_graph, some_unable
+from tests.simulator.cases import small_problem
 
 
 def product_of_blocks(cells, parts, num_devices, *, delay=1.0):
@@ -119,22 +120,13 @@ def test_an_operation_lies_as_cheaply_as_any_balanced_way(seed):
     # Unequal links. The four entries cost 0 wherever they are, so the first way is theirs.
     rng = np.random.default_rng(seed)
     entries, shards, devices = 4, 5, 3
-    pairs = {(int(u), entries + v) for v in range(shards) for u in rng.choice(4, 2, False)}
-    tensors = sorted(pairs)
-    graph = dj.make_graph(
-        flops=np.ones(entries + shards),
-        tensor_producer=np.arange(entries),
-        tensor_bytes=np.ones(entries),
-        edge_tensor=[u for u, _ in tensors],
-        edge_reader=[v for _, v in tensors],
-    )
-    costs = dj.Costs(
-        compute_s=np.repeat([1.0, 2.0], [entries, shards])[:, None] * np.ones(devices),
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=graph.input_bytes,
-        latency_s=np.zeros((devices, devices)),
+    read = [rng.choice(entries, 2, False) for _ in range(shards)]
+    readers = [[entries + v for v in range(shards) if u in read[v]] for u in range(entries)]
+    graph = small_graph(np.ones(entries + shards), [(u, 1, of) for u, of in enumerate(readers)])
+    costs = free_costs(
+        graph,
+        np.repeat([1.0, 2.0], [entries, shards])[:, None] * np.ones(devices),
         seconds_per_byte=rng.uniform(1, 2, (devices, devices)) * (1 - np.eye(devices)),
-        capacity_bytes=np.full(devices, np.inf),
     )
     placement = enumerative(graph, costs)
     ways = [
@@ -157,22 +149,12 @@ def test_unequal_devices_share_the_seconds_and_not_the_tasks():
 def test_no_task_goes_where_it_cannot_run(seed):
     rng = np.random.default_rng(seed)
     graph, costs = random_problem(rng, 40, 3, dyadic=True)
-    compute_s = np.where(rng.random((40, 3)) < 0.4, np.inf, costs.compute_s)
-    compute_s[np.arange(40), rng.integers(0, 3, 40)] = 1.0
-    placement = enumerative(graph, costs.replace(compute_s=compute_s))
-    assert np.isfinite(compute_s[np.arange(40), placement]).all()
+    costs = some_unable(rng, costs, 0.4)
+    assert np.isfinite(costs.compute_s[np.arange(40), enumerative(graph, costs)]).all()
 
 
 def test_an_input_with_a_home_draws_its_reader():
-    graph = dj.make_graph(
-        flops=[1.0, 1.0],
-        input_bytes=[8.0, 8.0],
-        input_home=[1, 0],
-        input_edge_input=[0, 1],
-        input_edge_reader=[0, 1],
-    )
-    template = dj.from_edge_delays([1.0, 1.0], [], num_devices=2)[1]
-    costs = template.replace(input_bytes=graph.input_bytes, seconds_per_byte=1.0 - np.eye(2))
+    graph, costs = small_problem([1.0, 1.0], [], 2, [(1, 8.0, [0]), (0, 8.0, [1])])
     assert enumerative(graph, costs).tolist() == [1, 0]
 
 

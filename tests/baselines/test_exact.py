@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,26 +20,15 @@ from doppler_jax.baselines.exact import (
 )
 from doppler_jax.baselines.simple import brute_force
 from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
-from doppler_jax.graphs.padded import input_ready_s
 from doppler_jax.simulator.memory import peak_memory_bytes
 from experiments.catalogue import load_optima
-from tests.generators import random_problem
+from tests.baselines.listing_cases import arrival_s, check_plan, held_bytes
+from tests.generators import free_costs, make_schedule, random_problem, small_graph
+from tests.simulator.cases import small_problem
 
 pytest.importorskip("ortools", reason="OR-Tools is not installed (extra `exact`)")
 
 BUDGET_S = 60.0
-
-
-def arrival(graph, costs, placement, finish_s, v):
-    """When the last input of task v is on its device, if its producers are finished."""
-    here = placement[v]
-    latest = input_ready_s(graph, costs)[v, here]
-    for x in graph.edge_tensor[graph.edge_reader == v]:
-        u = graph.tensor_producer[x]
-        move = costs.latency_s[placement[u], here]
-        move = move + costs.tensor_bytes[x] * costs.seconds_per_byte[placement[u], here]
-        latest = max(latest, finish_s[u] + move)
-    return latest
 
 
 def shortest_semi_active(graph, costs):
@@ -57,9 +47,11 @@ def shortest_semi_active(graph, costs):
     for placement in itertools.product(range(d), repeat=n):
         for order in orders:
             free_s, finish_s = np.zeros(d), np.zeros(n)
+            plan = SimpleNamespace(placement=placement, finish_s=finish_s)
             for v in order:
-                start = max(free_s[placement[v]], arrival(graph, costs, placement, finish_s, v))
-                finish_s[v] = free_s[placement[v]] = start + costs.compute_s[v, placement[v]]
+                here = placement[v]
+                start = max(free_s[here], arrival_s(graph, costs, plan, v, here))
+                finish_s[v] = free_s[here] = start + costs.compute_s[v, here]
             shortest = min(shortest, finish_s.max())
     return shortest
 
@@ -70,11 +62,7 @@ def assert_legal(graph, costs, result):
     finish_s = result.start_s + own_s
     assert finish_s.max() == result.makespan_s
     assert result.bound_s <= result.makespan_s
-    for v in range(graph.num_tasks):
-        assert result.start_s[v] >= arrival(graph, costs, result.placement, finish_s, v)
-    for u, v in itertools.combinations(range(graph.num_tasks), 2):
-        if result.placement[u] == result.placement[v]:
-            assert finish_s[u] <= result.start_s[v] or finish_s[v] <= result.start_s[u]
+    check_plan(graph, costs, make_schedule(result.placement, result.start_s, finish_s))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -118,14 +106,8 @@ def test_nothing_is_returned_while_something_shorter_is_known():
         edge_reader=[1, 2, 3, 4, 10, 5, 7, 6, 7, 8, 8, 8, 9, 10, 11, 11],
     )
     rates = np.array([[np.inf, 1e10, 2e9], [1e10, np.inf, 5e9], [2e9, 5e9, np.inf]])
-    costs = dj.Costs(
-        compute_s=graph.flops[:, None] / [1e12, 5e11, 2.5e11],
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=graph.input_bytes,
-        latency_s=1e-5 * (1 - np.eye(3)),
-        seconds_per_byte=1 / rates,
-        capacity_bytes=np.full(3, np.inf),
-    )
+    compute_s, latency_s = graph.flops[:, None] / [1e12, 5e11, 2.5e11], 1e-5 * (1 - np.eye(3))
+    costs = free_costs(graph, compute_s, latency_s=latency_s, seconds_per_byte=1 / rates)
     placed = dj.place(graph, costs, method="exact", budget_s=BUDGET_S)
     assert placed.makespan_s <= dj.place(graph, costs, method="heft").makespan_s
     np.testing.assert_allclose([placed.makespan_s, placed.lower_bound_s], 0.204, rtol=1e-5)
@@ -226,21 +208,15 @@ def test_what_it_cannot_do_is_refused(monkeypatch):
         exact(graph, costs, budget_s=1.0)
 
 
-def weighted(times, weights, edges, num_devices, capacity):
+def weighted(times, weights, num_devices, capacity, tensors=()):
     """A problem whose tasks have resident weights, on devices of little memory."""
-    graph, costs = dj.from_edge_delays(times, edges, num_devices=num_devices)
-    graph = graph.replace(
-        input_bytes=np.array(weights, float),
-        input_home=np.full(len(weights), dj.RESIDENT),
-        input_edge_input=np.arange(len(weights)),
-        input_edge_reader=np.arange(len(weights)),
-    )
-    memory = np.full(num_devices, float(capacity))
-    return graph, costs.replace(input_bytes=graph.input_bytes, capacity_bytes=memory)
+    inputs = [(dj.RESIDENT, weight, [v]) for v, weight in enumerate(weights)]
+    graph, costs = small_problem(times, tensors, num_devices, inputs)
+    return graph, costs.replace(capacity_bytes=np.full(num_devices, float(capacity)))
 
 
 def test_weights_that_do_not_fit_together_are_spread():
-    problem = weighted([1, 1], [60, 60], [(0, 1, 5)], 2, 100)
+    problem = weighted([1, 1], [60, 60], 2, 100, [(0, 5, [1])])
     result = exact(*problem, budget_s=BUDGET_S)
     assert_legal(*problem, result)
     assert (result.makespan_s, result.bound_s, result.proven) == (7.0, 7.0, True)
@@ -249,21 +225,13 @@ def test_weights_that_do_not_fit_together_are_spread():
 
 
 def test_results_that_do_not_fit_together_are_spread_too():
-    graph = dj.make_graph(flops=[1] * 3, tensor_producer=range(3), tensor_bytes=[60] * 3)
-    _, costs = dj.from_edge_delays([1] * 3, [], num_devices=3)
-    costs = costs.replace(
-        compute_s=np.array([[1.0, 5.0, 5.0]] * 3),
-        tensor_bytes=graph.tensor_bytes,
-        capacity_bytes=np.full(3, 100.0),
-    )
+    graph = small_graph([1] * 3, [(v, 60, []) for v in range(3)])
+    costs = free_costs(graph, [[1.0, 5.0, 5.0]] * 3, capacity_bytes=np.full(3, 100.0))
     result = exact(graph, costs, budget_s=BUDGET_S)
     # The bound knows weights alone, and these tasks have none.
     assert (result.makespan_s, result.bound_s, result.proven) == (5.0, 3.0, False)
     assert sorted(result.placement) == [0, 1, 2]
-    two = costs.replace(
-        **{f: getattr(costs, f)[..., :2] for f in ("compute_s", "capacity_bytes")},
-        **{f: getattr(costs, f)[:2, :2] for f in ("latency_s", "seconds_per_byte")},
-    )
+    two = free_costs(graph, costs.compute_s[:, :2], capacity_bytes=np.full(2, 100.0))
     with pytest.raises(ValueError, match="no placement that surely fits into memory"):
         exact(graph, two, budget_s=BUDGET_S)
 
@@ -272,24 +240,14 @@ def test_results_that_do_not_fit_together_are_spread_too():
 def test_memory_is_respected_and_the_bound_holds(seed):
     rng = np.random.default_rng(seed)
     graph, costs = random_problem(rng, 4, 2, dyadic=True)
-    readers = graph.input_edge_reader
-    held = costs.input_bytes[graph.input_edge_input].sum() + costs.tensor_bytes.sum()
-    costs = costs.replace(capacity_bytes=np.full(2, 0.8 * held))
+    total = costs.input_bytes[graph.input_edge_input].sum() + costs.tensor_bytes.sum()
+    costs = costs.replace(capacity_bytes=np.full(2, 0.8 * total))
     result = exact(graph, costs, budget_s=BUDGET_S)
     assert_legal(graph, costs, result)
-    for d in range(2):
-        here = result.placement == d
-        tensors = np.union1d(
-            np.flatnonzero(here[graph.tensor_producer]),
-            graph.edge_tensor[here[graph.edge_reader]],
-        )
-        at_home = np.flatnonzero(graph.input_home == d)
-        inputs = np.union1d(
-            graph.input_edge_input[here[readers]],
-            np.intersect1d(at_home, graph.input_edge_input),
-        )
-        most = costs.tensor_bytes[tensors].sum() + costs.input_bytes[inputs].sum()
-        assert most <= costs.capacity_bytes[d]
+    held = [
+        held_bytes(graph, costs, np.flatnonzero(result.placement == d), d) for d in range(2)
+    ]
+    assert max(held) <= costs.capacity_bytes[0]
     free = costs.replace(capacity_bytes=np.full(2, np.inf))
     assert exact(graph, free, budget_s=BUDGET_S).makespan_s <= result.bound_s
     for placement in itertools.product(range(2), repeat=4):
@@ -300,9 +258,9 @@ def test_memory_is_respected_and_the_bound_holds(seed):
 
 def test_what_cannot_fit_is_refused():
     with pytest.raises(ValueError, match="task 1 needs 120 bytes"):
-        dj.place(*weighted([1, 1], [60, 120], [], 2, 100), method="exact")
+        dj.place(*weighted([1, 1], [60, 120], 2, 100), method="exact")
     with pytest.raises(ValueError, match="no placement fits into the devices' memory"):
-        exact(*weighted([1, 1, 1], [60, 60, 60], [], 2, 100), budget_s=BUDGET_S)
+        exact(*weighted([1, 1, 1], [60, 60, 60], 2, 100), budget_s=BUDGET_S)
 
 
 def test_a_network_with_memory_limits(neutral_graphs):
@@ -347,13 +305,7 @@ def test_what_makes_devices_different():
     assert device_classes(graph, costs.replace(latency_s=islands)) == [[0, 1], [2, 3]]
     memory = np.array([1.0, np.inf, 1.0, np.inf])
     assert device_classes(graph, costs.replace(capacity_bytes=memory)) == [[0, 2], [1, 3]]
-    homed = dj.make_graph(
-        flops=[1, 2],
-        input_bytes=[1, 1],
-        input_home=[2, 1],
-        input_edge_input=[0],
-        input_edge_reader=[1],
-    )
+    homed = small_graph([1, 2], [], [(2, 1, [1]), (1, 1, [])])
     costs = costs.replace(tensor_bytes=np.zeros(0), input_bytes=homed.input_bytes)
     # The second input is read by nobody, so that its home does not matter.
     assert device_classes(homed, costs) == [[0, 1, 3], [2]]

@@ -11,10 +11,10 @@ from doppler_jax.baselines.heft import heft, heft_schedule
 from doppler_jax.baselines.listing import _Busy
 from doppler_jax.baselines.m_sct import m_sct, m_sct_schedule
 from doppler_jax.baselines.peft import peft, peft_schedule
-from doppler_jax.graphs.build import make_graph
 from doppler_jax.graphs.levels import lower_bound_s
 from tests.baselines.listing_cases import check_plan, uneven_problem, with_compute
-from tests.generators import random_problem
+from tests.generators import random_problem, relabel_devices, scale_costs, with_own_inputs
+from tests.simulator.cases import small_problem
 
 PLANNERS = {
     cpop: cpop_schedule,
@@ -87,28 +87,14 @@ def test_a_graph_input_is_waited_for(plan):
 
 def one_input_at_home():
     """One task that reads 4 bytes from device 1, of two."""
-    graph = make_graph(
-        flops=[1.0],
-        input_bytes=[4.0],
-        input_home=[1],
-        input_edge_input=[0],
-        input_edge_reader=[0],
-    )
-    _, costs = with_compute([], np.ones((1, 2)), input_bytes=graph.input_bytes)
-    return graph, costs
+    return small_problem([1.0], [], 2, [(1, 4.0, [0])])
 
 
 @planners
 @pytest.mark.parametrize("seed", range(3))
 def test_doubling_every_cost_doubles_the_plan(plan, seed):
     graph, costs = uneven_problem(seed, 30, 3)
-    twice = dataclasses.replace(
-        costs,
-        compute_s=2 * costs.compute_s,
-        latency_s=2 * costs.latency_s,
-        seconds_per_byte=2 * costs.seconds_per_byte,
-    )
-    once, doubled = plan(graph, costs), plan(graph, twice)
+    once, doubled = plan(graph, costs), plan(graph, scale_costs(costs, 2.0))
     np.testing.assert_array_equal(doubled.placement, once.placement)
     np.testing.assert_array_equal(doubled.start_s, 2 * once.start_s)
 
@@ -116,39 +102,10 @@ def test_doubling_every_cost_doubles_the_plan(plan, seed):
 @planners
 @pytest.mark.parametrize("seed", range(3))
 def test_relabelled_devices_take_the_same_tasks_where_nothing_ties(plan, seed):
-    # Every task waits for an input of its own, so that no two devices start it together.
     rng = np.random.default_rng(seed)
-    graph, costs = random_problem(rng, 30, 4, homes=False)
-    every = np.arange(30)
+    problem = with_own_inputs(rng, *random_problem(rng, 30, 4))
     new = rng.permutation(4)  # new label of each device
-    old = np.argsort(new)
-    problems = []
-    home = rng.integers(0, 4, 30)
-    for homes, order in ((home, np.arange(4)), (new[home], old)):
-        moved = make_graph(
-            flops=graph.flops,
-            tensor_producer=graph.tensor_producer,
-            tensor_bytes=graph.tensor_bytes,
-            edge_tensor=graph.edge_tensor,
-            edge_reader=graph.edge_reader,
-            input_bytes=rng.lognormal(size=30) if not problems else problems[0][0].input_bytes,
-            input_home=homes,
-            input_edge_input=every,
-            input_edge_reader=every,
-        )
-        problems.append(
-            (
-                moved,
-                dataclasses.replace(
-                    costs,
-                    compute_s=costs.compute_s[:, order],
-                    input_bytes=moved.input_bytes,
-                    latency_s=costs.latency_s[np.ix_(order, order)],
-                    seconds_per_byte=costs.seconds_per_byte[np.ix_(order, order)],
-                ),
-            )
-        )
-    before, after = (plan(*problem).placement for problem in problems)
+    before, after = (plan(*p).placement for p in (problem, relabel_devices(*problem, new)))
     np.testing.assert_array_equal(after, new[before])
 
 

@@ -5,10 +5,12 @@ import pytest
 
 from doppler_jax.baselines.etf import m_etf, m_etf_schedule, schedule_earliest
 from doppler_jax.baselines.m_sct import m_sct
-from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.build import task_edges
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import simulate_oracle
+from doppler_jax.types import RESIDENT
 from tests.baselines.listing_cases import held_bytes, run_events, uneven_problem, with_compute
+from tests.simulator.cases import small_problem
 
 
 def tight_problem(seed, share, num_tasks=24):
@@ -98,24 +100,8 @@ def test_a_full_device_is_passed_by():
 
 def one_input_for_two(capacity):
     """Tasks 0 and 1 read one resident input of 6 bytes; task 2 reads task 0's 1 byte."""
-    graph = make_graph(
-        flops=np.ones(3),
-        tensor_producer=[0],
-        tensor_bytes=[1.0],
-        edge_tensor=[0],
-        edge_reader=[2],
-        input_bytes=[6.0],
-        input_edge_input=[0, 0],
-        input_edge_reader=[0, 1],
-    )
-    _, costs = with_compute(
-        [],
-        np.ones((3, len(capacity))),
-        tensor_bytes=graph.tensor_bytes,
-        input_bytes=graph.input_bytes,
-        capacity_bytes=np.array(capacity, dtype=np.float64),
-    )
-    return graph, costs
+    graph, costs = small_problem([1, 1, 1], [(0, 1, [2])], 2, [(RESIDENT, 6, [0, 1])])
+    return graph, costs.replace(capacity_bytes=np.array(capacity))
 
 
 def test_what_is_there_is_not_counted_again():
@@ -127,28 +113,21 @@ def test_what_is_there_is_not_counted_again():
 
 @pytest.mark.parametrize("method", [m_etf, m_sct])
 def test_an_input_at_home_and_a_copy_take_room(method):
-    graph = make_graph(
-        flops=[1.0],
-        input_bytes=[3.0],
-        input_home=[0],
-        input_edge_input=[0],
-        input_edge_reader=[0],
-    )
+    graph, costs = small_problem([1.0], [], 2, [(0, 3.0, [0])])
     for capacity, compute_s, device in (
         ([3.0, 9.0], [1.0, 1.0], 0),
         ([3.0, 3.0], [np.inf, 1], 1),
     ):
-        _, costs = with_compute(
-            [],
-            [compute_s],
-            input_bytes=graph.input_bytes,
-            capacity_bytes=np.array(capacity),
+        costs = costs.replace(
+            compute_s=np.array([compute_s]), capacity_bytes=np.array(capacity)
         )
         assert method(graph, costs).tolist() == [device]
-    with pytest.raises(ValueError, match="task 0 needs 3 bytes"):
-        method(graph, dataclasses.replace(costs, capacity_bytes=np.array([9.0, 2.0])))
-    with pytest.raises(ValueError, match="graph inputs of 3 bytes lie on device 0"):
-        method(graph, dataclasses.replace(costs, capacity_bytes=np.array([2.0, 9.0])))
+    for capacity, message in (
+        ([9.0, 2.0], "task 0 needs 3 bytes"),
+        ([2.0, 9.0], "graph inputs of 3 bytes lie on device 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            method(graph, costs.replace(capacity_bytes=np.array(capacity)))
 
 
 @pytest.mark.parametrize("method", [m_etf, m_sct])

@@ -8,6 +8,7 @@ from doppler_jax.baselines.etf import m_etf_schedule
 from doppler_jax.baselines.m_sct import favourite_children, m_sct_schedule
 from doppler_jax.graphs.build import task_edges
 from tests.baselines.listing_cases import uneven_problem, with_compute
+from tests.generators import scale_costs
 
 # Tasks 0 and 1 end at 2; task 2 reads both, task 3 reads task 0.
 EDGES = [(0, 2, 4.0), (1, 2, 1.0), (0, 3, 3.0)]
@@ -47,14 +48,8 @@ def test_favourites_match_readers(seed):
 
 def test_favourites_do_not_depend_on_the_unit():
     graph, costs = uneven_problem(0, 40, 3)
-    small = dataclasses.replace(
-        costs,
-        compute_s=1e-9 * costs.compute_s,
-        latency_s=1e-9 * costs.latency_s,
-        seconds_per_byte=1e-9 * costs.seconds_per_byte,
-    )
-    expected = favourite_children(graph, costs)
-    np.testing.assert_array_equal(favourite_children(graph, small), expected)
+    small = favourite_children(graph, scale_costs(costs, 1e-9))
+    np.testing.assert_array_equal(small, favourite_children(graph, costs))
 
 
 @pytest.mark.usefixtures("rule")
