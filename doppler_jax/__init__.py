@@ -8,8 +8,8 @@ and `__main__.py` the command line, with what all command lines share in `cli.py
 `native.py` is how Numba compiles code, `caches.py` where JAX keeps its own; `memory_maps.py`
 keeps a process that places many graphs alive.
 
-What is imported here under its own name is public. The engine, which runs placed programs, is
-imported when one of its names is first asked for.
+What is imported here under its own name is public. The engine, which runs placed programs, and
+files of policies are imported when one of their names is first asked for.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,8 +43,6 @@ from doppler_jax.objective import Objective as Objective
 from doppler_jax.placed import Placed as Placed
 from doppler_jax.placed import load_placed as load_placed
 from doppler_jax.placing import place as place
-from doppler_jax.policy_files import load_policy as load_policy
-from doppler_jax.policy_files import save_policy as save_policy
 from doppler_jax.programs.evaluate import evaluate as evaluate
 from doppler_jax.programs.explain import Explanation as Explanation
 from doppler_jax.programs.explain import explain as explain
@@ -69,10 +67,10 @@ from doppler_jax.simulator.simulate import SimulationResult as SimulationResult
 from doppler_jax.simulator.simulate import simulate as simulate
 from doppler_jax.simulator.synchronous import simulate_synchronous as simulate_synchronous
 from doppler_jax.simulator.validate import validate as validate
-from doppler_jax.training.checkpoint import Policy as Policy
 from doppler_jax.types import RESIDENT as RESIDENT
 from doppler_jax.types import Cluster as Cluster
 from doppler_jax.types import Costs as Costs
+from doppler_jax.types import Policy as Policy
 from doppler_jax.types import Schedule as Schedule
 from doppler_jax.types import ShardedProgram as ShardedProgram
 from doppler_jax.types import TaskGraph as TaskGraph
@@ -89,6 +87,8 @@ if TYPE_CHECKING:
     from doppler_jax.engine import measure_s as measure_s
     from doppler_jax.engine import place_and_compile as place_and_compile
     from doppler_jax.engine import ray_devices as ray_devices
+    from doppler_jax.policy_files import load_policy as load_policy
+    from doppler_jax.policy_files import save_policy as save_policy
 
 __version__ = "0.1.0"
 
@@ -107,13 +107,20 @@ _OF_THE_ENGINE = (
 )
 
 
+_OF_POLICIES = ("load_policy", "save_policy")
+
+
 def __getattr__(name: str) -> Any:
     if name in _OF_THE_ENGINE:
         from doppler_jax import engine
 
         return getattr(engine, name)
+    if name in _OF_POLICIES:
+        from doppler_jax import policy_files
+
+        return getattr(policy_files, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_THE_ENGINE})
+    return sorted({*globals(), *_OF_THE_ENGINE, *_OF_POLICIES})

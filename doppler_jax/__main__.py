@@ -5,17 +5,15 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Any
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Union
 
-import jax
 import tyro
 
 import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.reports.tables import format_seconds, print_table
-from doppler_jax.training.pretrain import PretrainSettings, pretrain
-from doppler_jax.training.settings import Stage1Settings, Stage2Settings, Stage3Settings
-from doppler_jax.training.stages import stage1, stage2
 
 ENDING_S = 0.3
 """Seconds of a bound that are left for judging, writing and leaving."""
@@ -53,33 +51,51 @@ class List:
     """List the known methods, clusters and workloads."""
 
 
-Stage1 = Annotated[Stage1Settings, tyro.conf.subcommand("stage1")]
-Stage2 = Annotated[Stage2Settings, tyro.conf.subcommand("stage2")]
-Stage3 = Annotated[Stage3Settings, tyro.conf.subcommand("stage3")]
-Pretrain = Annotated[PretrainSettings, tyro.conf.subcommand("pretrain")]
-Command = Place | List | Stage1 | Stage2 | Stage3 | Pretrain
-
-
 def main(command: Any) -> None:
-    """Does what was asked for, by one of `Command`."""
+    """Does what was asked for, by one of `commands`."""
     match command:
         case Place():
             place(command)
-        case Stage1Settings():
-            stage1(command)
-        case Stage2Settings():
-            stage2(command)
-        case Stage3Settings():
+        case List():
+            print("methods:  ", ", ".join(dj.list_methods()))
+            print("clusters: ", ", ".join(dj.list_clusters()))
+            print("workloads:", ", ".join(dj.list_workloads()))
+        case _:
+            train(command)
+
+
+def commands(words: Sequence[str]) -> Any:
+    """Returns the types of the commands; those that train, which load slowly, if asked for."""
+    if words[:1] in (["place"], ["list"]):
+        return Place | List
+    from doppler_jax.training import pretrain, settings
+
+    trains = {
+        "stage1": settings.Stage1Settings,
+        "stage2": settings.Stage2Settings,
+        "stage3": settings.Stage3Settings,
+        "pretrain": pretrain.PretrainSettings,
+    }
+    named = (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in trains.items())
+    return Union[Place, List, *named]
+
+
+def train(command: Any) -> None:
+    """Does a command that trains."""
+    from doppler_jax.training import pretrain, settings, stages
+
+    match command:
+        case settings.Stage1Settings():
+            stages.stage1(command)
+        case settings.Stage2Settings():
+            stages.stage2(command)
+        case settings.Stage3Settings():
             # The engine is loaded for what measures alone.
             from doppler_jax.engine.stage3 import stage3
 
             stage3(command)
-        case PretrainSettings():
-            pretrain(command)
-        case _:
-            print("methods:  ", ", ".join(dj.list_methods()))
-            print("clusters: ", ", ".join(dj.list_clusters()))
-            print("workloads:", ", ".join(dj.list_workloads()))
+        case pretrain.PretrainSettings():
+            pretrain.pretrain(command)
 
 
 def place(command: Place) -> None:
@@ -97,7 +113,7 @@ def place(command: Place) -> None:
         costs,
         method=command.method,
         policy=policy,
-        key=jax.random.key(command.seed),
+        key=command.seed,
         budget_s=_seconds_left(command.budget_s),
         max_evaluations=command.max_evaluations,
         objective=command.objective,
@@ -148,4 +164,4 @@ def find_cluster(name: str) -> dj.Cluster:
 
 
 if __name__ == "__main__":
-    cli.run(main, Command, "Learned placement of task graphs on devices.")
+    cli.run(main, commands(sys.argv[1:]), "Learned placement of task graphs on devices.")

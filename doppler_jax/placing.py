@@ -19,14 +19,13 @@ from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods, policy_of
-from doppler_jax.methods.request import Candidates, Method, Request
+from doppler_jax.methods.request import Candidates, Method, Request, key_words
 from doppler_jax.objective import Objective
 from doppler_jax.placed import FORMAT, Placed, load_placed
 from doppler_jax.search.problem import Judgement, make_search_problem
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
-from doppler_jax.training.checkpoint import Policy
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Policy, TaskGraph
 
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
@@ -41,7 +40,7 @@ def place(
     *,
     method: str | Method = DEFAULT_METHOD,
     policy: Policy | None = None,
-    key: chex.PRNGKey | None = None,
+    key: chex.PRNGKey | int | None = None,
     budget_s: float | None = None,
     max_evaluations: int | None = None,
     objective: Objective = Objective(),  # noqa: B008, frozen
@@ -65,7 +64,8 @@ def place(
         a search from samples and list schedules, and is never worse than the latter. Without
         a policy it takes samples of the base policy, if one ships.
       policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
-      key: of what is random, by default `jax.random.key(0)`; it is consumed.
+      key: of what is random, consumed; or a seed below 2^32, by default 0: the same as
+        `jax.random.key(seed)`, but JAX need not be started for it.
       budget_s: seconds; searches stop at the first chunk of about 0.1 s that passes them,
         training is given up (on an accelerator it ends with the update). If no bound is
         given it is 60 s for training and `exact`, 10 s for searches, and 5 s for
@@ -86,22 +86,22 @@ def place(
         placement can fit into memory (`check_capacity`), or none that fits was found.
     """
     began = time.monotonic()
+    key = 0 if key is None else key
     propose = find_method(method)
-    _check_request(propose, _name_of(method), policy, budget_s, max_evaluations, objective)
+    _check_request(propose, _name_of(method), policy, key, budget_s, max_evaluations, objective)
     check_graph(graph)
     check_costs(graph, costs)
     check_capacity(graph, costs)
-    key = jax.random.key(0) if key is None else key
     if policy is None and cache is not None and hasattr(propose, "default_policy"):
         policy = propose.default_policy()  # which decides the result
     bounds = (budget_s, max_evaluations)
     problem, path = problem_digest(graph, costs), None
     if cache is not None:
-        random = jax.random.key_data(key).tolist()
-        path = _request_path(cache, method, policy, problem, objective, random, bounds)
+        words = key_words(key).tolist()
+        path = _request_path(cache, method, policy, problem, objective, words, bounds)
     noise_key = None
     if objective.num_noise:  # else nothing is compiled for a key
-        noise_key, key = jax.random.split(key)
+        noise_key, key = jax.random.split(jax.random.key(key) if isinstance(key, int) else key)
     bound_s = lower_bound_s(graph, costs)
     # Noise may take a makespan below the bound, so nothing is known to be the best then.
     target_s = None if objective.num_noise else bound_s * (1 + ROUNDING)
@@ -110,7 +110,7 @@ def place(
         costs=costs,
         objective=objective,
         problem=make_search_problem(graph, costs, objective, noise_key),
-        key=key,
+        random=key,
         policy=policy,
         budget=Budget(
             evaluations=max_evaluations, seconds=budget_s, target_s=target_s, began=began
@@ -194,6 +194,7 @@ def _check_request(
     propose: Method,
     name: str,
     policy: Policy | None,
+    key: chex.PRNGKey | int,
     budget_s: float | None,
     max_evaluations: int | None,
     objective: Objective,
@@ -206,6 +207,8 @@ def _check_request(
         raise ValueError(
             f"method {name!r} takes a policy of {wanted!r}; this one is of {policy.method!r}"
         )
+    if isinstance(key, int) and not 0 <= key < 2**32:
+        raise ValueError(f"key is the seed {key}; expected 0 to {2**32 - 1}")
     for what, bound in (("budget_s", budget_s), ("max_evaluations", max_evaluations)):
         if bound is not None and not bound > 0:
             raise ValueError(f"{what} is {bound}; expected more than 0")

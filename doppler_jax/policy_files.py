@@ -14,7 +14,8 @@ import numpy as np
 
 from doppler_jax.learners.registry import POLICY_SETTINGS
 from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
-from doppler_jax.training.checkpoint import FORMAT, Policy
+from doppler_jax.training.checkpoint import FORMAT
+from doppler_jax.types import Policy
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp

@@ -367,3 +367,12 @@ class ShardedProgram:
             f"ShardedProgram({self.graph!r}, {len(set(self.kernels))} distinct kernels, "
             f"{len(self.arg_avals)} arguments, {len(self.outputs)} outputs)"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A trained policy: parameters as a plain tree, and what it takes to use them."""
+
+    params: chex.ArrayTree
+    config: Any  # `PolicyConfig`, or the settings of another learned method
+    method: str = "doppler"  # of `place`, whose policy it is

@@ -28,9 +28,9 @@ from doppler_jax.problems import (
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.settings import Stage3Settings, check_settings
 from doppler_jax.training.stages import StageResult, find_policy, run_stage3
+from doppler_jax.types import Policy
 
 from .calibrate import measure_calibration
 from .devices import Options

@@ -17,7 +17,7 @@ from doppler_jax.objective import Objective
 from doppler_jax.placed import load_placed
 from doppler_jax.placing import place
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.training.checkpoint import Policy
+from doppler_jax.types import Policy
 from tests.generators import random_problem
 
 DEVICES = 3

@@ -102,3 +102,20 @@ def test_ablations_are_settings_and_take_policies_of_their_method():
     placed = dj.place(graph, costs, method=doppler(config), policy=policy, max_evaluations=4)
     assert (placed.method, placed.evaluations) == ("doppler", 4)
     assert not {"doppler_sel", "doppler_plc", "placeto_once"} & set(dj.list_methods())
+
+
+@pytest.mark.parametrize(
+    "objective", [dj.Objective(), dj.Objective(num_noise=2, noise_sigma=0.2)]
+)
+def test_a_seed_is_what_its_key_is(objective):
+    graph, costs = make("unequal")
+    options = {"method": "random", "max_evaluations": 10, "objective": objective}
+    first, second, third, other = (
+        dj.place(graph, costs, key=key, **options).placement
+        for key in (7, jax.random.key(7), None, 0)
+    )
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(third, other)
+    assert (first != other).any()
+    with pytest.raises(ValueError, match=r"key is the seed -1; expected 0 to 4294967295"):
+        dj.place(graph, costs, key=-1)

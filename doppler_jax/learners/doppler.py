@@ -16,12 +16,11 @@ from doppler_jax.learners.learner import Learner
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.imitation import ImitationConfig, imitation_phase
 from doppler_jax.training.loop import Phase
 from doppler_jax.training.sim_rl import SimConfig, sim_phase
 from doppler_jax.training.state import TrainState
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Policy, TaskGraph
 
 LEAST_EVALUATIONS = 3
 """Simulations of the smallest update: an episode, a chain and its move."""

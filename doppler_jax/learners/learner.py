@@ -15,7 +15,6 @@ from chex import Array, ArrayTree, PRNGKey
 from doppler_jax.budget import Budget
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.simulator.finalists import NUM_FINALISTS
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.loop import Phase, train
 from doppler_jax.training.reinforce import count_batch
 from doppler_jax.training.state import (
@@ -26,7 +25,7 @@ from doppler_jax.training.state import (
     make_optimizer,
     update_elites,
 )
-from doppler_jax.types import Costs, TaskGraph, pytree
+from doppler_jax.types import Costs, Policy, TaskGraph, pytree
 
 NUM_BEST = 8
 """Placements that training on episodes keeps."""

@@ -6,15 +6,16 @@ method's search from a policy's samples), `learned.py` (what trains for the prob
 or draws from a policy that is given), and `registry.py`, the names.
 
 To add a list scheduler, write it in `baselines/`, a search in `search/`, a learner in
-`learners/`; then give it a row in `registry.METHODS`. A method of your own needs no row:
+`learners/`; then give it a row in `registry.py`. A method of your own needs no row:
 
     dj.place(graph, costs, method=dj.methods.doppler(PolicyConfig(select="b_level")))
     dj.place(graph, costs, method=dj.methods.searched(Annealing(members=8)))
     dj.place(graph, costs, method=lambda request: Candidates(my_placements(request.graph), 1))
 """
 
+from typing import TYPE_CHECKING, Any
+
 from doppler_jax.methods.direct import listed
-from doppler_jax.methods.learned import Learned, doppler
 from doppler_jax.methods.registry import (
     DEFAULT_METHOD,
     METHODS,
@@ -24,6 +25,9 @@ from doppler_jax.methods.registry import (
 )
 from doppler_jax.methods.request import Candidates, Method, Request
 from doppler_jax.methods.searches import PolicySearch, searched
+
+if TYPE_CHECKING:
+    from doppler_jax.methods.learned import Learned, doppler
 
 __all__ = [
     "DEFAULT_METHOD",
@@ -40,3 +44,11 @@ __all__ = [
     "policy_of",
     "searched",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # and not imported above
+        from doppler_jax.methods import learned
+
+        return getattr(learned, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,14 +15,13 @@ from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import Learner, train_learner
 from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.direct import FEW_STARTS, listed_starts
-from doppler_jax.methods.request import SAMPLES, Candidates, Request
+from doppler_jax.methods.request import SAMPLES, Candidates, Request, key_words
 from doppler_jax.objective import Objective
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.search.problem import SearchProblem
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.state import TrainState
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Policy, TaskGraph
 
 Tell = Callable[[Any], None]
 
@@ -75,7 +74,7 @@ class Learned:
             return optimum
         found = Candidates(listed, 1)
         given = (self, request.graph, request.costs, request.objective, request.policy)
-        key = np.asarray(jax.random.key_data(request.key))
+        key = key_words(request.random)
         with Child(_work_in_child, *given, request.budget, key) as child:
             try:
                 while (left_s := request.seconds_left(0.0)) > 2e-3:
@@ -195,7 +194,7 @@ def _work_in_child(
         costs=costs,
         objective=objective,
         problem=SearchProblem(graph, costs, objective),
-        key=jax.random.wrap_key_data(jnp.asarray(key_data)),
+        random=jax.random.wrap_key_data(jnp.asarray(key_data)),
         policy=policy,
         budget=budget,
         lower_bound_s=0.0,

@@ -8,9 +8,7 @@ from doppler_jax.baselines.heft import heft
 from doppler_jax.baselines.m_sct import m_sct
 from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import round_robin, single
-from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods.direct import by_solver, listed
-from doppler_jax.methods.learned import Learned
 from doppler_jax.methods.request import Method
 from doppler_jax.methods.searches import REFINE, PolicySearch, random, searched
 from doppler_jax.search.memetic import Memetic
@@ -38,13 +36,16 @@ METHODS: dict[str, Method] = {
     "random": random,
     "round_robin": listed(round_robin),
     "single": listed(single),
-    **{name: Learned(learner) for name, learner in LEARNERS.items()},
 }
+"""Those that need no networks."""
+
+LEARNED = ("doppler", "gdp", "giph", "joint", "placeto")
+"""Those of `learners.registry`, loaded when one is asked for: Flax and Optax take a while."""
 
 
 def list_methods() -> list[str]:
     """Returns the names that `place` knows."""
-    return sorted(METHODS)
+    return sorted({*METHODS, *LEARNED})
 
 
 def find_method(method: str | Method) -> Method:
@@ -55,9 +56,14 @@ def find_method(method: str | Method) -> Method:
     """
     if callable(method):
         return method
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
-    return METHODS[method]
+    if method in METHODS:
+        return METHODS[method]
+    if method in LEARNED:
+        from doppler_jax.learners.registry import LEARNERS
+        from doppler_jax.methods.learned import Learned
+
+        return Learned(LEARNERS[method])
+    raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
 
 
 def policy_of(method: str | Method) -> str | None:

@@ -7,6 +7,7 @@ the request if it was given to `place`; `default_policy()`, if it has that, make
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 
 import chex
 import jax
@@ -15,11 +16,17 @@ import numpy as np
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.objective import Objective
 from doppler_jax.search.problem import Judgement, SearchProblem, judge
-from doppler_jax.training.checkpoint import Policy
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Policy, TaskGraph
 
 SAMPLES = 1000
 """Placements that `random`, and a policy that is given, draw if nothing bounds them."""
+
+
+def key_words(random: chex.PRNGKey | int) -> np.ndarray:
+    """Returns what a key, or the key of a seed, holds: uint32 `[2]` by JAX's own generator."""
+    if isinstance(random, int):
+        return np.array([0, random], np.uint32)
+    return np.asarray(jax.random.key_data(random), np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Request:
       costs: its costs, seconds.
       objective: what is to be minimised.
       problem: the same, as searches take it.
-      key: of what is random; it is consumed.
+      random: a key, or a seed of one; it is consumed.
       policy: one that the method takes, or None.
       budget: when to stop.
       lower_bound_s: seconds that no makespan is below, without noise.
@@ -42,7 +49,7 @@ class Request:
     costs: Costs
     objective: Objective
     problem: SearchProblem
-    key: chex.PRNGKey
+    random: chex.PRNGKey | int
     policy: Policy | None
     budget: Budget
     lower_bound_s: float
@@ -58,11 +65,15 @@ class Request:
             self, budget=dataclasses.replace(self.budget, seconds=seconds)
         )
 
+    @cached_property
+    def key(self) -> chex.PRNGKey:
+        """Of what JAX draws: made when it is asked for, since JAX takes a while to start."""
+        return jax.random.key(self.random) if isinstance(self.random, int) else self.random
+
     @property
     def seed(self) -> int:
         """What the key holds, as a number: for draws that are not JAX's."""
-        words = np.asarray(jax.random.key_data(self.key), np.uint32)
-        return int.from_bytes(words.tobytes(), "little")
+        return int.from_bytes(key_words(self.random).tobytes(), "little")
 
     def seconds_left(self, default: float) -> float:
         """Returns the seconds until the bound, or until the default if there is none."""

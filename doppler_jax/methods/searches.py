@@ -14,14 +14,13 @@ from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.simple import random_placements
 from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.direct import FEW_STARTS, listed_starts
-from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request
+from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request, key_words
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.populations import RandomSearch
 from doppler_jax.search.problem import can_overflow
 from doppler_jax.search.walks import Annealing
-from doppler_jax.training.checkpoint import Policy
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Policy, TaskGraph
 
 SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
@@ -88,7 +87,7 @@ class PolicySearch:
             starts = np.concatenate([*drawn, rivals])
             return _search_from(request.within(REFINE_S), self.search, starts, rivals)
         request = request.within(REFINE_S)
-        key = np.asarray(jax.random.key_data(request.key))
+        key = key_words(request.random)
         with Child(_send_samples, request.graph, request.costs, source, key, count) as child:
             return _search_from(
                 request, self.search, rivals, rivals, late_starts=_incoming(child)

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from chex import ArrayTree
 
 from doppler_jax.policies.features import NORMALISATION
 from doppler_jax.policies.model import PolicyConfig
@@ -21,15 +20,6 @@ FORMAT = "doppler_jax.checkpoint"
 
 STATE_VERSION = 3
 """Of what is in `train`; a run can be resumed from its own version alone."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """A trained policy: parameters as a plain tree, and what it takes to use them."""
-
-    params: ArrayTree
-    config: Any  # `PolicyConfig`, or the settings of another learned method
-    method: str = "doppler"  # of `place`, whose policy it is
 
 
 class Checkpoints:

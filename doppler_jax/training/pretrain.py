@@ -32,7 +32,6 @@ from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.problems import use_host_devices
 from doppler_jax.simulator.simulate import simulate, simulate_padded
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.devices import CUT, WHOLE, cut_over, everywhere, most_shards
 from doppler_jax.training.loop import Phase, RunFolder, train
 from doppler_jax.training.pools import (
@@ -51,7 +50,7 @@ from doppler_jax.training.reinforce import (
 )
 from doppler_jax.training.settings import check_settings
 from doppler_jax.training.state import TrainState, descend, init_state, make_optimizer
-from doppler_jax.types import pytree
+from doppler_jax.types import Policy, pytree
 
 MAY_CHANGE = ("budget_s", "validate_every_s", "host_devices", "run")
 """Settings that a run may be resumed with others of."""

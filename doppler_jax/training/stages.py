@@ -29,7 +29,6 @@ from doppler_jax.problems import Chosen, choose, use_host_devices
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
-from doppler_jax.training.checkpoint import Policy
 from doppler_jax.training.imitation import ImitationConfig, imitation_phase
 from doppler_jax.training.loop import Phase, Report, RunFolder, train
 from doppler_jax.training.paired import Measure, MeasurementLog
@@ -44,6 +43,7 @@ from doppler_jax.training.system_rl import (
     set_incumbent,
     system_update,
 )
+from doppler_jax.types import Policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from doppler_jax.methods import DEFAULT_METHOD, METHODS
 from doppler_jax.methods.learned import doppler
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import init_params
-from doppler_jax.training.checkpoint import Policy
+from doppler_jax.types import Policy
 from tests.methods.cases import SMALL, from_samples, make
 
 

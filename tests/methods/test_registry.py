@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from doppler_jax.graphs.build import make_graph
+from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import DEFAULT_METHOD, list_methods
+from doppler_jax.methods.registry import LEARNED
 from doppler_jax.placing import place
 from tests.generators import random_problem
 from tests.methods.cases import (
@@ -104,3 +106,4 @@ def test_methods_are_sorted_names_and_doppler_with_search_is_the_default():
     default = inspect.signature(place).parameters["method"].default
     assert default == DEFAULT_METHOD == "doppler+search"
     assert default in list_methods()
+    assert sorted(LEARNED) == sorted(LEARNERS)

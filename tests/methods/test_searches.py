@@ -21,7 +21,7 @@ from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.search.populations import RandomSearch
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.training.checkpoint import Policy
+from doppler_jax.types import Policy
 from tests.generators import random_problem
 from tests.methods.cases import (
     BOUND,

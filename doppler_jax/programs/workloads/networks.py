@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from doppler_jax.programs.workloads.workload import (
@@ -61,6 +60,8 @@ def ffnn_train(batch: int, features: int, hidden: int, classes: int) -> Definiti
     Maps parameters and a batch (`x` `[batch, features]`, `label` `[batch]`) to the new
     parameters and the loss before the step.
     """
+    import optax  # takes a while
+
     optimizer = optax.sgd(LEARNING_RATE)
 
     def loss_fn(params: dict[str, jax.Array], data: dict[str, jax.Array]) -> jax.Array:
