@@ -24,8 +24,7 @@ from doppler_jax.costs.calibration import (
 )
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.observed import Observations, observe
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.blocks import num_bytes, operand_edges
+from doppler_jax.programs.blocks import num_bytes, task_graph
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -435,16 +434,8 @@ def _program(
     avals: Sequence[jax.ShapeDtypeStruct],
 ) -> ShardedProgram:
     """Returns a program without outputs whose graph inputs are its arguments."""
-    results = [(v, aval) for v, kernel in enumerate(kernels) for aval in kernel.results]
-    graph = make_graph(
-        flops=np.zeros(len(kernels)),
-        tensor_producer=[v for v, _ in results],
-        tensor_bytes=[num_bytes(aval) for _, aval in results],
-        input_bytes=[num_bytes(aval) for aval in avals],
-        **operand_edges(refs),
-    )
     return ShardedProgram(
-        graph=graph,
+        graph=task_graph(kernels, refs, np.zeros(len(kernels)), list(map(num_bytes, avals))),
         names=tuple(f"{kernel.name} #{v}" for v, kernel in enumerate(kernels)),
         kernels=tuple(kernels),
         operands=tuple(refs),

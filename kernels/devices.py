@@ -7,17 +7,20 @@ given to calibration, measurements and the program compiles each kernel once a d
 
 import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from doppler_jax.programs.blocks import join_blocks
 from doppler_jax.types import Schedule, ShardedProgram
 
+from .memory import Footprint
 from .plan import Plan
-from .trace import Handled
+from .trace import Handled, Record
 
 
 class TaskError(RuntimeError):
@@ -55,19 +58,58 @@ class Execution:
     peak_bytes: np.ndarray  # [D] most that lay on each device at once, arguments included
 
 
-class LoadedProgram(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedProgram(abc.ABC):
     """A placed program on its devices."""
 
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent on it, kernels compiled before not counted."""
+    sharded: ShardedProgram
+    plan: Plan
+    options: Options
+    devices: tuple[Any, ...]  # [D]
+    compile_s: float  # spent on it, kernels compiled before not counted
 
+    @functools.cached_property
+    def _footprint(self) -> Footprint:
+        return Footprint(self.sharded.graph, self.plan, len(self.devices))
+
+    def execution(
+        self,
+        record: Record,
+        blocks_of: Callable[[tuple[int, ...]], list[jax.Array]],
+        allocated_bytes: Sequence[int | None],
+    ) -> Execution:
+        """Returns what a call gives back.
+
+        Args:
+          record: when what ran.
+          blocks_of: gathers an output's blocks, given their slots.
+          allocated_bytes: `[D]` the most since the process began, whatever took it, where a
+            device's allocator tells; it goes before our own count.
+        """
+        own = self._footprint.peak_bytes(record)
+        counts = zip(own, allocated_bytes, strict=True)
+        return Execution(
+            outputs=[
+                join_blocks(blocks_of(blocks), output.grid)
+                for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
+            ],
+            trace=record.schedule(),
+            handling=record.handling,
+            peak_bytes=np.array([a if b is None else float(b) for a, b in counts]),
+        )
+
+    @abc.abstractmethod
     def lay(self, values: Sequence[Any]) -> Any:
         """Returns the flat arguments (`flatten_args`) laid on the devices that read them.
 
         Resident ones stay there, and are found again if the next call brings the same array.
+
+        Raises:
+          ValueError: the devices are closed.
+          TaskError: a device is lost.
         """
 
+    @abc.abstractmethod
     def run(self, laid: Any) -> Execution:
         """Returns one execution; what `lay` gave may be run again.
 

@@ -11,7 +11,7 @@ from doppler_jax.costs.clusters import memory_bytes
 from doppler_jax.types import ShardedProgram
 
 from .devices import Devices, Options, TaskError
-from .memory import Footprint, Residents, Slots, donated_operands
+from .memory import Residents, Slots, donated_operands
 from .ops import CompileError, ExecutableKey, Executables
 from .plan import RULES, Plan
 from .stream import run_as_stream
@@ -88,7 +88,6 @@ class LocalDevices(Devices):
             devices=self._devices,
             executables=tuple(self.executables[key] for key in wanted),
             residents=self._residents.setdefault(sharded, Residents(sharded, self._devices)),
-            footprint=Footprint(sharded.graph, plan, len(self)),
             runner=RUNNERS[options.mode],
             compile_s=self.executables.compile_s - spent_s,
         )

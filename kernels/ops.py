@@ -143,6 +143,11 @@ def are_ready(arrays: Sequence[Any]) -> bool:
     return True
 
 
+def allocated_bytes(device: jax.Device) -> int | None:
+    """Returns the most since the process began, where the device's allocator tells."""
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+
 def refuse_nan(results: Sequence[jax.Array]) -> None:
     """Waits for a task's results, and raises `FloatingPointError` if one holds a NaN."""
     for i, result in enumerate(results):

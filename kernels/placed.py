@@ -104,7 +104,7 @@ def load(
     if fuse_segments:
         sharded, places, ranks = fuse(sharded, places, ranks)
     loaded = devices.load(sharded, make_plan(sharded, places, ranks), options)
-    return PlacedFunction(sharded, loaded, options.mode, devices.device_names)
+    return PlacedFunction(loaded, devices.device_names)
 
 
 class PlacedFunction:
@@ -127,22 +127,15 @@ class PlacedFunction:
         dispatch times and finishes that the host saw. So in `stream`.
     """
 
-    def __init__(
-        self,
-        sharded: ShardedProgram,
-        loaded: LoadedProgram,
-        mode: str,
-        device_names: tuple[str, ...],
-    ) -> None:
-        self.graph: TaskGraph = sharded.graph
-        self.names = sharded.names
+    def __init__(self, loaded: LoadedProgram, device_names: tuple[str, ...]) -> None:
+        self.graph: TaskGraph = loaded.sharded.graph
+        self.names = loaded.sharded.names
         self.device_names = device_names
-        self.mode = mode
+        self.mode = loaded.options.mode
         self.compile_s = loaded.compile_s
         self.trace: Schedule | None = None
         self.handling: Handled | None = None
         self.peak_bytes: np.ndarray | None = None
-        self._sharded = sharded
         self._loaded = loaded
 
     @property
@@ -156,28 +149,17 @@ class PlacedFunction:
           ValueError: the arguments are not what the program was traced with.
           TaskError: a task or a transfer failed, a device was lost or time ran out.
         """
-        values = flatten_args(self._sharded, args, kwargs)
+        sharded = self._loaded.sharded
+        values = flatten_args(sharded, args, kwargs)
         execution = self._loaded.run(self._loaded.lay(values))
         self.trace, self.handling = execution.trace, execution.handling
         self.peak_bytes = execution.peak_bytes
-        return jax.tree.unflatten(self._sharded.out_tree, execution.outputs)
+        return jax.tree.unflatten(sharded.out_tree, execution.outputs)
 
     def run_traced(self, *args: Any, **kwargs: Any) -> Schedule:
         """Runs the program and returns the trace of that call; raises what a call raises."""
         self(*args, **kwargs)
         return self._called()[0]
-
-    @property
-    def lower_bound_s(self) -> float:
-        """Seconds that no placement beats while tasks take what they took in the latest call.
-
-        The larger of the critical path without transfers and all work over the number of
-        devices. Where devices are unequal, moving tasks to a faster one can beat it.
-
-        Raises:
-          ValueError: there was no call yet.
-        """
-        return self.profile().lower_bound_s
 
     def profile(self) -> Profile:
         """Returns what the time of the latest call went on, to print.
@@ -186,8 +168,7 @@ class PlacedFunction:
           ValueError: there was no call yet.
         """
         trace, handling, peak_bytes = self._called()
-        names = self.names, self.device_names
-        return profile(self.graph, trace, *names, peak_bytes, handling)
+        return profile(self.graph, trace, self.names, self.device_names, peak_bytes, handling)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest call's trace as Chrome trace JSON, which Perfetto opens.

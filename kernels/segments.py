@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from doppler_jax.graphs.build import make_graph, task_edges, topological_order
-from doppler_jax.programs.blocks import operand_edges
+from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.programs.blocks import task_graph
 from doppler_jax.types import (
     RESIDENT,
     InputRef,
@@ -62,10 +62,14 @@ def fuse_segments(
     of_task = np.empty(graph.num_tasks, np.int64)
     for s, members in enumerate(segments):
         of_task[members] = s
-    fuser = _Fuser(sharded, of_task)
-    tasks = [fuser.task(segment) for segment in segments]
-    kept = sorted(x for task in tasks for x in task.results)
-    new_id = {x: new for new, x in enumerate(kept)}
+    leaves = of_task[graph.tensor_producer[graph.edge_tensor]] != of_task[graph.edge_reader]
+    read_outside = {ref for output in sharded.outputs for ref in output.blocks}
+    read_outside.update(map(TensorRef, graph.edge_tensor[leaves].tolist()))
+    made: list[list[int]] = [[] for _ in sharded.names]
+    for x, v in enumerate(graph.tensor_producer.tolist()):
+        made[v].append(x)
+    tasks = [_fuse(sharded, segment, made, read_outside) for segment in segments]
+    new_id = {x: new for new, x in enumerate(x for task in tasks for x in task.results)}
 
     def renumbered(ref: Ref) -> Ref:
         return ref if isinstance(ref, InputRef) else TensorRef(new_id[ref.tensor])
@@ -73,7 +77,13 @@ def fuse_segments(
     operands = tuple(tuple(map(renumbered, task.operands)) for task in tasks)
     fused = dataclasses.replace(
         sharded,
-        graph=_graph(graph, operands, of_task, kept),
+        graph=task_graph(
+            [task.kernel for task in tasks],
+            operands,
+            np.bincount(of_task, graph.flops, len(tasks)),
+            graph.input_bytes,
+            graph.input_home,
+        ),
         names=tuple(task.name for task in tasks),
         kernels=tuple(task.kernel for task in tasks),
         operands=operands,
@@ -132,43 +142,27 @@ class _Fused:
     results: tuple[int, ...]  # tensors, increasing
 
 
-class _Fuser:
-    """Makes tasks of segments."""
-
-    def __init__(self, sharded: ShardedProgram, of_task: np.ndarray) -> None:
-        graph = sharded.graph
-        self._sharded = sharded
-        self._made: list[list[int]] = [[] for _ in sharded.names]
-        for x, v in enumerate(graph.tensor_producer.tolist()):
-            self._made[v].append(x)
-        leaves = of_task[graph.tensor_producer[graph.edge_tensor]] != of_task[graph.edge_reader]
-        read = {ref for output in sharded.outputs for ref in output.blocks}
-        self._read_outside = read.union(map(TensorRef, graph.edge_tensor[leaves].tolist()))
-
-    def task(self, segment: list[int]) -> _Fused:
-        """Returns the task that calls the kernels of `segment`, which is topological."""
-        sharded, first = self._sharded, segment[0]
-        if len(segment) == 1:
-            results = tuple(self._made[first])
-            return _Fused(
-                sharded.names[first], sharded.kernels[first], sharded.operands[first], results
-            )
-        wire_of: dict[Ref, Wire] = {}
-        operands: list[Ref] = []
-        parts = []
-        for part, v in enumerate(segment):
-            for ref in sharded.operands[v]:
-                if ref not in wire_of:
-                    wire_of[ref] = (-1, len(operands))
-                    operands.append(ref)
-            wires = tuple(wire_of[ref] for ref in sharded.operands[v])
-            parts.append((sharded.kernels[v], wires))
-            wire_of.update({TensorRef(x): (part, k) for k, x in enumerate(self._made[v])})
-        made = sorted(x for v in segment for x in self._made[v])
-        results = tuple(x for x in made if TensorRef(x) in self._read_outside)
-        exported = tuple(wire_of[TensorRef(x)] for x in results)
-        name = f"{sharded.names[first]}+{len(segment) - 1}"
-        return _Fused(name, _compose(tuple(parts), exported), tuple(operands), results)
+def _fuse(
+    sharded: ShardedProgram, segment: list[int], made: list[list[int]], read_outside: set[Ref]
+) -> _Fused:
+    """Returns the task that calls the kernels of `segment`, which is topological."""
+    name, first = sharded.names[segment[0]], segment[0]
+    if len(segment) == 1:
+        return _Fused(name, sharded.kernels[first], sharded.operands[first], tuple(made[first]))
+    wire_of: dict[Ref, Wire] = {}
+    operands: list[Ref] = []
+    parts = []
+    for part, v in enumerate(segment):
+        for ref in sharded.operands[v]:
+            if ref not in wire_of:
+                wire_of[ref] = (-1, len(operands))
+                operands.append(ref)
+        parts.append((sharded.kernels[v], tuple(wire_of[ref] for ref in sharded.operands[v])))
+        wire_of.update({TensorRef(x): (part, k) for k, x in enumerate(made[v])})
+    own = sorted(x for v in segment for x in made[v])
+    results = tuple(x for x in own if TensorRef(x) in read_outside)
+    kernel = _compose(tuple(parts), tuple(wire_of[TensorRef(x)] for x in results))
+    return _Fused(f"{name}+{len(segment) - 1}", kernel, tuple(operands), results)
 
 
 def _compose(parts: Parts, exported: tuple[Wire, ...]) -> Kernel:
@@ -196,24 +190,6 @@ def _compose(parts: Parts, exported: tuple[Wire, ...]) -> Kernel:
     )
     _composed[parts, exported] = kernel
     return kernel
-
-
-def _graph(
-    graph: TaskGraph,
-    operands: Sequence[tuple[Ref, ...]],
-    of_task: np.ndarray,
-    kept: Sequence[int],
-) -> TaskGraph:
-    """Returns the graph of the segments, with the tensors `kept`."""
-    kept_ids = np.array(kept, np.int64)
-    return make_graph(
-        flops=np.bincount(of_task, graph.flops, len(operands)),
-        tensor_producer=of_task[graph.tensor_producer[kept_ids]],
-        tensor_bytes=graph.tensor_bytes[kept_ids],
-        input_bytes=graph.input_bytes,
-        input_home=graph.input_home,
-        **operand_edges(operands),
-    )
 
 
 def _origin(origins: Sequence[TaskOrigin], segment: list[int]) -> TaskOrigin:

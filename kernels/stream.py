@@ -99,50 +99,33 @@ class _Stream:
         self._fail(self.record.first_unfinished(), -1, cause)
 
     def _dispatch(self) -> None:
-        """Enqueues every task, and right after it its transfers; stops at a failure."""
-        plan = self._program.plan
+        """Enqueues every task and transfer; stops at a failure."""
         self._clock = Clock()
-        for k in plan.initial_transfers:
-            if not self._dispatch_transfer(k):
+        for event in dispatch_order(self._program.plan):
+            self.record.start_s[event] = now_s = self._clock.now_s()
+            try:
+                self._enqueue(event)
+            except Exception as error:
+                self._fail(event, self._num_dispatched, error)
                 return
-        for v in plan.order:
-            if not self._dispatch_task(v):
-                return
-            for k in plan.task_transfers[v]:
-                if not self._dispatch_transfer(k):
+            if now_s >= self._look_s or self.abandoned:
+                self._look()
+                self._look_s = self._clock.now_s() + LOOK_S
+                if self.abandoned or self.failures:
                     return
 
-    def _dispatch_task(self, v: int) -> bool:
-        plan, now_s = self._program.plan, self._clock.now_s()
-        self.record.start_s[v] = now_s
-        try:
-            results = self._program.executables[v](*self._buffers.operands(v))
-        except Exception as error:
-            self._fail(v, self._num_dispatched, error)
-            return False
-        self._watch_later(plan.placement[v], v, results)
-        self._buffers.made(v, results)
-        return self._goes_on(now_s)
-
-    def _dispatch_transfer(self, k: int) -> bool:
-        transfer, event = self._program.plan.transfers[k], self.record.num_tasks + k
-        device, now_s = self._program.devices[transfer.destination], self._clock.now_s()
-        self.record.start_s[event] = now_s
-        try:
+    def _enqueue(self, event: int) -> None:
+        program, k = self._program, event - self.record.num_tasks
+        if k < 0:
+            results = program.executables[event](*self._buffers.operands(event))
+            self._watch_later(program.plan.placement[event], event, results)
+            self._buffers.made(event, results)
+        else:
+            transfer = program.plan.transfers[k]
+            device = program.devices[transfer.destination]
             copy = ops.transfer(self._buffers.get(transfer.source_slot), device)
-        except Exception as error:
-            self._fail(event, self._num_dispatched, error)
-            return False
-        self._watch_later(len(self._program.devices) + transfer.destination, event, (copy,))
-        self._buffers.moved(k, copy)
-        return self._goes_on(now_s)
-
-    def _goes_on(self, now_s: float) -> bool:
-        if now_s < self._look_s and not self.abandoned:
-            return True
-        self._look()
-        self._look_s = self._clock.now_s() + LOOK_S
-        return not (self.abandoned or self.failures)
+            self._watch_later(len(program.devices) + transfer.destination, event, (copy,))
+            self._buffers.moved(k, copy)
 
     def _watch_later(self, queue: int, event: int, arrays: Sequence[Any]) -> None:
         """Sees an event at once if it has finished, as tiny tasks on CPU devices have."""
@@ -187,7 +170,8 @@ def infer_times(record: Record, plan: Plan) -> None:
     What ran after an event proves it finished, however late its watcher woke; an event
     then starts when it is enqueued and all that it waits for has finished.
     """
-    events, waits = _dependences(plan)
+    events = dispatch_order(plan)
+    waits = _dependences(plan, events)
     start, finish = record.start_s, record.finish_s
     for event in reversed(events):
         for before in waits[event]:
@@ -196,32 +180,33 @@ def infer_times(record: Record, plan: Plan) -> None:
         start[event] = max([start[event], *(finish[before] for before in waits[event])])
 
 
-def _dependences(plan: Plan) -> tuple[list[int], list[list[int]]]:
-    """Returns the events in the order of dispatch, and for each those that it waits for.
+def dispatch_order(plan: Plan) -> list[int]:
+    """Returns all events; the transfers of what a task makes come right behind it."""
+    num_tasks = len(plan.placement)
+    events = [num_tasks + k for k in plan.initial_transfers]
+    for v in plan.order:
+        events += [v, *(num_tasks + k for k in plan.task_transfers[v])]
+    return events
+
+
+def _dependences(plan: Plan, events: list[int]) -> list[list[int]]:
+    """Returns for each event those that it waits for, given all in the order of dispatch.
 
     A task waits for its inputs and the task before it on its device, a transfer for its
     producer.
     """
     num_tasks = len(plan.placement)
-    waits: list[list[int]] = [[] for _ in range(num_tasks + len(plan.transfers))]
-    events: list[int] = []
+    waits: list[list[int]] = [[] for _ in events]
     last: dict[int, int] = {}
-
-    def send(transfers: tuple[int, ...]) -> None:
-        for k in transfers:
-            events.append(num_tasks + k)
-            for reader in plan.transfers[k].readers:
-                waits[reader].append(num_tasks + k)
-
-    send(plan.initial_transfers)
-    for v in plan.order:
-        events.append(v)
-        if (device := plan.placement[v]) in last:
-            waits[v].append(last[device])
-        last[device] = v
-        for reader in plan.local_readers[v]:
-            waits[reader].append(v)
-        for k in plan.task_transfers[v]:
-            waits[num_tasks + k].append(v)
-        send(plan.task_transfers[v])
-    return events, waits
+    for event in events:
+        if event < num_tasks:
+            device, readers = plan.placement[event], plan.local_readers[event]
+            waits[event] += [last[device]] if device in last else []
+            last[device] = event
+        else:
+            transfer = plan.transfers[event - num_tasks]
+            readers = transfer.readers
+            waits[event] += [transfer.producer] if transfer.producer >= 0 else []
+        for reader in readers:
+            waits[reader].append(event)
+    return waits

@@ -19,13 +19,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import assemble_output
-from doppler_jax.types import ShardedProgram
-
 from . import ops
-from .devices import Execution, Options, TaskError, event_error
-from .memory import Buffers, Footprint, Residents, Slots
-from .plan import RULES, Next, Plan
+from .devices import Execution, LoadedProgram, TaskError, event_error
+from .memory import Buffers, Residents, Slots
+from .plan import RULES, Next
 from .trace import Clock, Record
 
 GRACE_S = 1.0
@@ -36,18 +33,12 @@ Launched = tuple[int, Sequence[jax.Array], BaseException | None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LocalProgram:
+class LocalProgram(LoadedProgram):
     """A placed program on devices of this process, its kernels compiled."""
 
-    sharded: ShardedProgram
-    plan: Plan
-    options: Options
-    devices: tuple[jax.Device, ...]  # [D]
     executables: tuple[ops.Executable, ...]  # [N]
     residents: Residents
-    footprint: Footprint
     runner: Callable[["LocalProgram", Slots], Record]  # of the mode; leaves outputs in slots
-    compile_s: float
 
     def lay(self, values: Sequence[Any]) -> Slots:
         """Returns the slots of a call, with the blocks of its arguments there."""
@@ -61,29 +52,16 @@ class LocalProgram:
         """
         slots = list(laid)
         record = self.runner(self, slots)
-        outputs = [
-            assemble_output(output, self._gather([slots[s] for s in blocks]))
-            for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
-        ]
-        return Execution(outputs, record.schedule(), record.handling, self._peak_bytes(record))
 
-    def _gather(self, blocks: list[Any]) -> list[jax.Array]:
-        """Returns an output's blocks on the device where it shall land."""
-        if self.options.out_device is None:
-            (where,) = blocks[0].devices()
-        else:
-            where = self.devices[self.options.out_device]
-        return jax.device_put(blocks, where)
+        def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
+            blocks: list[Any] = [slots[s] for s in wanted]
+            if (d := self.options.out_device) is None:
+                (where,) = blocks[0].devices()
+            else:
+                where = self.devices[d]
+            return jax.device_put(blocks, where)
 
-    def _peak_bytes(self, record: Record) -> np.ndarray:
-        """Returns `[D]` by our own count, or by the allocator's where a device has one.
-
-        The allocator's is the most since the process began, whatever took it.
-        """
-        peak = self.footprint.peak_bytes(record)
-        for d, device in enumerate(self.devices):
-            peak[d] = (device.memory_stats() or {}).get("peak_bytes_in_use", peak[d])
-        return peak
+        return self.execution(record, gather, list(map(ops.allocated_bytes, self.devices)))
 
 
 def run_ahead(device: jax.Device) -> int:

@@ -8,8 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.typing import ArrayLike
 
-from doppler_jax.types import InputBlock, InputRef, OutputBlocks, Ref, ShardedProgram, TensorRef
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.types import (
+    InputBlock,
+    InputRef,
+    Kernel,
+    Ref,
+    ShardedProgram,
+    TaskGraph,
+    TensorRef,
+)
 
 
 def flatten_args(
@@ -71,10 +81,10 @@ def num_bytes(aval: jax.ShapeDtypeStruct) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def block_bytes(block: InputBlock, aval: jax.ShapeDtypeStruct) -> int:
-    """Returns the size of a block of an array."""
+def block_aval(block: InputBlock, array: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of a block of an array."""
     shape = tuple(b - a for a, b in zip(block.start, block.limit, strict=True))
-    return num_bytes(jax.ShapeDtypeStruct(shape, aval.dtype))
+    return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
 def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
@@ -82,11 +92,6 @@ def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
     if block.limit == value.shape and not any(block.start):
         return value
     return lax.slice(value, block.start, block.limit)
-
-
-def assemble_output(output: OutputBlocks, arrays: Sequence[jax.Array]) -> jax.Array:
-    """Returns the flat output whose blocks are `arrays`, in the order of `output.blocks`."""
-    return join_blocks(arrays, output.grid)
 
 
 def join_blocks(arrays: Sequence[jax.Array], grid: tuple[int, ...]) -> jax.Array:
@@ -115,14 +120,34 @@ def _structure_error(paths: list[Any], tree: Any, expected_tree: Any) -> str:
     return f"arguments have another structure than traced: {tree}, expected {expected_tree}"
 
 
-def operand_edges(operands: Sequence[Sequence[Ref]]) -> dict[str, Any]:
-    """Returns the edges of `make_graph` by which tasks `[N]` read their operands."""
+def task_graph(
+    kernels: Sequence[Kernel],
+    operands: Sequence[Sequence[Ref]],
+    flops: ArrayLike,
+    input_bytes: ArrayLike,
+    input_home: ArrayLike | None = None,
+) -> TaskGraph:
+    """Returns the graph of tasks that call kernels, whose results are its tensors in turn.
+
+    Args:
+      kernels: `[N]` one of each task.
+      operands: `[N]` what each task reads.
+      flops: `[N]` of each task.
+      input_bytes: `[I]` of each graph input.
+      input_home: `[I]` see `TaskGraph`.
+    """
+    made = [(v, num_bytes(aval)) for v, kernel in enumerate(kernels) for aval in kernel.results]
     reads = [(ref, v) for v, refs in enumerate(operands) for ref in refs]
     tensors = [(ref.tensor, v) for ref, v in reads if isinstance(ref, TensorRef)]
     inputs = [(ref.input, v) for ref, v in reads if isinstance(ref, InputRef)]
-    return {
-        "edge_tensor": [x for x, _ in tensors],
-        "edge_reader": [v for _, v in tensors],
-        "input_edge_input": [i for i, _ in inputs],
-        "input_edge_reader": [v for _, v in inputs],
-    }
+    return make_graph(
+        flops=flops,
+        tensor_producer=[v for v, _ in made],
+        tensor_bytes=[size for _, size in made],
+        edge_tensor=[x for x, _ in tensors],
+        edge_reader=[v for _, v in tensors],
+        input_bytes=input_bytes,
+        input_home=input_home,
+        input_edge_input=[i for i, _ in inputs],
+        input_edge_reader=[v for _, v in inputs],
+    )

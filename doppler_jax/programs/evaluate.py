@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.programs.blocks import assemble_output, flatten_args, slice_block
+from doppler_jax.programs.blocks import flatten_args, join_blocks, slice_block
 from doppler_jax.types import InputRef, Ref, ShardedProgram
 
 
@@ -29,7 +29,7 @@ def evaluate(sharded: ShardedProgram, *args: Any, **kwargs: Any) -> Any:
         results = sharded.kernels[v].fn(*map(read, sharded.operands[v]))
         tensors.update(zip(made[v], results, strict=True))
     outputs = [
-        assemble_output(output, [read(ref) for ref in output.blocks])
+        join_blocks([read(ref) for ref in output.blocks], output.grid)
         for output in sharded.outputs
     ]
     return jax.tree.unflatten(sharded.out_tree, outputs)

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.blocks import block_bytes, num_bytes, operand_edges
+from doppler_jax.programs.blocks import block_aval, num_bytes, task_graph
 from doppler_jax.programs.fuse import Group, Step, fuse
 from doppler_jax.programs.grids import (
     Counts,
@@ -271,17 +270,13 @@ class TaskMaker:
 
     def task_graph(self) -> TaskGraph:
         """Returns the tasks' graph."""
-        return make_graph(
-            flops=[task.flops for task in self.tasks],
-            tensor_producer=[
-                v for v, task in enumerate(self.tasks) for _ in task.kernel.results
-            ],
-            tensor_bytes=[
-                num_bytes(aval) for task in self.tasks for aval in task.kernel.results
-            ],
-            input_bytes=[block_bytes(b, self._arrays[b.source].aval) for b in self.inputs],
-            input_home=[RESIDENT if self._is_resident[b.source] else 0 for b in self.inputs],
-            **operand_edges([task.operands for task in self.tasks]),
+        arrays, homes = self._arrays, [RESIDENT if r else 0 for r in self._is_resident]
+        return task_graph(
+            [task.kernel for task in self.tasks],
+            [task.operands for task in self.tasks],
+            [task.flops for task in self.tasks],
+            [num_bytes(block_aval(b, arrays[b.source].aval)) for b in self.inputs],
+            [homes[b.source] for b in self.inputs],
         )
 
     def _read(

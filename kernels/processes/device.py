@@ -20,7 +20,7 @@ import numpy as np
 from jax import export
 
 from ..memory import Buffers, Slots
-from ..ops import refuse_nan
+from ..ops import allocated_bytes, refuse_nan
 from ..plan import Plan, WorkConserving, phases
 from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
 
@@ -81,13 +81,10 @@ class Worker:
         self._early: dict[int, list[tuple[int, float, np.ndarray]]] = {}
         self._lost: set[int] = set()
 
-    def describe(self) -> tuple[str, str]:
-        """Returns the name and the kind of the device."""
+    def describe(self) -> tuple[tuple[str, int], str, str]:
+        """Returns where peers may connect, and the name and the kind of the device."""
         device = jax.devices()[0]
-        return str(device), device.device_kind
-
-    def address(self) -> tuple[str, int]:
-        return self._mesh.address
+        return self._mesh.address, str(device), device.device_kind
 
     def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
         self._mesh.connect(addresses)
@@ -106,7 +103,9 @@ class Worker:
         """Compiles kernels by digest; returns the one that fails, and why."""
         for digest, serialised in kernels.items():
             try:
-                self._executables[digest] = compile_kernel(serialised)
+                exported = export.deserialize(bytearray(serialised))
+                avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
+                self._executables[digest] = jax.jit(exported.call).lower(*avals).compile()
             except Exception as error:
                 return digest, f"{type(error).__name__}: {error}"
         return None
@@ -179,13 +178,6 @@ class Worker:
             run.lose(peer)
 
 
-def compile_kernel(serialised: bytes) -> Any:
-    """Returns the kernel compiled for this process's device."""
-    exported = export.deserialize(bytearray(serialised))
-    operands = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
-    return jax.jit(exported.call).lower(*operands).compile()
-
-
 class DeviceCall:
     """State of one call; what the threads share is guarded by `_lock`."""
 
@@ -204,11 +196,7 @@ class DeviceCall:
         self._plan = plan
         self._device = device
         self._mesh = mesh
-        self._kernels = {
-            v: executables[shipment.digests[v]]
-            for v, d in enumerate(plan.placement)
-            if d == device
-        }
+        self._executables = executables  # by digest
         self._slots: Slots = [laid.get(s) for s in range(len(plan.num_reads))]
         self._buffers = Buffers(plan, self._slots)
         self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
@@ -248,7 +236,7 @@ class DeviceCall:
             self._handled,
             outputs,
             self._failure,
-            (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+            allocated_bytes(jax.devices()[0]),
         )
 
     def stop(self) -> int | None:
@@ -294,7 +282,7 @@ class DeviceCall:
 
     def _work_conserving(self) -> None:
         self._start_transfers(self._first_transfers)
-        for _ in self._kernels:
+        for _ in range(self._plan.placement.count(self._device)):
             first = self._wait(self._ready.take)
             if first is None or not self._run_task(first[1]):
                 return
@@ -336,18 +324,14 @@ class DeviceCall:
                 if found := done():
                     return found
                 idle_s = time.perf_counter() - last_s
-                if not self._mesh.has_rings:
-                    self._sleep(None)  # threads deliver
-                elif idle_s > _WAKE_S:
-                    self._sleep(min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1]))
+                if idle_s > _WAKE_S or not self._mesh.has_rings:
+                    most_s = min(max(idle_s / 16, _LOOKS_S[0]), _LOOKS_S[1])
+                    self._is_asleep = True
+                    # Where there are no rings, threads deliver, and tell.
+                    self._changed.wait(most_s if self._mesh.has_rings else None)
+                    self._is_asleep = False
             time.sleep(0)  # for whom else this core serves
             began_s = time.perf_counter()
-
-    def _sleep(self, most_s: float | None) -> None:
-        """Waits to be told of a change; `_lock` is held, and free meanwhile."""
-        self._is_asleep = True
-        self._changed.wait(most_s)
-        self._is_asleep = False
 
     def _tell(self) -> None:
         """Wakes the thread that computes, where it is not the one that calls this."""
@@ -356,7 +340,7 @@ class DeviceCall:
 
     def _run_task(self, v: int) -> bool:
         """Runs task `v`; returns whether the call goes on."""
-        kernel = self._kernels[v]
+        kernel = self._executables[self._shipment.digests[v]]
         with self._lock:  # who stops the call is told what runs
             if self._stopped:
                 return False

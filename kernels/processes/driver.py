@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import assemble_output, slice_block
+from doppler_jax.programs.blocks import block_aval, slice_block
 from doppler_jax.types import RESIDENT, ShardedProgram
 
-from ..devices import Devices, Execution, Options, TaskError, event_error
-from ..memory import Footprint
+from ..devices import Devices, Execution, LoadedProgram, Options, TaskError, event_error
 from ..plan import RULES, Plan
 from ..trace import Record
 from .device import DeviceResult, Shipment
@@ -76,7 +75,7 @@ class ProcessDevices(Devices):
 
     def check_open(self) -> None:
         """Raises `ValueError` if the devices were closed."""
-        check_open(self._session)
+        self._session.check_open()
 
     def alive(self) -> tuple[int, ...]:
         """Returns the positions of the devices that answer; takes seconds if some do not."""
@@ -106,21 +105,18 @@ class ProcessDevices(Devices):
         started = time.perf_counter()
         digests = _compile(sharded, plan, self._devices)
         compile_s = time.perf_counter() - started
-        shipment = Shipment(
-            plan=plan,
-            peers=tuple(device.index for device in self._devices),
-            digests=digests,
-            avals=_slot_avals(sharded, plan),
-            mode=options.mode,
-            check_nan=options.check_nan,
+        session, avals = self._session, _slot_avals(sharded, plan)
+        number = session.new_number()
+        program = _Program(
+            sharded, plan, options, self._devices, compile_s, session, number, avals
         )
-        return _Program(sharded, shipment, options.timeout_s, self._devices, compile_s)
-
-
-def check_open(session: Session) -> None:
-    """Raises `ValueError` if the processes of a session have been ended."""
-    if not session.is_open:
-        raise ValueError("the devices were closed; start others")
+        session.tell_forgotten()
+        weakref.finalize(program, session.forgotten.append, ("program", number))
+        peers = tuple(device.index for device in self._devices)
+        shipment = Shipment(plan, peers, digests, avals, options.mode, options.check_nan)
+        arguments = [(number, shipment, d) for d in range(len(self))]
+        ask_all(self._devices, "load", arguments)
+        return program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,29 +127,13 @@ class _Laid:
     values: tuple[Any, ...]  # kept, so that their blocks are
 
 
-class _Program:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Program(LoadedProgram):
     """A placed program on device processes."""
 
-    def __init__(
-        self,
-        sharded: ShardedProgram,
-        shipment: Shipment,
-        timeout_s: float | None,
-        devices: tuple[ProcessDevice, ...],
-        compile_s: float,
-    ) -> None:
-        self.compile_s = compile_s
-        self._sharded = sharded
-        self._shipment = shipment
-        self._timeout_s = timeout_s
-        self._devices = devices
-        self._names = [device.name for device in devices]
-        self._footprint = Footprint(sharded.graph, shipment.plan, len(devices))
-        self._session = session = devices[0].session
-        self._number = session.new_number()
-        session.tell_forgotten()
-        weakref.finalize(self, session.forgotten.append, ("program", self._number))
-        ask_all(devices, "load", [(self._number, shipment, d) for d in range(len(devices))])
+    session: Session
+    number: int
+    avals: tuple[jax.ShapeDtypeStruct, ...]  # [S] what lies in each slot
 
     def lay(self, values: Sequence[Any]) -> _Laid:
         """Returns the flat arguments on the devices that read them.
@@ -162,36 +142,36 @@ class _Program:
           ValueError: the devices are closed.
           TaskError: a device is lost.
         """
-        check_open(self._session)
-        self._session.tell_forgotten()
-        plan, homes = self._shipment.plan, self._sharded.graph.input_home
-        laid: list[dict[int, int]] = [{} for _ in self._devices]
-        new: list[dict[int, Any]] = [{} for _ in self._devices]
+        self.session.check_open()
+        self.session.tell_forgotten()
+        homes = self.sharded.graph.input_home
+        laid: list[dict[int, int]] = [{} for _ in self.devices]
+        new: list[dict[int, Any]] = [{} for _ in self.devices]
         kept = []  # to be noted once they are there
-        for i, d, slot in plan.inputs:
-            block = self._sharded.inputs[i]
+        for i, d, slot in self.plan.inputs:
+            block = self.sharded.inputs[i]
             value = values[block.source]
-            blocks = self._session.blocks_of(value) if homes[i] == RESIDENT else {}
-            place = (block.start, block.limit, self._devices[d].index)
+            blocks = self.session.blocks_of(value) if homes[i] == RESIDENT else {}
+            place = (block.start, block.limit, self.devices[d].index)
             if (number := blocks.get(place)) is None:
-                number = self._session.new_number()
-                new[d][number] = to_host(slice_block(value, block)), self._shipment.avals[slot]
+                number = self.session.new_number()
+                new[d][number] = to_host(slice_block(value, block)), self.avals[slot]
                 kept.append((blocks, place, number))
             laid[d][slot] = number
         if kept:
             try:
-                ask_all(self._devices, "keep", [(blocks,) for blocks in new])
+                ask_all(self.devices, "keep", [(blocks,) for blocks in new])
             except BaseException:  # some may be there, and nothing will ask for them
                 numbers = (number for blocks in new for number in blocks)
-                self._session.forgotten.extend(("block", number) for number in numbers)
+                self.session.forgotten.extend(("block", number) for number in numbers)
                 raise
         for blocks, place, number in kept:
             blocks[place] = number
         result = _Laid(tuple(laid), tuple(values))
-        for i, d, slot in plan.inputs:
+        for i, d, slot in self.plan.inputs:
             if homes[i] != RESIDENT:
                 forget = ("block", laid[d][slot])
-                weakref.finalize(result, self._session.forgotten.append, forget)
+                weakref.finalize(result, self.session.forgotten.append, forget)
         return result
 
     def run(self, laid: _Laid) -> Execution:
@@ -200,29 +180,22 @@ class _Program:
         Raises:
           TaskError: a task or transfer failed, a device was lost, or time ran out.
         """
-        plan, devices = self._shipment.plan, self._devices
-        with self._session.one_call:
-            offsets_s = clock_offsets_s(devices)
-            number = self._session.new_number()
-            lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(plan.placement)
+        with self.session.one_call:
+            offsets_s = clock_offsets_s(self.devices)
+            number = self.session.new_number()
+            lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(self.plan.placement)
             start_s = time.perf_counter() + lead_s
             arguments = [
-                (self._number, number, blocks, start_s + offset_s)
+                (self.number, number, blocks, start_s + offset_s)
                 for blocks, offset_s in zip(laid.blocks, offsets_s, strict=True)
             ]
             results = self._call(number, arguments)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
-        avals = self._shipment.avals
-        outputs = [
-            assemble_output(output, [to_device(slots[s].copy(), avals[s]) for s in blocks])
-            for output, blocks in zip(self._sharded.outputs, plan.outputs, strict=True)
-        ]
-        record = make_record(plan, results, offsets_s)
-        peak_bytes = self._footprint.peak_bytes(record)
-        for d, result in enumerate(results):
-            if result.peak_bytes is not None:
-                peak_bytes[d] = result.peak_bytes
-        return Execution(outputs, record.schedule(), record.handling, peak_bytes)
+        return self.execution(
+            make_record(self.plan, results, offsets_s),
+            lambda blocks: [to_device(slots[s].copy(), self.avals[s]) for s in blocks],
+            [result.peak_bytes for result in results],
+        )
 
     def _call(self, number: int, arguments: Sequence[tuple]) -> list[DeviceResult]:
         """Runs call `number` with each device's arguments of `Worker.run`; returns its results.
@@ -233,66 +206,65 @@ class _Program:
         """
         references: list[Any] = []
         try:
-            for device, args in zip(self._devices, arguments, strict=True):
+            for device, args in zip(self.devices, arguments, strict=True):
                 references.append(device.call("run", *args))
             in_time = self._wait(references)
         except BaseException:
             self._stop(number, references)
             raise
         if in_time:
-            outcomes = [self._session.outcome(reference) for reference in references]
+            outcomes = [self.session.outcome(reference) for reference in references]
             if all(isinstance(o, DeviceResult) and o.failure is None for o in outcomes):
                 return outcomes
         running = self._stop(number, references)
-        outcomes = [self._session.outcome(reference) for reference in references]
+        outcomes = [self.session.outcome(reference) for reference in references]
         raise self._error(outcomes) if in_time else self._timeout(running, outcomes)
 
     def _wait(self, references: list[Any]) -> bool:
         """Waits for all devices or the first failure; returns False if time ran out."""
-        deadline_s = time.perf_counter() + (
-            math.inf if self._timeout_s is None else self._timeout_s
-        )
+        timeout_s = math.inf if self.options.timeout_s is None else self.options.timeout_s
+        deadline_s = time.perf_counter() + timeout_s
         pending = references
         while pending:
             left_s = deadline_s - time.perf_counter()
             if left_s <= 0:
                 return False
-            done, pending = self._session.wait(pending, min(left_s, _POLL_S))
-            for outcome in map(self._session.outcome, done):
+            done, pending = self.session.wait(pending, min(left_s, _POLL_S))
+            for outcome in map(self.session.outcome, done):
                 if not isinstance(outcome, DeviceResult) or outcome.failure is not None:
                     return True
         return True
 
     def _stop(self, number: int, references: list[Any]) -> list[int | None]:
         """Ends the call on every device; returns the task `[D]` that each was running."""
-        told = [device.call("stop", number) for device in self._devices]
-        self._session.wait(told, _ANSWER_S, for_all=True)
-        self._session.wait(references, _END_S, for_all=True)
-        answers = [self._session.outcome(reference) for reference in told]
+        told = [device.call("stop", number) for device in self.devices]
+        self.session.wait(told, _ANSWER_S, for_all=True)
+        self.session.wait(references, _END_S, for_all=True)
+        answers = [self.session.outcome(reference) for reference in told]
         return [answer if isinstance(answer, int) else None for answer in answers]
 
     def _timeout(self, running: list[int | None], outcomes: list[Any]) -> TaskError:
         """Names a task that was running, or else the first that has yet to run."""
-        cause = TimeoutError(f"the call has taken more than {self._timeout_s} s")
+        cause = TimeoutError(f"the call has taken more than {self.options.timeout_s} s")
         ended = {v for o in outcomes if isinstance(o, DeviceResult) for v, _, _ in o.tasks}
         at = [v for v in running if v is not None]
-        for v in (*at, *(v for v in self._shipment.plan.order if v not in ended)):
-            return event_error(self._shipment.plan, self._names, v, cause)
+        for v in (*at, *(v for v in self.plan.order if v not in ended)):
+            return event_error(self.plan, self.devices, v, cause)
         return TaskError("the call did not end", -1, -1, cause)
 
     def _error(self, outcomes: list[Any]) -> TaskError:
         """Returns the error of what went wrong first; a lost device takes others with it."""
         for d, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException):
-                return lost_device(self._devices, d, outcome)
+                return lost_device(self.devices, d, outcome)
         failures = [o.failure for o in outcomes if o is not None and o.failure is not None]
         order = {"lost": 0, "task": 1, "transfer": 2}
         first = min(failures, key=lambda failure: (order[failure.kind], failure.at_s))
         cause = RuntimeError(first.reason)
         if first.kind == "lost":
-            return lost_device(self._devices, first.id, cause)
-        event = first.id + (first.kind == "transfer") * len(self._shipment.plan.names)
-        return event_error(self._shipment.plan, self._names, event, cause)
+            return lost_device(self.devices, first.id, cause)
+        event = first.id + (first.kind == "transfer") * len(self.plan.names)
+        return event_error(self.plan, self.devices, event, cause)
 
 
 def _compile(
@@ -310,7 +282,7 @@ def _compile(
             digest, reason = failure
             v = digests.index(digest)
             what = f"task {v} ({sharded.names[v]}) does not compile on device {d}"
-            raise TaskError(f"{what} ({devices[d].name})", v, d, RuntimeError(reason))
+            raise TaskError(f"{what} ({devices[d]})", v, d, RuntimeError(reason))
     return digests
 
 
@@ -319,18 +291,13 @@ def _slot_avals(sharded: ShardedProgram, plan: Plan) -> tuple[jax.ShapeDtypeStru
     avals: dict[int, jax.ShapeDtypeStruct] = {}
     for kernel, slots in zip(sharded.kernels, plan.results, strict=True):
         avals.update(zip(slots, kernel.results, strict=True))
+    values: Sequence[Any] = (*sharded.arg_avals, *sharded.consts)
     for i, _, slot in plan.inputs:
-        avals[slot] = _block_aval(sharded, i)
+        block = sharded.inputs[i]
+        avals[slot] = block_aval(block, values[block.source])
     for transfer in plan.transfers:
         avals[transfer.slot] = avals[transfer.source_slot]
     return tuple(avals[s] for s in range(len(plan.num_reads)))
-
-
-def _block_aval(sharded: ShardedProgram, i: int) -> jax.ShapeDtypeStruct:
-    block = sharded.inputs[i]
-    values: Sequence[Any] = (*sharded.arg_avals, *sharded.consts)
-    shape = tuple(b - a for a, b in zip(block.start, block.limit, strict=True))
-    return jax.ShapeDtypeStruct(shape, values[block.source].dtype)
 
 
 def clock_offsets_s(devices: Sequence[ProcessDevice]) -> list[float]:
@@ -370,7 +337,12 @@ def make_record(
             start_s[num_tasks + k], finish_s[num_tasks + k] = times_s
     starts_on = np.array([*plan.placement, *(t.source for t in plan.transfers)], np.int64)
     ends_on = np.array([*plan.placement, *(t.destination for t in plan.transfers)], np.int64)
-    offsets = _causal(start_s, finish_s, starts_on, ends_on, np.array(offsets_s))
+    offsets = np.array(offsets_s)
+    for _ in offsets:  # to lessen one may ask for another, each at most once
+        gaps_s = (start_s - offsets[starts_on]) - (finish_s - offsets[ends_on])
+        late_s = np.zeros_like(offsets)
+        np.maximum.at(late_s, ends_on, gaps_s)
+        offsets -= late_s
     start_s, finish_s = start_s - offsets[starts_on], finish_s - offsets[ends_on]
     origin_s = start_s.min(initial=np.inf)
     record.start_s, record.finish_s = (
@@ -384,20 +356,3 @@ def make_record(
         for a, b in result.handled
     ]
     return record
-
-
-def _causal(
-    start_s: np.ndarray,
-    finish_s: np.ndarray,
-    starts_on: np.ndarray,
-    ends_on: np.ndarray,
-    offsets_s: np.ndarray,
-) -> np.ndarray:
-    """Returns the offsets `[D]`, lessened until no event ends before it starts."""
-    offsets = offsets_s.copy()
-    for _ in offsets:  # to lessen one may ask for another, each at most once
-        gaps = (start_s - offsets[starts_on]) - (finish_s - offsets[ends_on])
-        late = np.zeros_like(offsets)
-        np.maximum.at(late, ends_on, gaps)
-        offsets -= late
-    return offsets

@@ -166,9 +166,9 @@ def _start_devices(session: RaySession, num_devices: int, gpus: bool) -> Process
             )
         ]
     )
-    addresses = _get([actor.call.remote("address") for actor in session.actors])
-    _get([actor.call.remote("connect", addresses) for actor in session.actors])
     described = _get([actor.call.remote("describe") for actor in session.actors])
+    addresses = [address for address, _, _ in described]
+    _get([actor.call.remote("connect", addresses) for actor in session.actors])
     return ProcessDevices(
         [
             ProcessDevice(
@@ -178,7 +178,7 @@ def _start_devices(session: RaySession, num_devices: int, gpus: bool) -> Process
                 host=host,
                 session=session,
             )
-            for index, ((name, kind), core, (host, ip, _)) in enumerate(
+            for index, ((_, name, kind), core, (host, ip, _)) in enumerate(
                 zip(described, cores, places, strict=True)
             )
         ]

@@ -8,9 +8,10 @@ A launcher is a file beside `ray.py` and does the following; nothing else here a
    `jax.config` by name, with "jax_enable_x64" True and "jax_cpu_enable_async_dispatch" False.
 2. Its `Session` asks them by number: `call`, `wait`, `outcome`, `close`. Several calls of one
    worker may be on their way at once.
-3. It asks every worker for its "address", then tells all of them to "connect" to those.
-4. It returns `driver.ProcessDevices` of a `ProcessDevice` each, whose name and kind "describe"
-   says, and gets a row in `LAUNCHERS` (`__init__.py`).
+3. It asks every worker to "describe" its address, and the name and kind of its device, then
+   tells all of them to "connect" to those addresses.
+4. It returns `driver.ProcessDevices` of a `ProcessDevice` each, and gets a row in `LAUNCHERS`
+   (`__init__.py`).
 """
 
 import abc
@@ -78,6 +79,11 @@ class Session(abc.ABC):
     def close(self) -> None:
         """Ends all processes."""
 
+    def check_open(self) -> None:
+        """Raises `ValueError` if the processes have been ended."""
+        if not self.is_open:
+            raise ValueError("the devices were closed; start others")
+
     def new_number(self) -> int:
         """Returns a number that no program, block or call has had."""
         with self._lock:
@@ -119,6 +125,9 @@ class ProcessDevice:
     host: str  # machine, whose processes share a clock
     session: Session
 
+    def __str__(self) -> str:
+        return self.name
+
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the process's `Worker`; returns a reference to its answer."""
         return self.session.call(self.index, method, *args)
@@ -142,20 +151,16 @@ class KernelExports:
         for v, kernel in enumerate(sharded.kernels):
             if kernel not in self._exports:
                 try:
-                    self._exports[kernel] = _export(kernel, self._platform)
+                    exported = export.export(jax.jit(kernel.fn), platforms=[self._platform])
+                    serialised = bytes(exported(*kernel.operands).serialize())
                 except Exception as error:
                     raise ValueError(
                         f"task {v} ({sharded.names[v]}): kernel {kernel.name!r} cannot be sent "
                         f"to another process; expected one that jax.export serialises: {error}"
                     ) from error
+                self._exports[kernel] = hashlib.sha256(serialised).hexdigest(), serialised
         exports = [self._exports[kernel] for kernel in sharded.kernels]
         return tuple(digest for digest, _ in exports), dict(exports)
-
-
-def _export(kernel: Kernel, platform: str) -> tuple[str, bytes]:
-    exported = export.export(jax.jit(kernel.fn), platforms=[platform])(*kernel.operands)
-    serialised = bytes(exported.serialize())
-    return hashlib.sha256(serialised).hexdigest(), serialised
 
 
 def ask_all(
@@ -179,7 +184,7 @@ def ask_all(
 
 def lost_device(devices: Sequence[ProcessDevice], d: int, cause: BaseException) -> TaskError:
     """Returns the error that says that device `d` is lost; it names no task (-1)."""
-    return TaskError(f"device {d} ({devices[d].name}) was lost", -1, d, cause)
+    return TaskError(f"device {d} ({devices[d]}) was lost", -1, d, cause)
 
 
 def this_host() -> str:

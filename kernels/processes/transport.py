@@ -14,7 +14,6 @@ Bottom up: arrays as bytes, packets, rings, their two ends, the mesh.
 """
 
 import ctypes
-import functools
 import hmac
 import mmap
 import os
@@ -76,19 +75,13 @@ def to_bytes(array: jax.Array | np.ndarray) -> np.ndarray:
 
 def from_bytes(body: np.ndarray, aval: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     """Returns an array that kernels here can take as it is; the inverse of `to_bytes`."""
-    if not isinstance(aval.dtype, np.dtype):
-        data = jax.eval_shape(jax.random.key_data, aval)
-        return jax.block_until_ready(to_device(body.view(data.dtype).reshape(data.shape), aval))
-    host = body.view(aval.dtype).reshape(aval.shape)
+    is_key = not isinstance(aval.dtype, np.dtype)
+    data = jax.eval_shape(jax.random.key_data, aval) if is_key else aval
+    host = body.view(data.dtype).reshape(data.shape)
     # A CPU kernel reads it where it lies; to make a JAX array of it first is only dispatch.
-    if _computes_on_cpu():
+    if not is_key and jax.default_backend() == "cpu":
         return host
     return jax.block_until_ready(to_device(host, aval))
-
-
-@functools.cache
-def _computes_on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
 
 
 def aligned_bytes(num_bytes: int) -> np.ndarray:
@@ -118,6 +111,18 @@ class Packet(NamedTuple):
     call: int
     item: int
     sender: Sender
+
+    def open(self) -> tuple[bytes, np.ndarray] | None:
+        """Returns header and body, None if it is not wanted or cannot be opened."""
+        try:
+            opened = self.sender.open(self.item)
+        except BaseException as error:
+            self.sender.failed(self.item, error)
+            return None
+        if opened is None:
+            return None
+        start_s, body = opened
+        return _HEADER.pack(self.call, self.item, start_s, body.size), body
 
 
 class Inbox(Protocol):
@@ -245,16 +250,9 @@ class Outlet:
         """Opens the next packet that is wanted; returns whether there is one."""
         while self._waiting:
             packet = self._waiting.popleft()
-            try:
-                opened = packet.sender.open(packet.item)
-            except BaseException as error:
-                packet.sender.failed(packet.item, error)
-                continue
-            if opened is not None:
-                start_s, body = opened
-                header = _HEADER.pack(packet.call, packet.item, start_s, body.size)
+            if (opened := packet.open()) is not None:
                 self._open = packet
-                self._left.extend((memoryview(header), body.data))
+                self._left.extend((memoryview(opened[0]), opened[1].data))
                 return True
         return False
 
@@ -381,26 +379,25 @@ class Mesh:
         queue = self._queues[peer]
         while True:
             packet = queue.get()
-            try:
-                opened = packet.sender.open(packet.item)
-                if opened is not None:
-                    start_s, body = opened
-                    header = _HEADER.pack(packet.call, packet.item, start_s, body.size)
+            if (opened := packet.open()) is not None:
+                header, body = opened
+                try:
                     if body.size <= _SMALL:
                         connection.sendall(header + body.tobytes())
                     else:
                         connection.sendall(header)
                         connection.sendall(body.data)
                     packet.sender.sent(packet.item)
-            except BaseException as error:
-                packet.sender.failed(packet.item, error)
-            del packet  # else a waiting sender would keep the tensor
+                except BaseException as error:
+                    packet.sender.failed(packet.item, error)
+                del header, body
+            del packet, opened  # else a waiting sender would keep the tensor
 
     def _receive(self, peer: int, connection: socket.socket) -> None:
         try:
             while True:
-                header = _HEADER.unpack(_read(connection, _HEADER.size).data)
-                call, item, start_s, num_bytes = header
+                header = _read(connection, _HEADER.size).data
+                call, item, start_s, num_bytes = _HEADER.unpack(header)
                 self._inbox.arrived(call, item, start_s, _read(connection, num_bytes))
         except OSError:
             self._inbox.lost(peer)

@@ -17,7 +17,7 @@ import doppler_jax as dj
 from doppler_jax.engine.local import RUNNERS
 from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.programs.blocks import operand_edges
+from doppler_jax.programs.blocks import task_graph
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -97,11 +97,9 @@ def build(tasks, outputs):
     result of task 0. The result is {"out": blocks of `outputs`, "in": second block of x}.
     """
     ids = {}
-    producer, refs = [], []
     for v, (kind, _) in enumerate(tasks):
         for k in range(len(KERNELS[kind].results)):
-            ids[f"t{v}", k] = len(producer)
-            producer.append(v)
+            ids[f"t{v}", k] = len(ids)
 
     def ref(operand):
         if isinstance(operand, str) and operand[0] == "i":
@@ -109,19 +107,13 @@ def build(tasks, outputs):
         return TensorRef(ids[(operand, 0) if isinstance(operand, str) else operand])
 
     refs = [tuple(map(ref, operands)) for _, operands in tasks]
-    graph = dj.make_graph(
-        flops=np.ones(len(tasks)),
-        tensor_producer=producer,
-        tensor_bytes=np.full(len(producer), 16.0),
-        input_bytes=np.full(3, 16.0),
-        **operand_edges(refs),
-    )
+    kernels = tuple(KERNELS[kind] for kind, _ in tasks)
     whole = jax.ShapeDtypeStruct((4 * len(outputs),), jnp.float32)
     x = jax.ShapeDtypeStruct((8,), jnp.float32)
     return dj.ShardedProgram(
-        graph=graph,
+        graph=task_graph(kernels, refs, np.ones(len(tasks)), np.full(3, 16.0)),
         names=tuple(f"{kind}{v}" for v, (kind, _) in enumerate(tasks)),
-        kernels=tuple(KERNELS[kind] for kind, _ in tasks),
+        kernels=kernels,
         operands=tuple(refs),
         inputs=tuple(InputBlock(i, (a,), (a + 4,)) for i, a in ((0, 0), (0, 4), (1, 0))),
         outputs=(
