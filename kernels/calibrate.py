@@ -398,34 +398,33 @@ def random_arguments(sharded: ShardedProgram, rng: np.random.Generator) -> list[
     return [draw(aval) for aval in sharded.arg_avals]
 
 
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
 @functools.cache
 def _work_kernel() -> Kernel:
     """Returns a kernel that takes a CPU core about a millisecond."""
-    square = jax.ShapeDtypeStruct((_WORK_SIZE, _WORK_SIZE), jnp.float32)
+    square = _floats(_WORK_SIZE, _WORK_SIZE)
     return Kernel("work", lambda a: (a @ a,), (square,), (square,))
 
 
 @functools.cache
 def _total_kernel(length: int) -> Kernel:
     """Returns a kernel that reads all of a float32 `[length]`."""
-    vector = jax.ShapeDtypeStruct((length,), jnp.float32)
-    total = jax.ShapeDtypeStruct((1,), jnp.float32)
-    return Kernel("total", lambda x: (x.sum(keepdims=True),), (vector,), (total,))
+    return Kernel("total", lambda x: (x.sum(keepdims=True),), (_floats(length),), (_floats(1),))
 
 
 @functools.cache
 def _fill_kernel(read: int | None, made: int) -> Kernel:
     """Returns a kernel that makes float32 `[made]` from the first of `[read]`, or of 1."""
 
-    def vector(length: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((length,), jnp.float32)
-
     def fn(*operands: jax.Array) -> tuple[jax.Array]:
         first = operands[0][0] if operands else jnp.float32(1.0)
         return (jnp.full((made,), first),)
 
-    operands = () if read is None else (vector(read),)
-    return Kernel(f"fill {made}", fn, operands, (vector(made),))
+    operands = () if read is None else (_floats(read),)
+    return Kernel(f"fill {made}", fn, operands, (_floats(made),))
 
 
 def _program(

@@ -1,7 +1,7 @@
 """Measured makespans: what stage 3 learns from and what reports compare."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
 from doppler_jax.types import Schedule, ShardedProgram
 
-from .devices import Devices, Options, TaskError
+from .devices import Options, TaskError
 from .placed import PlacedFunction, as_devices, load
 
 _PATIENCE = 4.0
@@ -77,14 +77,26 @@ def make_paired_measure(
     flatten_args(sharded, tuple(args), {})
     # Resident blocks are found again by the identity of the arrays.
     arrays = jax.tree.map(jnp.asarray, tuple(args))
-    return _Pairing(_Bench(sharded, arrays, placed_on, options), max_slowdown, warmup).measure
+
+    def load_placed(placement: np.ndarray, timeout_s: float | None = None) -> PlacedFunction:
+        limited = dataclasses.replace(options, timeout_s=timeout_s)
+        return load(sharded, placement, None, placed_on, limited)
+
+    return _Pairing(load_placed, arrays, mode, max_slowdown, warmup).measure
 
 
 class _Pairing:
     """Alternates candidates with the incumbent, which it keeps loaded."""
 
-    def __init__(self, bench: "_Bench", max_slowdown: float, warmup: int) -> None:
-        self._bench = bench
+    def __init__(
+        self,
+        load_placed: Callable[..., PlacedFunction],
+        args: tuple[Any, ...],
+        mode: str,
+        max_slowdown: float,
+        warmup: int,
+    ) -> None:
+        self._load, self._args, self._mode = load_placed, args, mode
         self._max_slowdown = max_slowdown
         self._warmup = warmup
         self._incumbent = np.zeros(0, np.int64)
@@ -93,14 +105,14 @@ class _Pairing:
     def measure(self, candidate: np.ndarray, incumbent: np.ndarray, rounds: int) -> Paired:
         """Measures; see `make_paired_measure`."""
         if self._step is None or not np.array_equal(incumbent, self._incumbent):
-            self._step = self._bench.load(incumbent)
+            self._step = self._load(incumbent)
             self._incumbent = np.array(incumbent)
             self._warm_up(self._step)
         step = other = self._step
         if not np.array_equal(candidate, incumbent):
-            usual_s = self._run(step)[0]
+            usual_s = _run(step, self._args)[0]
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
-            other = self._bench.load(candidate, timeout_s=limit_s)
+            other = self._load(candidate, timeout_s=limit_s)
             try:
                 self._warm_up(other)
             except TaskError as error:
@@ -112,41 +124,22 @@ class _Pairing:
         for k in range(rounds):
             for is_candidate in (False, True) if k % 2 == 0 else (True, False):
                 if is_candidate:
-                    runs.append(self._run(other))
+                    runs.append(_run(other, self._args))
                 else:
-                    usual.append(self._run(step)[0])
+                    usual.append(_run(step, self._args)[0])
             if k == 0 and runs[0][0] > self._max_slowdown * usual[0]:
                 break
         median = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
-        is_exact = self._bench.options.mode == "work_conserving"
         return Paired(
             candidate_s=tuple(seconds for seconds, _ in runs),
             incumbent_s=tuple(usual),
             is_aborted=len(runs) < rounds,
-            trace=median[1] if is_exact else None,
+            trace=median[1] if self._mode == "work_conserving" else None,
         )
 
     def _warm_up(self, step: PlacedFunction) -> None:
         for _ in range(self._warmup):
-            self._run(step)
-
-    def _run(self, step: PlacedFunction) -> tuple[float, Schedule]:
-        return _run(step, self._bench.args)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Bench:
-    """A program, its arguments, and where placements of it are run."""
-
-    sharded: ShardedProgram
-    args: tuple[Any, ...]
-    devices: Devices
-    options: Options
-
-    def load(self, placement: np.ndarray, timeout_s: float | None = None) -> PlacedFunction:
-        """Returns the program, placed."""
-        options = dataclasses.replace(self.options, timeout_s=timeout_s)
-        return load(self.sharded, placement, None, self.devices, options)
+            _run(step, self._args)
 
 
 def _run(step: PlacedFunction, args: tuple[Any, ...]) -> tuple[float, Schedule]:

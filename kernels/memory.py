@@ -1,7 +1,7 @@
 """Where arrays are: arguments on devices, a call's arrays by slot, and what it all takes."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -132,26 +132,26 @@ class Footprint:
     """
 
     def __init__(self, graph: TaskGraph, plan: Plan, num_devices: int) -> None:
-        num_tasks, num_slots = len(plan.placement), len(plan.num_reads)
+        # Slots are tensors, then copies, then inputs.
+        num_tasks, transfers, makers = (
+            len(plan.placement),
+            plan.transfers,
+            graph.tensor_producer,
+        )
+        inputs, devices, _ = np.array(plan.inputs, np.int64).reshape(-1, 3).T
+        items = [*range(graph.num_tensors), *(t.tensor for t in transfers), *~inputs]
+        # Input i is entry i from the end.
+        self._bytes = np.append(graph.tensor_bytes, graph.input_bytes[::-1])[items]
+        made_on = np.array(plan.placement, np.int64)[makers]
+        self._device = np.array([*made_on, *(t.destination for t in transfers), *devices])
+        copied = range(num_tasks, num_tasks + len(transfers))
+        self._maker = np.array([*makers, *copied, *(0 * inputs - 1)])  # event; -1: none
         self._num_devices = num_devices
-        self._bytes, self._device = np.zeros(num_slots), np.zeros(num_slots, np.int64)
-        self._maker = np.full(num_slots, -1)  # event; -1: there before the call
-        self._stays = np.zeros(num_slots, bool)
-        reads = [(s, v) for v, of_task in enumerate(plan.operands) for s in of_task]
-        for v, slots in enumerate(plan.results):
-            self._set(slots, graph.tensor_bytes[list(slots)], plan.placement[v], v)
-        for k, t in enumerate(plan.transfers):
-            size = (
-                graph.tensor_bytes[t.tensor]
-                if t.producer >= 0
-                else graph.input_bytes[~t.tensor]
-            )
-            self._set([t.slot], size, t.destination, num_tasks + k)
-            reads.append((t.source_slot, num_tasks + k))
-        for i, device, slot in plan.inputs:
-            self._set([slot], graph.input_bytes[i], device, -1)
-            self._stays[slot] = graph.input_home[i] == RESIDENT
+        self._stays = np.zeros(len(items), bool)
+        self._stays[len(items) - len(inputs) :] = graph.input_home[inputs] == RESIDENT
         self._stays[[s for blocks in plan.outputs for s in blocks]] = True
+        reads = [(s, v) for v, of_task in enumerate(plan.operands) for s in of_task]
+        reads += [(t.source_slot, num_tasks + k) for k, t in enumerate(transfers)]
         self._read_slot, self._reader = np.array(reads, np.int64).reshape(-1, 2).T
 
     def peak_bytes(self, record: Record) -> np.ndarray:
@@ -166,7 +166,3 @@ class Footprint:
         device, change = np.tile(self._device, 2)[order], change[order]
         held = np.where(device == np.arange(self._num_devices)[:, None], change, 0.0)
         return np.cumsum(held, axis=1).max(axis=1, initial=0.0)
-
-    def _set(self, slots: Iterable[int], size: np.ndarray, device: int, maker: int) -> None:
-        here = list(slots)
-        self._bytes[here], self._device[here], self._maker[here] = size, device, maker

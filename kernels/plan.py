@@ -76,16 +76,12 @@ def make_plan(
     ]
     outputs = [tuple(map(slots.of_output, output.blocks)) for output in sharded.outputs]
     transfers = slots.transfers()
-    results: list[list[int]] = [[] for _ in places]
-    for x, v in enumerate(graph.tensor_producer.tolist()):
-        results[v].append(x)
+    makers = graph.tensor_producer.tolist()
+    edges = zip(*map(np.ndarray.tolist, task_edges(graph)), strict=True)
     waits = np.bincount(graph.edge_reader, minlength=len(places))
-    task_transfers: list[list[int]] = [[] for _ in places]
-    for k, transfer in enumerate(transfers):
-        if transfer.producer >= 0:
-            task_transfers[transfer.producer].append(k)
-        else:
-            waits[list(transfer.readers)] += 1
+    initial = tuple(k for k, t in enumerate(transfers) if t.producer < 0)
+    for k in initial:
+        waits[list(transfers[k].readers)] += 1
     reads = tuple(tuple(dict.fromkeys(of_task)) for of_task in operands)
     num_reads = Counter(s for of_task in reads for s in of_task)
     num_reads.update(t.source_slot for t in transfers)
@@ -99,16 +95,26 @@ def make_plan(
         levels=tuple(hop_levels(graph).tolist()),
         operands=tuple(operands),
         reads=reads,
-        results=tuple(map(tuple, results)),
+        results=_by_task(len(places), ((v, x) for x, v in enumerate(makers))),
         num_inputs=tuple(waits.tolist()),
-        local_readers=_local_readers(graph, placement),
+        local_readers=_by_task(len(places), (e for e in edges if places[e[0]] == places[e[1]])),
         transfers=transfers,
-        initial_transfers=tuple(k for k, t in enumerate(transfers) if t.producer < 0),
-        task_transfers=tuple(map(tuple, task_transfers)),
+        initial_transfers=initial,
+        task_transfers=_by_task(
+            len(places), ((t.producer, k) for k, t in enumerate(transfers) if t.producer >= 0)
+        ),
         num_reads=tuple(num_reads[s] for s in range(slots.num_slots)),
         inputs=slots.inputs(),
         outputs=tuple(outputs),
     )
+
+
+def _by_task(num_tasks: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the second of the pairs by their first, a task."""
+    found: list[list[int]] = [[] for _ in range(num_tasks)]
+    for v, item in pairs:
+        found[v].append(item)
+    return tuple(map(tuple, found))
 
 
 class _Slots:
@@ -176,15 +182,6 @@ def _remote_readers(
             groups[x, there].append(v)
     order = sorted(groups, key=lambda key: (key[0] >= 0, max(key[0], ~key[0]), key[1]))
     return {key: tuple(groups[key]) for key in order}
-
-
-def _local_readers(graph: TaskGraph, placement: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """Returns the readers of each task's tensors on its own device, once per tensor."""
-    local: list[list[int]] = [[] for _ in placement]
-    for u, v in zip(*map(np.ndarray.tolist, task_edges(graph)), strict=True):
-        if placement[u] == placement[v]:
-            local[u].append(v)
-    return tuple(map(tuple, local))
 
 
 Next = tuple[Iterable[int], Iterable[int]]

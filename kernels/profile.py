@@ -39,11 +39,6 @@ class Profile:
         return self.explanation.makespan_s
 
     @property
-    def utilisation(self) -> np.ndarray:
-        """`[D]` share of the makespan for which each device computes."""
-        return self.explanation.utilisation
-
-    @property
     def idle_ready_share(self) -> float:
         """Share of the devices' time that they idled though a task was ready for them."""
         total_s = self.makespan_s * len(self.device_names)
@@ -74,7 +69,7 @@ class Profile:
         columns = (
             [f"{d} ({name})" for d, name in enumerate(self.device_names)],
             map(format_seconds, self.explanation.busy_s),
-            [f"{share:.0%}" for share in self.utilisation],
+            [f"{share:.0%}" for share in self.explanation.utilisation],
             map(format_seconds, self.idle_ready_s),
             map(format_seconds, self.handling_s),
             [f"{most:.4g}" for most in self.peak_bytes],

@@ -132,7 +132,8 @@ class _Call:
                 if not self._num_unfinished:
                     self._ended.set()
             if not self._ended.wait(self.program.options.timeout_s):
-                self._time_out()
+                timeout = f"the call has taken more than {self.program.options.timeout_s} s"
+                self._fail(self.record.first_unfinished(), TimeoutError(timeout))
                 grace_s = GRACE_S
         finally:
             self._stop()
@@ -289,10 +290,6 @@ class _Call:
         with self._lock:
             self._buffers.moved(k, copy)
             self._go_on(self._rules.arrived(k), finish_s)
-
-    def _time_out(self) -> None:
-        cause = TimeoutError(f"the call has taken more than {self.program.options.timeout_s} s")
-        self._fail(self.record.first_unfinished(), cause)
 
     def _fail(self, event: int, cause: BaseException) -> None:
         self._end_by(event_error(self.plan, self.program.devices, event, cause))

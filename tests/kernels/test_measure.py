@@ -7,7 +7,6 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.engine import measure as measure_module
 from doppler_jax.engine import memory
-from doppler_jax.engine.devices import Options
 from doppler_jax.engine.plan import make_plan
 from doppler_jax.engine.stream import infer_times
 from doppler_jax.engine.trace import Record
@@ -107,9 +106,6 @@ class Step:
 class Bench:
     """Loads placement [0] as "old" and [1] as "new"."""
 
-    args = ()
-    options = Options()
-
     def __init__(self, old, new):
         self.calls, self.loads = [], []
         self.seconds = {"old": iter(old), "new": iter(new)}
@@ -124,7 +120,8 @@ OLD, NEW = np.array([0]), np.array([1])
 
 
 def pairing(bench):
-    return measure_module._Pairing(bench, max_slowdown=2.0, warmup=1).measure
+    pairing = measure_module._Pairing(bench.load, (), "work_conserving", 2.0, warmup=1)
+    return pairing.measure
 
 
 def test_pairs_alternate_and_the_order_changes():

@@ -73,7 +73,7 @@ def test_inputs_that_are_moved_are_waited_for():
 def test_numbers():
     found = profile(GRAPH, late(0.5), NAMES, DEVICES, [7.0, 9.0])
     assert found.makespan_s == 7
-    assert found.utilisation.tolist() == [2 / 7, 5 / 7]
+    assert found.explanation.utilisation.tolist() == [2 / 7, 5 / 7]
     assert found.idle_ready_s.tolist() == [0.5, 0.5]
     assert found.idle_ready_share == 1 / 14
     assert found.gap_s(0.5) == 0.25
