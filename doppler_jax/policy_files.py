@@ -3,22 +3,17 @@
 A checkpoint has `params`, a plain tree that Orbax alone can restore, and `meta`, JSON.
 """
 
-import dataclasses
-import functools
+import contextlib
 import pathlib
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
 import chex
-import jax
-import numpy as np
 
 from doppler_jax.learners.registry import POLICY_SETTINGS
-from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
-from doppler_jax.training.checkpoint import FORMAT
+from doppler_jax.policies.features import FEATURE_VERSION
+from doppler_jax.training.checkpoint import FORMAT, Checkpoints
 from doppler_jax.types import Policy
-
-if TYPE_CHECKING:
-    import orbax.checkpoint as ocp
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 
@@ -26,7 +21,7 @@ FOLDERS = (_PACKAGE.parent / "checkpoints" / "base", _PACKAGE / "base")
 """Where the base policy lies: in a checkout, in an installation."""
 
 
-@functools.cache
+@cache
 def load_base_policy(folder: pathlib.Path | None = None) -> Policy | None:
     """Returns the policy that ships, trained on many graphs and clusters; None without one.
 
@@ -74,25 +69,11 @@ def save_policy(
     Raises:
       ValueError: the folder has a checkpoint already.
     """
-    import orbax.checkpoint as ocp
-
     folder = pathlib.Path(path)
-    header = {
-        "format": FORMAT,
-        "method": policy.method,
-        "policy": {"feature_version": FEATURE_VERSION, **dataclasses.asdict(policy.config)},
-        "normalisation": NORMALISATION,
-    }
-    with ocp.CheckpointManager(folder.absolute()) as manager:
-        if manager.all_steps():
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        if checkpoints.latest() is not None:
             raise ValueError(f"{folder}: holds a checkpoint already")
-        manager.save(
-            0,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(jax.tree.map(np.asarray, policy.params)),
-                meta=ocp.args.JsonSave({**(meta or {}), **header}),
-            ),
-        )
+        checkpoints.save(policy, meta or {})
 
 
 def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any]]:
@@ -104,8 +85,9 @@ def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any
     import orbax.checkpoint as ocp
 
     folder = _find(pathlib.Path(path))
-    with ocp.CheckpointManager(folder.parent.absolute()) as manager:
-        meta = _load(manager, folder, "meta", ocp.args.JsonRestore())
+    with contextlib.closing(Checkpoints(folder.parent)) as checkpoints:
+        read = partial(checkpoints.read, "not a checkpoint, or a damaged one", int(folder.name))
+        meta = read(meta=ocp.args.JsonRestore())["meta"]
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError(f"{folder}: not a checkpoint of this project")
         version = meta.get("policy", {}).get("feature_version")
@@ -113,26 +95,7 @@ def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any
             raise ValueError(
                 f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"
             )
-        params = _load(manager, folder, "params", ocp.args.StandardRestore())
-    return params, meta
-
-
-def _load(
-    manager: "ocp.CheckpointManager",
-    folder: pathlib.Path,
-    item: str,
-    how: "ocp.args.CheckpointArgs",
-) -> Any:
-    """Returns one item of the checkpoint in `folder`, or raises a `ValueError`."""
-    import orbax.checkpoint as ocp
-
-    try:
-        return manager.restore(int(folder.name), args=ocp.args.Composite(**{item: how}))[item]
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        # Orbax and TensorStore append whole specifications; the start says what is wrong.
-        raise ValueError(
-            f"{folder}: not a checkpoint, or a damaged one: {str(error)[:200]}"
-        ) from error
+        return read(params=ocp.args.StandardRestore())["params"], meta
 
 
 def _find(path: pathlib.Path) -> pathlib.Path:

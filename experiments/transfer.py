@@ -29,7 +29,6 @@ from doppler_jax.learners.doppler import Doppler, policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.reports.pictures import plot_placements
-from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.sim_rl import SimConfig
 from experiments import grid
 from experiments.catalogue import WORKLOADS
@@ -145,9 +144,7 @@ def use(
     if source is None:
         folder = _folder(context, target, episodes, seed)
         shutil.rmtree(folder, ignore_errors=True)
-        checkpoints = Checkpoints(folder)
-        checkpoints.save(trained.state, trained.policy.config, {})
-        checkpoints.close()
+        dj.save_policy(folder, trained.policy)
     best_s, greedy_s = dj.simulate(graph, costs, np.stack([best, greedy])).makespan_s.tolist()
     return {"makespan_s": best_s, "greedy_s": greedy_s, "placement": best.tolist()}
 

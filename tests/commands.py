@@ -10,11 +10,10 @@ from functools import partial
 import jax
 import numpy as np
 
+import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
-from doppler_jax.training.checkpoint import Checkpoints
-from doppler_jax.training.state import init_state, make_optimizer
 from tests.generators import random_problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -73,10 +72,7 @@ def save_tiny_checkpoint(folder):
     params = jax.tree.map(
         lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0))
     )
-    state = init_state(jax.random.key(0), params, make_optimizer(1e-3), problem, 1)
-    checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.save(state, config, {})
-    checkpoints.close()
+    dj.save_policy(folder / "checkpoints", dj.Policy(params=params, config=config))
 
 
 def set_feature_version(folder, version):

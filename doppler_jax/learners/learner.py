@@ -23,7 +23,6 @@ from doppler_jax.training.state import (
     init_state,
     keep_best,
     make_optimizer,
-    update_elites,
 )
 from doppler_jax.types import Costs, Policy, TaskGraph, pytree
 
@@ -171,7 +170,7 @@ def best_placements(state: TrainState, num_tasks: int) -> np.ndarray:
     known = (
         (state.best_placement[None], state.best_makespan_s[None]),
         (state.elites.placement, state.elites.makespan_s),
-        (state.chain_placement, state.chain_makespan_s),
+        (state.chains.placement, state.chains.makespan_s),
     )
     placements, makespan_s = (np.concatenate(part) for part in zip(*known, strict=True))
     order = np.argsort(makespan_s, kind="stable")[: NUM_FINALISTS - 1]
@@ -285,10 +284,7 @@ def episode_update(
     """Explores once and learns from it; returns the new state and scalar metrics."""
     explore_key, order_key = jax.random.split(jax.random.fold_in(state.key, state.update))
     explored = learner.explore(state.params, problem, explore_key, state.update, links)
-    state = dataclasses.replace(
-        keep_best(state, explored.placement, explored.makespan_s),
-        elites=update_elites(state.elites, explored.placement, explored.makespan_s),
-    )
+    state = keep_best(state, explored.placement, explored.makespan_s)
     state, loss = _learn(state, problem, learner, explored.lesson, order_key)
     spent = learner.evaluations(problem.padded.padded_tasks)
     state = count_batch(state, episodes=learner.batch, evaluations=spent)

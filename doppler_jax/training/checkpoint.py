@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.policies.features import NORMALISATION
-from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.policies.features import FEATURE_VERSION, NORMALISATION
 from doppler_jax.training.state import StateT, TrainState
+from doppler_jax.types import Policy
 
 FORMAT = "doppler_jax.checkpoint"
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Of what is in `train`; a run can be resumed from its own version alone."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, by number of updates; the newest two are kept.
+    """The checkpoints in one folder, by number of updates; the newest two are kept.
 
     A checkpoint appears under its name only when it is complete, so a killed run leaves
     the one before.
@@ -39,27 +39,45 @@ class Checkpoints:
         """Returns the number of updates of the newest checkpoint, None without any."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, policy: PolicyConfig, meta: dict[str, Any]) -> None:
-        """Saves a state, unless its number of updates is saved already."""
+    def save(
+        self, policy: Policy, meta: dict[str, Any], state: TrainState | None = None
+    ) -> None:
+        """Saves a policy, and the state that it is of, unless its update is saved already."""
         import orbax.checkpoint as ocp
 
-        params, train = _split(state)
+        update = 0 if state is None else int(state.update)
+        if update == self.latest():
+            return
         header = {
             "format": FORMAT,
             "state_version": STATE_VERSION,
-            "policy": dataclasses.asdict(policy),
+            "method": policy.method,
+            "policy": {"feature_version": FEATURE_VERSION, **dataclasses.asdict(policy.config)},
             "normalisation": NORMALISATION,
         }
-        if int(state.update) == self.latest():
-            return
-        self._manager.save(
-            int(state.update),
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                train=ocp.args.StandardSave(train),
-                meta=ocp.args.JsonSave({**meta, **header}),
-            ),
-        )
+        items = {"params": ocp.args.StandardSave(jax.tree.map(np.asarray, policy.params))}
+        if state is not None:
+            items["train"] = ocp.args.StandardSave(_plain(state))
+        meta_item = ocp.args.JsonSave({**meta, **header})
+        self._manager.save(update, args=ocp.args.Composite(**items, meta=meta_item))
+
+    def read(self, problem: str, update: int | None = None, **items: Any) -> Any:
+        """Returns items of a checkpoint, by default the newest; see `ocp.args.Composite`.
+
+        Raises:
+          ValueError: they are not there, or damaged; the message starts with the folder and
+            the problem.
+        """
+        import orbax.checkpoint as ocp
+
+        update = self.latest() if update is None else update
+        try:
+            return self._manager.restore(update, args=ocp.args.Composite(**items))
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            # Orbax and TensorStore append whole specifications; the start says what is wrong.
+            raise ValueError(
+                f"{self._manager.directory / str(update)}: {problem}: {str(error)[:200]}"
+            ) from error
 
     def restore(self, like: StateT) -> StateT:
         """Returns the newest state; `like` gives structure and shapes.
@@ -69,76 +87,52 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
+        where = self._manager.directory
         version = self.meta().get("state_version", 1)
         if version != STATE_VERSION:
             raise ValueError(
-                f"{self._manager.directory}: cannot resume: a state of version {version}, this "
-                f"library has version {STATE_VERSION}; its policy can be loaded"
+                f"{where}: cannot resume: a state of version {version}, this library has "
+                f"version {STATE_VERSION}; its policy can be loaded"
             )
-        params, train = _split(like)
-        try:
-            found = self._manager.restore(
-                self.latest(),
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardRestore(params),
-                    train=ocp.args.StandardRestore(train),
-                ),
-            )
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
-        state: StateT = _join({**found["train"], "params": found["params"]}, like)
-        if jax.tree.map(jnp.shape, state) != jax.tree.map(jnp.shape, like):
-            raise ValueError(f"{self._manager.directory}: cannot resume: other shapes there")
-        return state
+        params, train = jax.tree.map(np.asarray, like.params), _plain(like)
+        restore = ocp.args.StandardRestore
+        found = self.read("cannot resume", params=restore(params), train=restore(train))
+        wanted = dataclasses.replace(train, params=params)
+        state = dataclasses.replace(found["train"], params=found["params"])
+        if jax.tree.map(np.shape, state) != jax.tree.map(np.shape, wanted):
+            raise ValueError(f"{where}: cannot resume: other shapes there")
+        return jax.tree.map(_restored, like, state)
 
     def meta(self) -> dict[str, Any]:
         """Returns what was saved beside the newest state."""
         import orbax.checkpoint as ocp
 
-        restore = ocp.args.Composite(meta=ocp.args.JsonRestore())
-        try:
-            return dict(self._manager.restore(self.latest(), args=restore)["meta"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._manager.directory}: cannot resume: {error}") from error
+        return dict(self.read("cannot resume", meta=ocp.args.JsonRestore())["meta"])
 
     def close(self) -> None:
         """Releases the manager."""
         self._manager.close()
 
 
-def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """Returns parameters and the rest, by field, as NumPy arrays."""
-    train = _by_field(state)
-    return train.pop("params"), train
+def _plain(state: StateT) -> StateT:
+    """Returns a state but for its parameters as Orbax saves it, in NumPy arrays.
 
-
-def _by_field(part: Any) -> dict[str, Any]:
-    """Returns a dataclass as dictionaries of NumPy arrays.
-
-    What is empty, for lack of elites or chains, is left out: Orbax does not save it.
+    It does not save what is empty, for lack of elites or chains: None stands for that.
     """
-    fields = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if dataclasses.is_dataclass(value):
-            value = _by_field(value)
-        elif field.name == "key":
-            value = np.asarray(jax.random.key_data(value))
-        else:
-            value = jax.tree.map(np.asarray, value)
-        if all(leaf.size for leaf in jax.tree.leaves(value)):
-            fields[field.name] = value
-    return fields
+
+    def plain(leaf: Any) -> np.ndarray | None:
+        leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        return np.asarray(leaf) if leaf.size else None
+
+    return jax.tree.map(plain, dataclasses.replace(state, params=None))
 
 
-def _join(found: dict[str, Any], like: Any) -> Any:
-    """Returns the state of such fields; `like` has what is empty."""
-    fields = {}
-    for name, value in found.items():
-        if dataclasses.is_dataclass(getattr(like, name)):
-            fields[name] = _join(value, getattr(like, name))
-        else:
-            fields[name] = jax.tree.map(jnp.asarray, value)
-    if "key" in fields:
-        fields["key"] = jax.random.wrap_key_data(fields["key"])
-    return dataclasses.replace(like, **fields)
+def _restored(like: Any, found: np.ndarray | None) -> Any:
+    """Returns a leaf as it was before `_plain`."""
+    if found is None:
+        return like
+    return jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else jnp.asarray(found)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

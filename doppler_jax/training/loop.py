@@ -25,6 +25,7 @@ from doppler_jax.files import parse_json_object, read_text, write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.training.state import StateT, TrainState
+from doppler_jax.types import Policy
 
 Report = Callable[[TrainState, dict[str, float]], None]
 """Is told of every update: the state after it and its numbers."""
@@ -111,7 +112,8 @@ class RunFolder:
         with self._metrics.open("a") as file:
             file.writelines(self._lines)
         self._lines.clear()
-        self._checkpoints.save(state, self._policy, {**self._config, "seconds": seconds})
+        meta = {**self._config, "seconds": seconds}
+        self._checkpoints.save(Policy(state.params, self._policy), meta, state)
         self._saved_at = time.monotonic()
 
     def close(self) -> None:

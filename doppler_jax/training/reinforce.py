@@ -16,7 +16,7 @@ from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables, follow, log_prob
 from doppler_jax.training.devices import AXIS, CUT, CUT_SECOND, WHOLE, cut_over
-from doppler_jax.training.state import Elites, StateT, TrainState, descend, make_optimizer
+from doppler_jax.training.state import Placements, StateT, TrainState, descend, make_optimizer
 from doppler_jax.types import pytree
 
 CHUNK = 8
@@ -122,7 +122,7 @@ def weigh_episodes(
 
 
 def imitate_elites(
-    problem: PolicyInputs, tables: PolicyTables, elites: Elites, weight: float
+    problem: PolicyInputs, tables: PolicyTables, elites: Placements, weight: float
 ) -> Lesson:
     """Returns the K elites as episodes to imitate, with `weight` in all.
 

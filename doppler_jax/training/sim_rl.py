@@ -26,13 +26,13 @@ from doppler_jax.training.devices import (
 from doppler_jax.training.loop import Phase
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
 from doppler_jax.training.state import (
+    Placements,
     TrainState,
     init_state,
     keep_best,
     make_optimizer,
-    update_elites,
 )
-from doppler_jax.training.tempering import RUNGS, Chains, temper
+from doppler_jax.training.tempering import RUNGS, temper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SimConfig(Descent):
     def search_evaluations(self) -> int:
         """Placements that an update's local search simulates.
 
-        Chains are simulated at every round, and once for their critical chains.
+        Placements are simulated at every round, and once for their critical chains.
         """
         return (self.search_rounds + 1) * self.num_chains if self.search_rounds else 0
 
@@ -150,20 +150,15 @@ def update_on(
     """Does `sim_update`'s work on so many devices; to be jitted."""
     sample_key, search_key = jax.random.split(jax.random.fold_in(state.key, state.update))
     episodes, episode_s = _draw(state.params, problem, sample_key, policy, config, shards)
-    met = Chains(
+    met = Placements(
         placement=episodes.placement.reshape(config.batch, -1),
         makespan_s=episode_s.reshape(-1),
     )
     if config.search_evaluations:
         chains, found = _search(state, problem, search_key, met, config, shards)
         met = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), met, found)
-        state = dataclasses.replace(
-            state, chain_placement=chains.placement, chain_makespan_s=chains.makespan_s
-        )
-    state = dataclasses.replace(
-        keep_best(state, met.placement, met.makespan_s),
-        elites=update_elites(state.elites, met.placement, met.makespan_s),
-    )
+        state = dataclasses.replace(state, chains=chains)
+    state = keep_best(state, met.placement, met.makespan_s)
     state, loss = descend_batch(state, problem, episodes, episode_s, policy, config, shards)
     state = count_batch(state, episodes=config.batch, evaluations=config.evaluations)
     metrics = {
@@ -212,17 +207,17 @@ def _search(
     state: TrainState,
     problem: PolicyInputs,
     key: PRNGKey,
-    episodes: Chains,
+    episodes: Placements,
     config: SimConfig,
     shards: int,
-) -> tuple[Chains, Chains]:
+) -> tuple[Placements, Placements]:
     """Tempers the chains, to which the first episodes are proposed; see `temper`."""
     run = partial(temper, rounds=config.search_rounds, links=config.links)
     return cut_over(shards, run, (WHOLE, WHOLE, CUT, CUT, CUT, WHOLE), CUT)(
         key,
         problem.padded,
         jnp.arange(config.num_chains, dtype=jnp.int32),
-        Chains(placement=state.chain_placement, makespan_s=state.chain_makespan_s),
+        state.chains,
         jax.tree.map(lambda array: array[: config.num_chains], episodes),
         jnp.minimum(state.best_makespan_s, episodes.makespan_s.min()),
     )

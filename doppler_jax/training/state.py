@@ -13,11 +13,11 @@ from doppler_jax.types import pytree
 
 
 @pytree
-class Elites:
-    """The archive of the K best placements found, kept to be imitated."""
+class Placements:
+    """B placements, padded, and what each is worth."""
 
-    placement: Array  # [K, N] int32
-    makespan_s: Array  # [K] ascending; inf where there is none yet
+    placement: Array  # [B, N] int32
+    makespan_s: Array  # [B] inf where there is none yet
 
 
 @pytree
@@ -30,9 +30,8 @@ class TrainState:
     update: Array  # [] int32, updates done
     episodes: Array  # [] int32, episodes spent
     evaluations: Array  # [] int32, placements simulated or measured, all told
-    elites: Elites
-    chain_placement: Array  # [C, N] of the local search, see `tempering.py`
-    chain_makespan_s: Array  # [C] inf before the first update
+    elites: Placements  # the K best found, the best first, kept to be imitated
+    chains: Placements  # C of the local search, see `tempering.py`
     best_placement: Array  # [N] padded
     best_makespan_s: Array  # [] of the best placement; inf at the start
 
@@ -56,6 +55,13 @@ def init_state(
 ) -> TrainState:
     """Returns the state before the first update; the key is consumed."""
     size = problem.padded.padded_tasks
+
+    def none(count: int) -> Placements:
+        return Placements(
+            placement=jnp.zeros((count, size), jnp.int32),
+            makespan_s=jnp.full(count, jnp.inf, jnp.float32),
+        )
+
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -63,12 +69,8 @@ def init_state(
         update=jnp.zeros((), jnp.int32),
         episodes=jnp.zeros((), jnp.int32),
         evaluations=jnp.zeros((), jnp.int32),
-        elites=Elites(
-            placement=jnp.zeros((num_elites, size), jnp.int32),
-            makespan_s=jnp.full(num_elites, jnp.inf, jnp.float32),
-        ),
-        chain_placement=jnp.zeros((num_chains, size), jnp.int32),
-        chain_makespan_s=jnp.full(num_chains, jnp.inf, jnp.float32),
+        elites=none(num_elites),
+        chains=none(num_chains),
         best_placement=jnp.zeros(size, jnp.int32),
         best_makespan_s=jnp.float32(jnp.inf),
     )
@@ -84,32 +86,26 @@ def descend(
         return optax.apply_updates(state.params, updates), opt_state
 
 
-def keep_best(state: TrainState, placements: Array, makespan_s: Array) -> TrainState:
-    """Returns the state with the best of its own and B placements `[B, N]`, `[B]`."""
-    best, best_s = best_of(state.best_placement, state.best_makespan_s, placements, makespan_s)
-    return dataclasses.replace(state, best_placement=best, best_makespan_s=best_s)
-
-
-def best_of(
-    known: Array, known_s: Array, placements: Array, makespan_s: Array
-) -> tuple[Array, Array]:
-    """Returns the best of a known placement `[N]` and B others `[B, N]`, and its makespan."""
+def keep_best(state: StateT, placements: Array, makespan_s: Array) -> StateT:
+    """Returns the state with the best among its own and B placements `[B, N]`, `[B]`."""
     first = jnp.argmin(makespan_s)
-    better = makespan_s[first] < known_s
-    return (
-        jnp.where(better, placements[first], known),
-        jnp.where(better, makespan_s[first], known_s),
+    better = makespan_s[first] < state.best_makespan_s
+    return dataclasses.replace(
+        state,
+        elites=update_elites(state.elites, placements, makespan_s),
+        best_placement=jnp.where(better, placements[first], state.best_placement),
+        best_makespan_s=jnp.where(better, makespan_s[first], state.best_makespan_s),
     )
 
 
-def update_elites(elites: Elites, placements: Array, makespan_s: Array) -> Elites:
-    """Returns the K best of the archive and the B new placements `[B, N]`.
+def update_elites(elites: Placements, placements: Array, makespan_s: Array) -> Placements:
+    """Returns the K best of the elites and B new placements `[B, N]`.
 
     Of placements with one makespan (nearly always relabellings of each other) one is kept.
     """
     makespan_s = _each_once(jnp.concatenate([elites.makespan_s, makespan_s]))
     best = jnp.argsort(makespan_s)[: elites.makespan_s.shape[0]]
-    return Elites(
+    return Placements(
         placement=jnp.concatenate([elites.placement, placements])[best],
         makespan_s=makespan_s[best],
     )

@@ -30,7 +30,7 @@ from doppler_jax.search.populations import Evolution
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
-from doppler_jax.training.state import TrainState, keep_best, update_elites
+from doppler_jax.training.state import TrainState, update_elites
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 BEFORE_TRAINING = -1
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def set_incumbent(state: TrainState, system: System, placement: np.ndarray) -> TrainState:
-    """Returns the state with the placement `[N]` to beat, measured."""
+    """Returns a new state with the placement `[N]` to beat, measured."""
     placement = np.asarray(placement, np.int64)
     pairs = system.config.confirm_pairs
     found = system.log.take(BEFORE_TRAINING, 0, placement, placement, None, pairs)
@@ -88,7 +88,9 @@ def set_incumbent(state: TrainState, system: System, placement: np.ndarray) -> T
     padded[: len(placement)] = placement
     # What two runs of one placement differ by is noise: it is worth its median.
     seconds = jnp.float32(np.median(found.paired.candidate_s))
-    return keep_best(state, jnp.asarray(padded)[None], seconds[None])
+    return dataclasses.replace(
+        state, best_placement=jnp.asarray(padded), best_makespan_s=seconds
+    )
 
 
 def system_update(state: TrainState, system: System) -> tuple[TrainState, dict[str, Array]]:

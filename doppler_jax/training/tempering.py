@@ -11,33 +11,25 @@ from chex import Array, PRNGKey
 from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.moves import WaitingChain, mutate, waiting_chain
-from doppler_jax.types import pytree
+from doppler_jax.training.state import Placements
 
 HOTTEST, COLDEST = 2e-2, 3e-4
 """Temperatures, in shares of the best makespan."""
 
 RUNGS = 32
-"""Chains of a ladder of temperatures; more chains make more, independent ladders."""
-
-
-@pytree
-class Chains:
-    """C chains; of each ladder the first is the hottest."""
-
-    placement: Array  # [C, N] int32
-    makespan_s: Array  # [C]
+"""Placements of a ladder of temperatures; more chains make more, independent ladders."""
 
 
 def temper(
     key: PRNGKey,
     padded: PaddedProblem,
     number: Array,
-    chains: Chains,
-    proposals: Chains,
+    chains: Placements,
+    proposals: Placements,
     best_s: Array,
     rounds: int,
     links: str = "parallel",
-) -> tuple[Chains, Chains]:
+) -> tuple[Placements, Placements]:
     """Returns the chains after proposals and `rounds` of moves, and the best each has met.
 
     Args:
@@ -45,7 +37,8 @@ def temper(
       padded: the problem.
       number: `[C]` of each chain among all, if these are some whole ladders of many; what a
         chain draws goes by it.
-      chains: the chains; one of infinite makespan takes any proposal.
+      chains: of each ladder the first is the hottest; one of infinite makespan takes any
+        proposal.
       proposals: a placement for each chain, of known makespan; every second ladder takes
         none, except to begin with.
       best_s: `[]` the best makespan known, which scales the temperatures.
@@ -65,8 +58,8 @@ def temper(
     critical = waiting_chain(padded, chains.placement, times.start_s, times.finish_s)
 
     def round_of_moves(
-        turn: Array, carry: tuple[Chains, WaitingChain, Chains]
-    ) -> tuple[Chains, WaitingChain, Chains]:
+        turn: Array, carry: tuple[Placements, WaitingChain, Placements]
+    ) -> tuple[Placements, WaitingChain, Placements]:
         chains, critical, best = carry
         turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, turn)
         once_keys, again_keys, twice_keys, accept_keys, exchange_keys = _split(turn_keys, 5)
@@ -75,7 +68,7 @@ def temper(
         twice = mutate(twice_keys, padded, placement, critical)
         placement = jnp.where(again[:, None], twice, placement)
         makespan_s = simulate_padded(padded, placement, links=links).makespan_s
-        moved = Chains(placement=placement, makespan_s=makespan_s)
+        moved = Placements(placement=placement, makespan_s=makespan_s)
         accepted = _accepts(accept_keys, temperature_s, chains.makespan_s, makespan_s)
         best = _where(makespan_s < best.makespan_s, moved, best)
         chains = _where(accepted, moved, chains)
@@ -131,8 +124,8 @@ def _exchange(keys: PRNGKey, temperature_s: Array, makespan_s: Array, parity: Ar
     return jnp.where(exchanged, other, place)
 
 
-def _where(mask: Array, chosen: Chains, otherwise: Chains) -> Chains:
-    return Chains(
+def _where(mask: Array, chosen: Placements, otherwise: Placements) -> Placements:
+    return Placements(
         placement=jnp.where(mask[:, None], chosen.placement, otherwise.placement),
         makespan_s=jnp.where(mask, chosen.makespan_s, otherwise.makespan_s),
     )

@@ -13,7 +13,7 @@ from doppler_jax.learners.learner import best_placements, episode_update, train_
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.finalists import NUM_FINALISTS
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.training.state import Elites, TrainState
+from doppler_jax.training.state import Placements, TrainState
 from tests.learners.cases import DEVICES, Toy, fresh, slow_device
 
 
@@ -142,8 +142,8 @@ def test_candidates_are_the_best_a_state_holds_each_from_where_it_is():
         return TrainState(
             params=(), opt_state=(), key=jax.random.key(0), update=nothing, episodes=nothing,
             evaluations=nothing, best_placement=rows(0, 1)[0], best_makespan_s=best_s,
-            elites=Elites(placement=rows(10, len(elites_s)), makespan_s=elites_s),
-            chain_placement=rows(20, len(chains_s)), chain_makespan_s=chains_s,
+            elites=Placements(placement=rows(10, len(elites_s)), makespan_s=elites_s),
+            chains=Placements(placement=rows(20, len(chains_s)), makespan_s=chains_s),
         )  # fmt: skip
 
     def chosen(*makespans):

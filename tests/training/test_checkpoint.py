@@ -10,6 +10,7 @@ import pytest
 
 from doppler_jax.policy_files import load_policy
 from doppler_jax.training.checkpoint import Checkpoints
+from doppler_jax.types import Policy
 from tests.commands import snapshot
 from tests.policies.cases import CONFIG
 from tests.training.cases import (
@@ -34,7 +35,7 @@ def run(tmp_path_factory):
     checkpoints = Checkpoints(folder / "checkpoints")
     for updates in (1, 2, 3):
         state = jax.device_put(trained_state(updates), jax.devices()[-1])
-        checkpoints.save(state, CONFIG, {"seed": 0})
+        checkpoints.save(Policy(state.params, CONFIG), {"seed": 0}, state)
     checkpoints.close()
     return folder
 
@@ -50,7 +51,7 @@ def test_states_come_back_bit_for_bit_and_the_newest_two_are_kept(run, tmp_path)
     assert folders == ["2", "3"]
     state = fresh_state(chains_case()[2], SIM, 0, num_chains=0)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state, CONFIG, {})
+    checkpoints.save(Policy(state.params, CONFIG), {}, state)
     assert_same_bits(checkpoints.restore(state), state)
     checkpoints.close()
 

@@ -31,7 +31,6 @@ from doppler_jax.training.pretrain import (
     pretrain,
     pretrain_update,
 )
-from doppler_jax.training.state import best_of
 from tests.commands import assert_one_error_line, run
 
 BUCKET = Bucket(Sizes(24, 64, 12, 12, 16, 3), least_tasks=12, share=1.0)
@@ -107,15 +106,6 @@ def test_the_best_known_is_found_by_a_search(drawn):
         ]
         listed_s = simulate(one.graph, one.costs, starts).makespan_s[0]
         assert known_s[0] == listed_s > known_s[1] >= dj.lower_bound_s(one.graph, one.costs)
-
-
-def test_the_better_placement_is_kept():
-    known, known_s = jnp.array([0, 0]), jnp.float32(2.0)
-    worse, worse_s = best_of(known, known_s, jnp.array([[1, 1]]), jnp.array([3.0]))
-    both = jnp.array([[1, 1], [2, 2]]), jnp.array([3.0, 1.0])
-    better, better_s = best_of(known, known_s, *both)
-    assert (worse.tolist(), float(worse_s)) == ([0, 0], 2.0)
-    assert (better.tolist(), float(better_s)) == ([2, 2], 1.0)
 
 
 def test_a_fresh_policy_is_a_list_scheduler(drawn, start):

@@ -9,7 +9,7 @@ import pytest
 
 from doppler_jax.training import reinforce, state
 from doppler_jax.training.reinforce import Lesson, normalised_advantage
-from doppler_jax.training.state import Elites
+from doppler_jax.training.state import Placements
 from tests.policies.cases import EPISODES, case, greedy, log_prob, sampled
 from tests.training.cases import SIM
 
@@ -87,7 +87,7 @@ def test_gradients_equal_finite_differences():
 def test_elites_are_followed_in_the_policys_order_and_weighed_by_their_shares():
     problem, tables, episodes, *_ = batch()
     known = np.array([1.0, 1.0 + reinforce.ELITE_SPREAD, np.inf], np.float32)
-    elites = Elites(placement=episodes.placement[:3], makespan_s=known)
+    elites = Placements(placement=episodes.placement[:3], makespan_s=known)
     taught = imitate_elites(problem, tables, elites, 2.0)
     np.testing.assert_array_equal(taught.episodes.placement[:2], episodes.placement[:2])
     # An empty place may hold devices that cannot run the tasks, and is not looked at.
@@ -159,7 +159,9 @@ def rows(count, first):
     ],
 )
 def test_the_best_are_kept_without_repeats(old, new, kept):
-    archive = Elites(placement=rows(len(old), first=100), makespan_s=np.array(old, np.float32))
+    archive = Placements(
+        placement=rows(len(old), first=100), makespan_s=np.array(old, np.float32)
+    )
     makespan_s = np.array(new, np.float32)
     found = update_elites(archive, rows(len(new), first=0), makespan_s)
     assert found.makespan_s.tolist() == kept

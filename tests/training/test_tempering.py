@@ -5,7 +5,8 @@ import pytest
 
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training import tempering
-from doppler_jax.training.tempering import RUNGS, Chains
+from doppler_jax.training.state import Placements
+from doppler_jax.training.tempering import RUNGS
 from tests.generators import random_problem
 from tests.policies.cases import DEVICES, padded_problem
 
@@ -26,9 +27,9 @@ def start():
     problem = padded_problem(graph, costs, BUCKET, 256)
     placement = np.zeros((CHAINS, BUCKET), np.int32)
     placement[:, :TASKS] = rng.integers(0, DEVICES, (CHAINS, TASKS))
-    proposals = Chains(placement=placement, makespan_s=seconds(problem, placement))
+    proposals = Placements(placement=placement, makespan_s=seconds(problem, placement))
     empty = np.full(CHAINS, np.inf, np.float32)
-    return problem, Chains(placement=np.zeros_like(placement), makespan_s=empty), proposals
+    return problem, Placements(placement=np.zeros_like(placement), makespan_s=empty), proposals
 
 
 def seconds(problem, placement, links="parallel"):
