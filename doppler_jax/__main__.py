@@ -41,6 +41,8 @@ class Place:
     """What is minimised."""
     cache: pathlib.Path | None = None
     """Folder of placements found before: one for the same request is not searched for again."""
+    keep_compiled: bool = True
+    """Keep what JAX compiles in the user's cache folder."""
     seed: int = 0
     output: pathlib.Path | None = None
     """Write the placement here as JSON, for `dj.load_placed`; must not exist."""
@@ -118,6 +120,7 @@ def place(command: Place) -> None:
         max_evaluations=command.max_evaluations,
         objective=command.objective,
         cache=command.cache,
+        keep_compiled=command.keep_compiled,
     )
     if command.output is not None:
         source = {"graph": str(command.graph), "cluster": command.cluster}

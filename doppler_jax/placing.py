@@ -45,6 +45,7 @@ def place(
     max_evaluations: int | None = None,
     objective: Objective = Objective(),  # noqa: B008, frozen
     cache: PathLike | None = None,
+    keep_compiled: bool = True,
 ) -> Placed:
     """Places a task graph on devices so that it finishes soon.
 
@@ -77,6 +78,8 @@ def place(
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
+      keep_compiled: whether what JAX compiles in a process beside this one is kept in the
+        user's cache folder, for later ones (`DOPPLER_JAX_CACHE=off` forbids it, too).
 
     Returns:
       The best placement found, judged by the float64 oracle.
@@ -117,6 +120,7 @@ def place(
         ),
         lower_bound_s=bound_s,
         curve=CurveRecorder(),
+        keep_compiled=keep_compiled,
     )
     placed = None if path is None else _recall(path, request)
     if placed is None:

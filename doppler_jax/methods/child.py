@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from doppler_jax.caches import keep_compiled_programs
+from doppler_jax.caches import VARIABLE, keep_compiled_programs
 
 
 class Child:
@@ -25,14 +25,19 @@ class Child:
     Args:
       work: a function that can be imported: no lambda, and none of a script or notebook.
       given: its arguments, which are pickled.
+      keep_compiled: whether what it compiles may be kept on disk.
 
     Raises:
       OSError: no process can be started.
     """
 
-    def __init__(self, work: Callable[..., None], *given: Any) -> None:
+    def __init__(
+        self, work: Callable[..., None], *given: Any, keep_compiled: bool = True
+    ) -> None:
         # On CPUs: an accelerator's memory is its parent's.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        if not keep_compiled:
+            environment[VARIABLE] = "off"
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from doppler_jax.methods import child; child.main()"],
             stdin=subprocess.PIPE,

@@ -73,9 +73,11 @@ class Learned:
         if (optimum := request.optimum(listed)) is not None:
             return optimum
         found = Candidates(listed, 1)
-        given = (self, request.graph, request.costs, request.objective, request.policy)
-        key = key_words(request.random)
-        with Child(_work_in_child, *given, request.budget, key) as child:
+        given = (
+            *(self, request.graph, request.costs, request.objective, request.policy),
+            *(request.budget, key_words(request.random)),
+        )
+        with Child(_work_in_child, *given, keep_compiled=request.keep_compiled) as child:
             try:
                 while (left_s := request.seconds_left(0.0)) > 2e-3:
                     said = child.receive(left_s)

@@ -43,6 +43,7 @@ class Request:
       budget: when to stop.
       lower_bound_s: seconds that no makespan is below, without noise.
       curve: takes what is found on the way.
+      keep_compiled: whether what JAX compiles may be kept on disk.
     """
 
     graph: TaskGraph
@@ -54,6 +55,7 @@ class Request:
     budget: Budget
     lower_bound_s: float
     curve: CurveRecorder
+    keep_compiled: bool = True
     _judged: dict[bytes, Judgement] = dataclasses.field(default_factory=dict)
 
     def within(self, seconds: float) -> "Request":

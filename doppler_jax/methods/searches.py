@@ -87,8 +87,8 @@ class PolicySearch:
             starts = np.concatenate([*drawn, rivals])
             return _search_from(request.within(REFINE_S), self.search, starts, rivals)
         request = request.within(REFINE_S)
-        key = key_words(request.random)
-        with Child(_send_samples, request.graph, request.costs, source, key, count) as child:
+        given = (request.graph, request.costs, source, key_words(request.random), count)
+        with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:
             return _search_from(
                 request, self.search, rivals, rivals, late_starts=_incoming(child)
             )

@@ -62,7 +62,7 @@ def _says(placements):
     """A stand-in for a child: it says what it is given, then nothing for ever."""
 
     class Child:
-        def __init__(self, work, *given):
+        def __init__(self, work, *given, keep_compiled):
             self.said = [(7 + k, 1.0, p) for k, p in enumerate(placements)]
 
         def receive(self, timeout_s):

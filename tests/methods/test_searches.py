@@ -71,7 +71,7 @@ def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch
     said, ended = iter([None, good[None]]), []
 
     class Child:
-        def __init__(self, work, *given):
+        def __init__(self, work, *given, keep_compiled):
             self.work = work
 
         def receive(self):
@@ -103,6 +103,26 @@ def test_a_child_draws_what_is_drawn_here(policy):
     assert len(drawn) > 1
     expected = policy_candidates(make_policy_inputs(graph, costs), policy, key, 6)
     np.testing.assert_array_equal(np.concatenate(drawn), expected)
+
+
+def _say_where_programs_are_kept(send):
+    send(str(jax.config.values["jax_compilation_cache_dir"]))
+
+
+@pytest.mark.parametrize(
+    ("keep_compiled", "variable", "kept"),
+    [(True, "", True), (False, "", False), (True, "off", False)],
+)
+def test_what_a_child_compiles_is_kept_unless_it_must_not_be(
+    keep_compiled, variable, kept, monkeypatch, tmp_path
+):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("DOPPLER_JAX_CACHE", variable)
+    with Child(_say_where_programs_are_kept, keep_compiled=keep_compiled) as child:
+        said = child.receive(100.0)
+    assert said == (str(tmp_path / "doppler_jax" / "xla") if kept else "None")
 
 
 def test_no_list_scheduler_beats_the_search_however_small_its_budget(drawn_from):
