@@ -24,7 +24,7 @@ from doppler_jax.costs.calibration import KernelTime
 from doppler_jax.costs.observed import refit_costs
 from doppler_jax.engine.calibrate import measure_kernels_again
 from doppler_jax.objective import LINKS
-from doppler_jax.reports.pictures import Points, plot_scatter
+from doppler_jax.reports.pictures import plot_scatter
 from experiments.catalogue import Problem
 from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.machine import Machine, MachineSettings, arguments, in_turns, measured_cells
@@ -182,7 +182,7 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
                 rows.append(where | {"links": links + "*" * (rank == 0)} | found[links])
                 if rank == 0 and costs == "refitted":
                     title = f"{record['workload']}, {links} links"
-                    panels.append(Points(title, np.array(by_links[links]), measured_s))
+                    panels.append((title, np.array(by_links[links]), measured_s))
     return Page({"": table(rows)}, {"fidelity.png": partial(plot_scatter, panels=panels)})
 
 

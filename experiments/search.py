@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from doppler_jax.reports.pictures import Line, Lines, plot_curves
+from doppler_jax.reports.pictures import Line, plot_curves
 from experiments.catalogue import PUBLISHED, SIZED
 from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.methods import MethodSettings, Spend, method_cells
@@ -91,8 +91,9 @@ def draw_curves(records: Sequence[Record], path: pathlib.Path) -> None:
         y = np.array([_best_by(curve, x) for curve in runs])
         line = Line(method, x, y.mean(axis=0), y.min(axis=0), y.max(axis=0))
         panels.setdefault(f"{problem}, {links} links", []).append(line)
-    drawn = [Lines(title, tuple(lines)) for title, lines in panels.items()]
-    plot_curves(path, drawn, x_label="simulated executions", y_label="best makespan (s)")
+    plot_curves(
+        path, list(panels.items()), x_label="simulated executions", y_label="best makespan (s)"
+    )
 
 
 def _best_by(curve: Sequence[Sequence[float]], evaluations: np.ndarray) -> np.ndarray:

@@ -137,7 +137,7 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
         ("Measured on this machine's devices, runs in turns", measured, ()),
     ):
         for workload, here in by(found, "workload").items():
-            panels.append(_panel(f"{workload}: {title.lower()}", workload, here))
+            panels.append((f"{workload}: {title.lower()}", _bars(workload, here)))
         shown = with_paper(found, "workload", TABLE_2_MS)
         texts[title] = means_table(shown, ("workload", *budget), scale=1e3)
     barriers = [r | {"where": "simulated"} for r in simulated if "barriers" in r]
@@ -154,14 +154,13 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
     return Page(texts, {"table.png": draw} if panels else {})
 
 
-def _panel(title: str, workload: str, records: list[Record]) -> Bars:
+def _bars(workload: str, records: list[Record]) -> Bars:
     found = {
         method: 1e3 * np.array([r.get("makespan_s", np.nan) for r in runs])
         for method, runs in by(records, "method").items()
     }
     paper = TABLE_2_MS.get(workload, {})
     return Bars(
-        title=title,
         labels=tuple(found),
         height=np.array([ms.mean() for ms in found.values()]),
         spread=np.array([ms.std() for ms in found.values()]),

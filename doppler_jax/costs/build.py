@@ -32,20 +32,16 @@ def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration
         costs, graph = measured_costs(graph, cluster), graph.graph
     else:
         graph = graph.graph if isinstance(graph, ShardedProgram) else graph
-        costs = _roofline_costs(graph, cluster)
+        costs = Costs(
+            compute_s=roofline_s(graph, cluster),
+            tensor_bytes=graph.tensor_bytes.copy(),
+            input_bytes=graph.input_bytes.copy(),
+            latency_s=cluster.latency_s.copy(),
+            seconds_per_byte=1.0 / cluster.link_bytes_per_s,
+            capacity_bytes=np.where(graph.has_bytes, cluster.memory_bytes, np.inf),
+        )
     check_costs(graph, costs)
     return costs
-
-
-def _roofline_costs(graph: TaskGraph, cluster: Cluster) -> Costs:
-    return Costs(
-        compute_s=roofline_s(graph, cluster),
-        tensor_bytes=graph.tensor_bytes.copy(),
-        input_bytes=graph.input_bytes.copy(),
-        latency_s=np.array(cluster.latency_s, dtype=np.float64),
-        seconds_per_byte=1.0 / np.asarray(cluster.link_bytes_per_s, dtype=np.float64),
-        capacity_bytes=np.where(graph.has_bytes, cluster.memory_bytes, np.inf),
-    )
 
 
 def reference_costs(graph: TaskGraph, num_devices: int = 4) -> Costs:
@@ -77,27 +73,15 @@ def from_edge_delays(
       ValueError: an edge names no task, a number is negative or not finite, the tasks
         form a cycle, or `num_devices` is below 1.
     """
-    if num_devices < 1:
-        raise ValueError(f"num_devices is {num_devices}; expected at least 1")
     edges = list(edges)
-    delays = [float(delay) for _, _, delay in edges]
     graph = make_graph(
         flops=weights,
         tensor_producer=[u for u, _, _ in edges],
-        tensor_bytes=delays,
+        tensor_bytes=[float(delay) for _, _, delay in edges],
         edge_tensor=np.arange(len(edges)),
         edge_reader=[v for _, v, _ in edges],
     )
-    costs = Costs(
-        compute_s=np.repeat(graph.flops[:, None], num_devices, axis=1),
-        tensor_bytes=graph.tensor_bytes.copy(),
-        input_bytes=graph.input_bytes.copy(),
-        latency_s=np.zeros((num_devices, num_devices)),
-        seconds_per_byte=1.0 - np.eye(num_devices),
-        capacity_bytes=np.full(num_devices, np.inf),
-    )
-    check_costs(graph, costs)
-    return graph, costs
+    return graph, make_costs(graph, reference_cluster(num_devices, rate=1.0))
 
 
 def check_costs(graph: TaskGraph, costs: Costs) -> None:

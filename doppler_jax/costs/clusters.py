@@ -19,12 +19,8 @@ from doppler_jax.types import Cluster
 
 FORMAT = "doppler_jax.cluster"
 _DEPTH = {
-    "flops_per_s": 1,
-    "memory_bytes_per_s": 1,
-    "memory_bytes": 1,
-    "launch_s": 1,
-    "latency_s": 2,
-    "link_bytes_per_s": 2,
+    field.name: 2 if field.name in ("latency_s", "link_bytes_per_s") else 1
+    for field in dataclasses.fields(Cluster)
 }  # field to number of dimensions
 
 WARM_UPS = 4  # beyond compilation: the allocator starts to reuse memory after a few
@@ -39,15 +35,19 @@ SMALL_BYTES = 256
 Call = Callable[[], jax.Array]
 
 
-def reference_cluster(num_devices: int) -> Cluster:
-    """Returns the cluster behind the reference's simulator: 1e10 of everything, no overhead.
+def reference_cluster(num_devices: int, rate: float = 1e10) -> Cluster:
+    """Returns equal devices without overheads, by default those of the reference's simulator.
+
+    Args:
+      num_devices: D.
+      rate: operations a second of each device, and bytes a second of each link.
 
     Raises:
       ValueError: fewer than one device.
     """
     if num_devices < 1:
         raise ValueError(f"num_devices is {num_devices}; expected at least 1")
-    return Cluster(flops_per_s=[1e10] * num_devices, link_bytes_per_s=1e10)
+    return Cluster(flops_per_s=[rate] * num_devices, link_bytes_per_s=rate)
 
 
 def _p100x4() -> Cluster:

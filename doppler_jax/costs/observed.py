@@ -96,33 +96,27 @@ def ready_s(graph: TaskGraph, trace: Schedule) -> np.ndarray:
         *zip(graph.edge_tensor.tolist(), graph.edge_reader.tolist(), strict=True),
         *zip((~graph.input_edge_input).tolist(), graph.input_edge_reader.tolist(), strict=True),
     ]
-    ready = np.zeros(graph.num_tasks)
+    made_s, ready = _made_s(graph, trace), np.zeros(graph.num_tasks)
     for x, v in reads:
-        made_s = trace.finish_s[graph.tensor_producer[x]] if x >= 0 else 0.0
-        ready[v] = max(ready[v], arrival_s.get((x, int(trace.placement[v])), made_s))
+        ready[v] = max(ready[v], arrival_s.get((x, int(trace.placement[v])), made_s[x]))
     return ready
+
+
+def _made_s(graph: TaskGraph, trace: Schedule) -> np.ndarray:
+    """Returns when each tensor was made, then 0 for each graph input, `[T + I]`."""
+    return np.concatenate([trace.finish_s[graph.tensor_producer], np.zeros(graph.num_inputs)])
 
 
 def _add_transfers(
     sharded: ShardedProgram, trace: Schedule, costs: Costs | None, seen: Observations
 ) -> None:
-    graph = sharded.graph
-    tensor = np.asarray(trace.transfer_tensor)
-    if not tensor.size:
-        return
-    is_input = tensor < 0
-    made = np.where(is_input, 0, tensor)
-    requested_s = np.zeros(len(tensor))
-    num_bytes = np.zeros(len(tensor))
-    requested_s[~is_input] = trace.finish_s[graph.tensor_producer[made[~is_input]]]
-    num_bytes[~is_input] = graph.tensor_bytes[made[~is_input]]
-    num_bytes[is_input] = graph.input_bytes[~tensor[is_input]]
-    arrived_s = np.asarray(trace.transfer_finish_s)
-    link = list(
-        zip(trace.transfer_source.tolist(), trace.transfer_destination.tolist(), strict=True)
-    )
-    for pair in set(link):
-        on_link = np.flatnonzero([other == pair for other in link])
+    graph, tensor = sharded.graph, np.asarray(trace.transfer_tensor, np.int64)
+    sizes = np.concatenate([graph.tensor_bytes, graph.input_bytes[::-1]])
+    num_bytes = sizes[tensor]  # ~i counts from the end
+    requested_s, arrived_s = _made_s(graph, trace)[tensor], np.asarray(trace.transfer_finish_s)
+    source, destination = trace.transfer_source, trace.transfer_destination
+    for pair in set(zip(source.tolist(), destination.tolist(), strict=True)):
+        on_link = np.flatnonzero((source == pair[0]) & (destination == pair[1]))
         begin, end = requested_s[on_link], arrived_s[on_link]
         met = (begin[:, None] < end[None, :]) & (end[:, None] > begin[None, :])
         for k in on_link[met.sum(1) == 1]:  # itself alone

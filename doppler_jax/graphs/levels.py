@@ -45,7 +45,7 @@ def b_level(graph: TaskGraph, costs: Costs) -> np.ndarray:
     Raises:
       ValueError: the costs are of another graph.
     """
-    tail_s, _ = _longest_tails(graph, costs)
+    tail_s, _ = _mean_paths(graph, costs, backwards=True)
     return mean_compute_s(costs) + tail_s
 
 
@@ -57,7 +57,7 @@ def t_level(graph: TaskGraph, costs: Costs) -> np.ndarray:
     Raises:
       ValueError: the costs are of another graph.
     """
-    head_s, _ = _longest_heads(graph, costs)
+    head_s, _ = _mean_paths(graph, costs)
     return head_s
 
 
@@ -66,8 +66,7 @@ def b_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
 
     Ties go to the smaller id.
     """
-    _, following = _longest_tails(graph, costs)
-    return following
+    return _mean_paths(graph, costs, backwards=True)[1]
 
 
 def t_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
@@ -75,8 +74,7 @@ def t_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
 
     Ties go to the smaller id.
     """
-    _, previous = _longest_heads(graph, costs)
-    return previous
+    return _mean_paths(graph, costs)[1]
 
 
 def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
@@ -94,43 +92,31 @@ def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
     if graph.num_tasks == 0:
         return 0.0
     cheapest_s = np.asarray(costs.compute_s, dtype=np.float64).min(axis=1)
-    senders, receivers = task_edges(graph)
-    head_s, _ = _longest(
-        topological_order(graph), senders, receivers, np.zeros(graph.num_edges), cheapest_s
-    )
+    head_s, _ = _longest(graph, np.zeros(graph.num_edges), cheapest_s)
     return float(max((head_s + cheapest_s).max(), cheapest_s.sum() / costs.num_devices))
 
 
-def _longest_heads(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+def _mean_paths(
+    graph: TaskGraph, costs: Costs, *, backwards: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `_longest` does, with mean costs."""
     _check_sizes(graph, costs)
-    senders, receivers = task_edges(graph)
     transfer_s = mean_transfer_s(costs)[graph.edge_tensor]
-    order = topological_order(graph)
-    return _longest(order, senders, receivers, transfer_s, mean_compute_s(costs))
-
-
-def _longest_tails(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
-    _check_sizes(graph, costs)
-    senders, receivers = task_edges(graph)
-    transfer_s = mean_transfer_s(costs)[graph.edge_tensor]
-    order = topological_order(graph)[::-1]
-    return _longest(order, receivers, senders, transfer_s, mean_compute_s(costs))
+    return _longest(graph, transfer_s, mean_compute_s(costs), backwards=backwards)
 
 
 def _longest(
-    order: np.ndarray,
-    senders: np.ndarray,
-    receivers: np.ndarray,
-    transfer_s: np.ndarray,
-    compute_s: np.ndarray,
+    graph: TaskGraph, transfer_s: np.ndarray, compute_s: np.ndarray, *, backwards: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the longest path `[N]` up to each task, own cost excluded, and where from `[N]`.
 
-    `order` [N] lists senders before receivers; `transfer_s` is per edge `[E]`.
+    Backwards, they come from the exits. `transfer_s` is per edge `[E]`, `compute_s` per task.
     """
+    order, ends = topological_order(graph), task_edges(graph)
+    if backwards:
+        order, ends = order[::-1], ends[::-1]
     incoming: list[list[tuple[int, float]]] = [[] for _ in range(order.size)]
-    edges = zip(senders.tolist(), receivers.tolist(), transfer_s.tolist(), strict=True)
-    for u, v, seconds in edges:
+    for u, v, seconds in zip(*(x.tolist() for x in (*ends, transfer_s)), strict=True):
         incoming[v].append((u, seconds))
     compute = compute_s.tolist()
     length, origin = [0.0] * order.size, [-1] * order.size

@@ -98,11 +98,6 @@ class PaddedProblem:
         return self.compute_s.shape[1]
 
 
-def needed_sizes(graph: TaskGraph, costs: Costs) -> Sizes:
-    """Returns the least sizes that a problem can be padded to."""
-    return _needed_sizes(graph, costs, chain_cover(graph))
-
-
 def pad_problem(
     graph: TaskGraph,
     costs: Costs,
@@ -122,7 +117,7 @@ def pad_problem(
       ValueError: the problem does not fit into `sizes`.
     """
     chains = chain_cover(graph)
-    needed = _needed_sizes(graph, costs, chains)
+    needed = needed_sizes(graph, costs, chains)
     sizes = sizes or _buckets(needed)
     if not sizes.holds(needed):
         raise ValueError(f"a problem of {needed} does not fit into {sizes}")
@@ -151,14 +146,17 @@ def pad_problem(
     )
 
 
-def _needed_sizes(graph: TaskGraph, costs: Costs, chains: list[list[int]]) -> Sizes:
+def needed_sizes(
+    graph: TaskGraph, costs: Costs, chains: list[list[int]] | None = None
+) -> Sizes:
+    """Returns the least sizes that a problem, whose cover by chains is given, can have."""
     senders, receivers = task_edges(graph)
     return Sizes(
         tasks=graph.num_tasks,
         edges=graph.num_edges,
         producers=int(np.bincount(receivers, minlength=1).max()),
         readers=int(np.bincount(senders, minlength=1).max()),
-        chains=len(chains),
+        chains=len(chain_cover(graph) if chains is None else chains),
         devices=costs.num_devices,
         home_reads=int((graph.input_home[graph.input_edge_input] != RESIDENT).sum()),
     )

@@ -27,7 +27,7 @@ def nearest_relatives(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.nd
     (Katz 1953, on a normalised graph). Kept are the largest after every step, and those of a
     task add up to 1. Of equal ones the smaller ids are kept.
     """
-    from scipy.sparse import csr_array, eye_array
+    from scipy.sparse import csr_array, diags_array, eye_array
 
     n = graph.num_tasks
     task, weight = np.full((n, NUM_RELATIVES), -1), np.zeros((n, NUM_RELATIVES))
@@ -36,7 +36,7 @@ def nearest_relatives(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.nd
     bonds = one
     for _ in range(HOPS):
         bonds = _largest(csr_array(one + DAMPING * (exchange @ bonds)), NUM_RELATIVES + 1)
-    bonds = _largest(csr_array(bonds - csr_array(_diagonal(bonds))), NUM_RELATIVES)
+    bonds = _largest(csr_array(bonds - diags_array(bonds.diagonal())), NUM_RELATIVES)
     row = np.repeat(np.arange(n), np.diff(bonds.indptr))
     column = np.arange(len(row)) - bonds.indptr[row]
     task[row, column], weight[row, column] = bonds.indices, bonds.data
@@ -46,7 +46,7 @@ def nearest_relatives(graph: TaskGraph, costs: Costs) -> tuple[np.ndarray, np.nd
 
 def _exchange(graph: TaskGraph, costs: Costs) -> "csr_array":
     """Returns the symmetric weights `[N, N]` of the edges."""
-    from scipy.sparse import csr_array
+    from scipy.sparse import csr_array, diags_array
 
     n = graph.num_tasks
     senders, receivers = task_edges(graph)
@@ -57,16 +57,8 @@ def _exchange(graph: TaskGraph, costs: Costs) -> "csr_array":
     one_way = csr_array((seconds, (senders, receivers)), shape=(n, n))
     both = csr_array(one_way + one_way.T)
     total_s = both.sum(axis=1)
-    scale = 1 / np.sqrt(np.where(total_s > 0, total_s, 1.0))
-    scaling = csr_array((scale, (np.arange(n), np.arange(n))), shape=(n, n))
+    scaling = diags_array(1 / np.sqrt(np.where(total_s > 0, total_s, 1.0)))
     return csr_array(scaling @ both @ scaling)
-
-
-def _diagonal(bonds: "csr_array") -> "csr_array":
-    from scipy.sparse import csr_array
-
-    n = bonds.shape[0]
-    return csr_array((bonds.diagonal(), (np.arange(n), np.arange(n))), shape=(n, n))
 
 
 def _largest(bonds: "csr_array", count: int) -> "csr_array":

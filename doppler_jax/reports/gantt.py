@@ -1,7 +1,6 @@
 """Pictures of schedules: which device ran what, when."""
 
 import dataclasses
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from doppler_jax.files import PathLike
 from doppler_jax.reports.pictures import OTHER, PALETTE, add_legend, write_png
 from doppler_jax.reports.tables import format_seconds, time_unit
 from doppler_jax.types import Schedule
@@ -24,7 +24,7 @@ _LETTERS = 170
 
 
 def plot_gantt(
-    path: str | os.PathLike[str],
+    path: PathLike,
     panels: Sequence[tuple[str, Schedule, Sequence[str]]],
     *,
     num_devices: int,

@@ -1,7 +1,7 @@
 """Pictures: bars, lines, points, task graphs. One pair of axes a panel; PNG files.
 
-All raise `ValueError` where there is no panel, or where one cannot be drawn, before anything
-is written; a file appears only when complete.
+A panel is a tuple that begins with its title. All raise `ValueError` where there is no panel,
+or where one cannot be drawn, before anything is written; a file appears only when complete.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from doppler_jax.files import PathLike
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.reports.tables import time_unit
 from doppler_jax.simulator.durations import check_placement
@@ -38,7 +39,6 @@ class Bars:
     """B bars on one pair of axes.
 
     Attributes:
-      title: of the panel.
       labels: `[B]`.
       height: `[B]` of each bar.
       spread: `[B]` half the length of its error bar.
@@ -46,7 +46,6 @@ class Bars:
       emphasised: labels to be coloured.
     """
 
-    title: str
     labels: tuple[str, ...]
     height: np.ndarray
     spread: np.ndarray
@@ -65,74 +64,60 @@ class Line:
     high: np.ndarray | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """Lines on one pair of axes."""
-
-    title: str
-    lines: tuple[Line, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Points:
-    """A point per placement: simulated and measured makespans `[B]`, seconds."""
-
-    title: str
-    simulated_s: np.ndarray
-    measured_s: np.ndarray
-
-
 def plot_bars(
-    path: str | os.PathLike[str], panels: Sequence[Bars], *, x_label: str, other_label: str
+    path: PathLike, panels: Sequence[tuple[str, Bars]], *, x_label: str, other_label: str
 ) -> None:
-    """Writes horizontal bars with their values; black diamonds are the `other` figures."""
+    """Writes horizontal bars with their values; black diamonds are the `other` figures.
+
+    A panel is a title and its bars.
+    """
     from matplotlib.lines import Line2D
 
-    for panel in panels:
-        lengths = [len(x) for x in (panel.labels, panel.height, panel.spread, panel.other)]
+    for title, bars in panels:
+        lengths = [len(x) for x in (bars.labels, bars.height, bars.spread, bars.other)]
         if len(set(lengths)) != 1 or not lengths[0]:
-            raise ValueError(f"panel {panel.title!r}: {lengths} bars; expected as many of each")
+            raise ValueError(f"panel {title!r}: {lengths} bars; expected as many of each")
 
-    def draw(axes: "Axes", panel: Bars) -> None:
-        y = np.arange(len(panel.labels))
-        colours = [PALETTE[0] if e in panel.emphasised else OTHER for e in panel.labels]
-        bars = axes.barh(y, panel.height, xerr=panel.spread, color=colours, height=0.7)
-        axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8)
-        axes.scatter(panel.other, y, marker="D", s=16, color="black", zorder=3)
-        axes.set_yticks(y, panel.labels)
+    def draw(axes: "Axes", bars: Bars) -> None:
+        y = np.arange(len(bars.labels))
+        colours = [PALETTE[0] if e in bars.emphasised else OTHER for e in bars.labels]
+        drawn = axes.barh(y, bars.height, xerr=bars.spread, color=colours, height=0.7)
+        axes.bar_label(drawn, fmt="{:.4g}", padding=3, fontsize=8)
+        axes.scatter(bars.other, y, marker="D", s=16, color="black", zorder=3)
+        axes.set_yticks(y, bars.labels)
         axes.invert_yaxis()
         axes.set_xlabel(x_label)
         axes.margins(x=0.12)
 
-    most = max((len(panel.labels) for panel in panels), default=0)
+    most = max((len(bars.labels) for _, bars in panels), default=0)
     figure = _draw_panels(panels, (5.6, 0.32 * most + 1.0), draw)
-    if any(np.isfinite(panel.other).any() for panel in panels):
+    if any(np.isfinite(bars.other).any() for _, bars in panels):
         style: dict[str, Any] = {"marker": "D", "linestyle": "", "markersize": 4}
         add_legend(figure, [Line2D([], [], color="black", label=other_label, **style)])
     write_png(path, figure)
 
 
 def plot_curves(
-    path: str | os.PathLike[str],
-    panels: Sequence[Lines],
+    path: PathLike,
+    panels: Sequence[tuple[str, Sequence[Line]]],
     *,
     x_label: str,
     y_label: str,
 ) -> None:
-    """Writes lines over a logarithmic `x`.
+    """Writes lines over a logarithmic `x`; a panel is a title and its lines.
 
     A label has one colour, marker and dash in all panels. Labels name quantity and unit.
     """
     from matplotlib.lines import Line2D
 
-    for panel in panels:
-        for line in panel.lines:
-            _check_line(panel.title, line)
-    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
+    for title, lines in panels:
+        for line in lines:
+            _check_line(title, line)
+    labels = list(dict.fromkeys(line.label for _, lines in panels for line in lines))
     styles = {label: line_style(k) for k, label in enumerate(labels)}
 
-    def draw(axes: "Axes", panel: Lines) -> None:
-        for line in panel.lines:
+    def draw(axes: "Axes", lines: Sequence[Line]) -> None:
+        for line in lines:
             style = styles[line.label]
             axes.plot(line.x, line.y, markersize=4, linewidth=1.6, **style)
             if line.low is not None and line.high is not None:
@@ -148,25 +133,26 @@ def plot_curves(
     write_png(path, figure)
 
 
-def plot_scatter(path: str | os.PathLike[str], panels: Sequence[Points]) -> None:
+def plot_scatter(path: PathLike, panels: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> None:
     """Writes measured against simulated makespans.
 
-    Both axes of a panel have one scale; on the line the two are equal.
+    A panel is a title, and simulated and measured makespans `[B]` in seconds. Both of its axes
+    have one scale; on the line the two are equal.
     """
-    for panel in panels:
-        if len(panel.simulated_s) != len(panel.measured_s) or not len(panel.measured_s):
+    for title, simulated_s, measured_s in panels:
+        if len(simulated_s) != len(measured_s) or not len(measured_s):
             raise ValueError(
-                f"panel {panel.title!r} has {len(panel.simulated_s)} simulated and "
-                f"{len(panel.measured_s)} measured makespans"
+                f"panel {title!r} has {len(simulated_s)} simulated and {len(measured_s)} "
+                "measured makespans"
             )
 
-    def draw(axes: "Axes", panel: Points) -> None:
-        both = np.concatenate([panel.simulated_s, panel.measured_s])
+    def draw(axes: "Axes", simulated_s: np.ndarray, measured_s: np.ndarray) -> None:
+        both = np.concatenate([simulated_s, measured_s])
         scale, unit = time_unit(float(both.max()))
         ends = 0.95 * both.min() / scale, 1.05 * both.max() / scale
         axes.plot(ends, ends, color=OTHER, linewidth=1, zorder=1)
-        simulated, measured = panel.simulated_s / scale, panel.measured_s / scale
-        axes.scatter(simulated, measured, s=18, alpha=0.8, linewidths=0, color=PALETTE[0])
+        points = simulated_s / scale, measured_s / scale
+        axes.scatter(*points, s=18, alpha=0.8, linewidths=0, color=PALETTE[0])
         axes.set(xlim=ends, ylim=ends, xlabel=f"simulated makespan ({unit})")
         axes.set_ylabel(f"measured makespan ({unit})")
 
@@ -174,7 +160,7 @@ def plot_scatter(path: str | os.PathLike[str], panels: Sequence[Points]) -> None
 
 
 def plot_placements(
-    path: str | os.PathLike[str],
+    path: PathLike,
     panels: Sequence[tuple[str, TaskGraph, ArrayLike]],
     *,
     num_devices: int,
@@ -192,7 +178,7 @@ def plot_placements(
             device = check_placement(graph, num_devices, placement)
         except ValueError as error:
             raise ValueError(f"panel {title!r}: {error}") from error
-        checked.append(_Placement(title, graph, device))
+        checked.append((title, graph, device))
     figure = _draw_panels(checked, (11, 3.4), _draw_placement, columns=1)
     figure.axes[-1].set_xlabel("level: tensors on the longest path from an entry")
     lines = [
@@ -241,7 +227,7 @@ def add_legend(figure: "Figure", handles: Sequence[Any], most: int = 5) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def write_png(path: str | os.PathLike[str], figure: "Figure") -> None:
+def write_png(path: PathLike, figure: "Figure") -> None:
     """Writes a figure as a PNG, which replaces an old one only when it is complete."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -254,12 +240,15 @@ def write_png(path: str | os.PathLike[str], figure: "Figure") -> None:
 
 
 def _draw_panels(
-    panels: Sequence[Any],
+    panels: Sequence[tuple[Any, ...]],
     size: tuple[float, float],
-    draw: Callable[["Axes", Any], None],
+    draw: Callable[..., None],
     columns: int = 2,
 ) -> "Figure":
-    """Returns a figure of panels, each `size` (width, height) inches, with their titles."""
+    """Returns a figure of panels, each `size` (width, height) inches, with their titles.
+
+    `draw` is called with the axes and what of a panel comes after its title.
+    """
     from matplotlib.figure import Figure
 
     if not panels:
@@ -268,11 +257,11 @@ def _draw_panels(
     rows = -(-len(panels) // columns)
     inches = (size[0] * columns, size[1] * rows + 0.4)
     figure = Figure(figsize=inches, dpi=150, layout="constrained")
-    for k, panel in enumerate(panels):
+    for k, (title, *panel) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, k + 1)
-        axes.set_title(panel.title, loc="left", fontsize=11)
+        axes.set_title(title, loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
-        draw(axes, panel)
+        draw(axes, *panel)
     return figure
 
 
@@ -285,17 +274,9 @@ def _check_line(title: str, line: Line) -> None:
         raise ValueError(f"{what}: expected finite numbers, and x above 0")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Placement:
-    title: str
-    graph: TaskGraph
-    placement: np.ndarray  # [N]
-
-
-def _draw_placement(axes: "Axes", panel: _Placement) -> None:
+def _draw_placement(axes: "Axes", graph: TaskGraph, placement: np.ndarray) -> None:
     from matplotlib.collections import LineCollection
 
-    graph, placement = panel.graph, panel.placement
     senders, readers = task_edges(graph)
     points = lay_out(graph)
     ends = np.stack([points[senders], points[readers]], axis=1)
@@ -307,7 +288,7 @@ def _draw_placement(axes: "Axes", panel: _Placement) -> None:
         here = points[placement == d]
         axes.scatter(here[:, 0], here[:, 1], s=size, linewidths=0, zorder=2, **_mark(d))
     moved = f"{across.sum()} of {len(across)} reads go between devices"
-    axes.set_title(f"{panel.title}: {moved}", loc="left", fontsize=11)
+    axes.set_title(f"{axes.get_title('left')}: {moved}", loc="left", fontsize=11)
     axes.set_yticks([])
     axes.margins(0.02, 0.06)
     axes.spines["left"].set_visible(False)

@@ -13,8 +13,6 @@ from doppler_jax.reports.pictures import (
     PALETTE,
     Bars,
     Line,
-    Lines,
-    Points,
     lay_out,
     line_style,
     plot_bars,
@@ -29,7 +27,7 @@ BAR_LABELS = {"x_label": "makespan (ms)", "other_label": "paper"}
 
 
 def test_bars_have_the_area_of_their_values(tmp_path):
-    panel = Bars("t", ("ours", "theirs"), np.array([3.0, 1.0]), np.zeros(2), NAN, ("ours",))
+    panel = "t", Bars(("ours", "theirs"), np.array([3.0, 1.0]), np.zeros(2), NAN, ("ours",))
     plot_bars(tmp_path / "a.png", [panel, panel], **BAR_LABELS)
     picture = matplotlib.image.imread(tmp_path / "a.png")
     ours, theirs = share_of(picture, PALETTE[0]), share_of(picture, OTHER)
@@ -40,7 +38,7 @@ def test_bars_have_the_area_of_their_values(tmp_path):
 def test_other_figures_are_marked(tmp_path):
     black = []
     for other in (NAN, np.array([2.0, np.nan])):
-        panel = Bars("t", ("a", "b"), np.array([3.0, 1.0]), np.zeros(2), other)
+        panel = "t", Bars(("a", "b"), np.array([3.0, 1.0]), np.zeros(2), other)
         plot_bars(tmp_path / "a.png", [panel], **BAR_LABELS)
         black.append(share_of(matplotlib.image.imread(tmp_path / "a.png"), "black"))
     assert black[1] > black[0]
@@ -54,7 +52,7 @@ def test_every_line_has_its_colour_in_every_panel(tmp_path):
     lines = (Line("a", x, np.ones(3)), Line("b", x, 2.0 * x, 1.0 * x, 3.0 * x))
     shares = []
     for count, panels in ((0, (lines[:1],)), (1, (lines,)), (2, (lines[:1], lines[1:]))):
-        path, drawn = tmp_path / f"{count}.png", [Lines("p", p) for p in panels]
+        path, drawn = tmp_path / f"{count}.png", [("p", p) for p in panels]
         plot_curves(path, drawn, **LINE_LABELS)
         picture = matplotlib.image.imread(path)
         shares.append([share_of(picture, PALETTE[k]) for k in range(3)])
@@ -75,7 +73,7 @@ def test_points_of_several_panels_are_written(tmp_path):
     sizes = []
     for count in (1, 4):
         path = tmp_path / f"{count}.png"
-        plot_scatter(path, [Points(f"panel {k}", points, 1.1 * points) for k in range(count)])
+        plot_scatter(path, [(f"panel {k}", points, 1.1 * points) for k in range(count)])
         picture = path.read_bytes()
         assert picture.startswith(b"\x89PNG")
         sizes.append(int.from_bytes(picture[16:20]))  # width in pixels
@@ -116,15 +114,15 @@ def test_many_devices_and_no_tasks(tmp_path, graph):
 
 
 def bars(values, more=NAN):
-    return Bars("odd", ("a",) * len(values), np.ones(len(more)), np.ones(len(more)), more)
+    return "odd", Bars(("a",) * len(values), np.ones(len(more)), np.ones(len(more)), more)
 
 
 def line(x, y):
-    return Lines("p", (Line("a", np.array(x, float), np.array(y, float)),))
+    return "p", (Line("a", np.array(x, float), np.array(y, float)),)
 
 
 def points(simulated, measured):
-    return Points("odd", np.ones(simulated), np.ones(measured))
+    return "odd", np.ones(simulated), np.ones(measured)
 
 
 def placed(placement):
