@@ -84,29 +84,21 @@ class Unit:
         return max(made, key=lambda i: (self.operand_bytes[i], -i), default=None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Costs of some choices; the arrays have one shape."""
+Cost = np.ndarray
+"""Costs `[2, ...]` of some choices: seconds of computation, imbalance and delays of transfers,
+and bytes that are expected to cross devices."""
 
-    seconds: np.ndarray  # computation, imbalance, and delays of transfers
-    moved_bytes: np.ndarray  # expected to cross devices
 
-    def total_s(self, traffic_weight: float, rates: Rates) -> np.ndarray:
-        """Returns all in seconds.
+def total_s(cost: Cost, traffic_weight: float, rates: Rates) -> np.ndarray:
+    """Returns costs in seconds alone.
 
-        Args:
-          traffic_weight: what a second counts in which all devices receive at full rate.
-          rates: the cluster.
-        """
-        shared_s = self.moved_bytes * rates.seconds_per_byte / rates.num_devices
-        return self.seconds + traffic_weight * shared_s
-
-    def take(self, where: np.ndarray | tuple[np.ndarray, ...]) -> "Cost":
-        """Returns the costs of the choices at some indices."""
-        return Cost(self.seconds[where], self.moved_bytes[where])
-
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.seconds + other.seconds, self.moved_bytes + other.moved_bytes)
+    Args:
+      cost: of some choices.
+      traffic_weight: what a second counts in which all devices receive at full rate.
+      rates: the cluster.
+    """
+    seconds, moved_bytes = cost
+    return seconds + traffic_weight * (moved_bytes * rates.seconds_per_byte / rates.num_devices)
 
 
 def make_rates(cluster: Cluster) -> Rates:
@@ -123,13 +115,7 @@ def make_rates(cluster: Cluster) -> Rates:
     )
 
 
-def make_unit(group: Group, produced: Sequence[bool]) -> Unit:
-    """Returns what the costs of a group depend on.
-
-    Args:
-      group: the group.
-      produced: per operand, whether another group makes it.
-    """
+def _make_unit(group: Group, produced: tuple[bool, ...]) -> Unit:
     labelling = group.labelling
     first = group.results[0].aval.shape if group.results else ()  # one that prints has none
     return Unit(
@@ -137,7 +123,7 @@ def make_unit(group: Group, produced: Sequence[bool]) -> Unit:
         inner=labelling.aggregated,
         operands=labelling.operands,
         operand_bytes=tuple(map(_num_bytes, group.operands)),
-        produced=tuple(produced),
+        produced=produced,
         num_root_operands=group.num_root_operands,
         results=labelling.results,
         result_bytes=tuple(map(_num_bytes, group.results)),
@@ -198,7 +184,7 @@ def group_cost(unit: Unit, choices: np.ndarray, rates: Rates) -> Cost:
       rates: the cluster.
 
     Returns:
-      Costs `[K]`.
+      Costs `[2, K]`.
     """
     tasks = choices.prod(axis=1)
     inner = num_blocks(choices, unit.inner)
@@ -231,7 +217,7 @@ def group_cost(unit: Unit, choices: np.ndarray, rates: Rates) -> Cost:
     sharing = np.minimum(rates.num_devices, inner)
     moved = outer * inner * (1 - 1 / sharing) * partial
     seconds = seconds + (sharing > 1) * _move_s(partial, rates)
-    return Cost(seconds, moved)
+    return np.array([seconds, moved])
 
 
 def edge_cost(
@@ -250,7 +236,7 @@ def edge_cost(
       rates: the cluster.
 
     Returns:
-      Costs `[J, K]`.
+      Costs `[2, J, K]`.
     """
     d = rates.num_devices
     needed = choices[:, list(unit.operands[operand])]
@@ -276,7 +262,7 @@ def edge_cost(
     else:
         sent = want * np.minimum(readers / want, d) * (1 - 1 / d)
     seconds = seconds + (sent > 0) * _move_s(size / want, rates)
-    return Cost(seconds, gathered + sent * size / want)
+    return np.array([seconds, gathered + sent * size / want])
 
 
 def _task_s(flops: np.ndarray | float, touched: np.ndarray, rates: Rates) -> np.ndarray:
@@ -310,8 +296,8 @@ class Network:
 
     rates: Rates
     choices: tuple[Choices, ...]  # per group
-    alone: tuple[Cost, ...]  # per group [K]
-    pairs: Mapping[tuple[int, int], Cost]  # per (producer, reader) [J, K]
+    alone: tuple[Cost, ...]  # per group [2, K]
+    pairs: Mapping[tuple[int, int], Cost]  # per (producer, reader) [2, J, K]
 
     def solve(self, traffic_weight: float) -> tuple[Counts, ...]:
         """Returns the counts per group of least total cost.
@@ -319,12 +305,9 @@ class Network:
         Args:
           traffic_weight: what a second counts in which all devices receive at full rate.
         """
-
-        def total_s(cost: Cost) -> np.ndarray:
-            return cost.total_s(traffic_weight, self.rates)
-
-        pairs = {pair: total_s(cost) for pair, cost in self.pairs.items()}
-        states = minimize(list(map(total_s, self.alone)), pairs)
+        weighed = functools.partial(total_s, traffic_weight=traffic_weight, rates=self.rates)
+        pairs = {pair: weighed(cost) for pair, cost in self.pairs.items()}
+        states = minimize(list(map(weighed, self.alone)), pairs)
         return tuple(
             dict(enumerate(choices[state]))
             for choices, state in zip(self.choices, states, strict=True)
@@ -350,7 +333,7 @@ def make_units(groups: Sequence[Group], links: Sequence[Link]) -> list[Unit]:
     """Returns the cost signature of every group."""
     produced = {(link.reader, link.operand) for link in links}
     return [
-        make_unit(group, [(number, i) in produced for i in range(len(group.operands))])
+        _make_unit(group, tuple((number, i) in produced for i in range(len(group.operands))))
         for number, group in enumerate(groups)
     ]
 
@@ -368,58 +351,48 @@ def make_network(
     """
     links = find_links(groups)
     # Layers repeat: the same question gets the same table again.
-    list_cached = functools.cache(
-        lambda unit, pins: _list_cheapest(unit, limits, rates, dict(pins))
+    listed = functools.cache(_list_cheapest)
+    computed = functools.cache(lambda unit, own: group_cost(unit, _array(own), rates))
+    brought = functools.cache(
+        lambda unit, operand, own, stored: edge_cost(
+            unit, operand, _array(own), _array(stored), rates
+        )
     )
-    group_cached = functools.cache(lambda unit, own: group_cost(unit, _array(own), rates))
     units = make_units(groups, links)
     choices = [
-        list_cached(unit, tuple(pinned.get(number, {}).items()))
+        listed(unit, limits, rates, tuple(pinned.get(number, {}).items()))
         for number, unit in enumerate(units)
     ]
-    alone = [group_cached(unit, own) for unit, own in zip(units, choices, strict=True)]
-    costs = _link_costs(units, links, choices, rates)
+    alone = [computed(unit, own) for unit, own in zip(units, choices, strict=True)]
+    costs = []
+    for link in links:
+        labels = units[link.producer].results[link.result]
+        stored = tuple(tuple(c[label] for label in labels) for c in choices[link.producer])
+        reader = units[link.reader]
+        costs.append(brought(reader, link.operand, choices[link.reader], stored))
     kept = _promising(alone, links, costs, rates)
     pairs: dict[tuple[int, int], Cost] = {}
     for link, cost in zip(links, costs, strict=True):
         pair = link.producer, link.reader
-        part = cost.take(np.ix_(kept[link.producer], kept[link.reader]))
+        part = cost[:, kept[link.producer]][:, :, kept[link.reader]]
         pairs[pair] = pairs[pair] + part if pair in pairs else part
     return Network(
         rates=rates,
         choices=tuple(
             tuple(own[i] for i in keep) for own, keep in zip(choices, kept, strict=True)
         ),
-        alone=tuple(cost.take(keep) for cost, keep in zip(alone, kept, strict=True)),
+        alone=tuple(cost[:, keep] for cost, keep in zip(alone, kept, strict=True)),
         pairs=pairs,
     )
 
 
-def _link_costs(
-    units: Sequence[Unit], links: Sequence[Link], choices: Sequence[Choices], rates: Rates
-) -> list[Cost]:
-    """Returns per link what bringing the operand costs, by producer's and reader's choice."""
-
-    @functools.cache
-    def cost(unit: Unit, operand: int, own: Choices, stored: Choices) -> Cost:
-        return edge_cost(unit, operand, _array(own), _array(stored), rates)
-
-    return [
-        cost(
-            units[link.reader],
-            link.operand,
-            choices[link.reader],
-            _grids(units[link.producer].results[link.result], choices[link.producer]),
-        )
-        for link in links
-    ]
-
-
-def _list_cheapest(unit: Unit, limits: Limits, rates: Rates, pins: Counts) -> Choices:
+def _list_cheapest(
+    unit: Unit, limits: Limits, rates: Rates, pins: tuple[tuple[int, int], ...]
+) -> Choices:
     """Returns the choices of a group, where there are too many the cheapest by themselves."""
-    listed = list_choices(unit, limits, rates, pins)
+    listed = list_choices(unit, limits, rates, dict(pins))
     if len(listed) > _LISTED:
-        cost = group_cost(unit, np.array(listed), rates).total_s(1.0, rates)
+        cost = total_s(group_cost(unit, np.array(listed), rates), 1.0, rates)
         keep = np.sort(np.argsort(cost, kind="stable")[:_LISTED])
         listed = [listed[i] for i in keep]
     return tuple(listed)
@@ -429,16 +402,12 @@ def _promising(
     alone: Sequence[Cost], links: Sequence[Link], costs: Sequence[Cost], rates: Rates
 ) -> list[np.ndarray]:
     """Returns, per group, the choices that would cost least if their neighbours gave way."""
-    bounds = [cost.total_s(1.0, rates).copy() for cost in alone]
+    bounds = [total_s(cost, 1.0, rates) for cost in alone]
     for link, cost in zip(links, costs, strict=True):
-        total = cost.total_s(1.0, rates)
+        total = total_s(cost, 1.0, rates)
         bounds[link.producer] += total.min(axis=1)
         bounds[link.reader] += total.min(axis=0)
     return [np.sort(np.argsort(bound, kind="stable")[:_KEPT]) for bound in bounds]
-
-
-def _grids(labels: Sequence[int], choices: Choices) -> Choices:
-    return tuple(tuple(choice[label] for label in labels) for choice in choices)
 
 
 def _array(choices: Choices) -> np.ndarray:

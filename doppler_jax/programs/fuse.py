@@ -44,6 +44,7 @@ class Group:
     behind the views.
     """
 
+    number: int  # among the groups of the program
     name: str  # readable and unique, "attn.qk.dot_general"
     equations: tuple[Equation, ...]  # without views; root first, then as they can run
     operands: tuple[Atom, ...]  # literals included; each atom once per way to label it
@@ -66,13 +67,17 @@ class Group:
 def fuse(program: Program) -> tuple[Group, ...]:
     """Returns the groups of a program, in an order in which they can run."""
     labellings = {equation: get_labelling(equation) for equation in program.equations}
-    views = _find_views(program, labellings)
+    # Views that would cost blocks are left out.
+    views = {
+        equation.results[0]: equation
+        for equation, labelling in labellings.items()
+        if equation.primitive.name in VIEWS and _is_divisible(equation, labelling)
+    }
     names: Counter[str] = Counter()
-    groups = []
-    for members in _find_members(program, labellings, views):
-        name = _unique_name(members, names)
-        groups.append(_GroupBuilder(labellings, views).build(name, members))
-    return tuple(groups)
+    return tuple(
+        _GroupBuilder(labellings, views).build(number, _unique_name(members, names), members)
+        for number, members in enumerate(_find_members(program, labellings, views))
+    )
 
 
 def _readers(program: Program) -> dict[Atom, list[Equation]]:
@@ -81,17 +86,6 @@ def _readers(program: Program) -> dict[Atom, list[Equation]]:
         for atom in dict.fromkeys(equation.operands):
             readers.setdefault(atom, []).append(equation)
     return readers
-
-
-def _find_views(
-    program: Program, labellings: dict[Equation, Labelling]
-) -> dict[Value, Equation]:
-    """Returns the view equations by result, those left out that would cost blocks."""
-    return {
-        equation.results[0]: equation
-        for equation in program.equations
-        if equation.primitive.name in VIEWS and _is_divisible(equation, labellings[equation])
-    }
 
 
 def _is_divisible(equation: Equation, labelling: Labelling) -> bool:
@@ -106,7 +100,7 @@ class _Region:
     """Equations that become a group, found from its last equation backwards."""
 
     shape: tuple[int, ...] | None  # of all results; None: nothing can join
-    members: list[Equation]  # last first
+    members: list[Equation]  # in the order of the program
     has_root: bool
 
 
@@ -135,11 +129,14 @@ def _find_members(
             shape = equation.results[0].aval.shape if pointwise else None
             region = _Region(shape, [], not pointwise)
             regions.append(region)
-        region.members.append(equation)
+        region.members.insert(0, equation)
         region.has_root |= not pointwise
         if pointwise:
             region_of[equation] = region
-    return [_order(region, labellings) for region in reversed(regions)]
+    return [
+        sorted(region.members, key=lambda e: _is_pointwise(e, labellings[e]))
+        for region in reversed(regions)
+    ]
 
 
 def _joinable(
@@ -162,13 +159,6 @@ def _joinable(
 
 def _is_pointwise(equation: Equation, labelling: Labelling) -> bool:
     return equation.primitive.name in ELEMENTWISE and not labelling.whole
-
-
-def _order(region: _Region, labellings: dict[Equation, Labelling]) -> list[Equation]:
-    """Returns the members root first, then in the order of the program."""
-    members = region.members[::-1]
-    members.sort(key=lambda equation: _is_pointwise(equation, labellings[equation]))
-    return members
 
 
 def _unique_name(members: list[Equation], names: Counter[str]) -> str:
@@ -200,7 +190,7 @@ class _GroupBuilder:
         self._steps: list[Step] = []
         self._num_made = 0
 
-    def build(self, name: str, members: list[Equation]) -> Group:
+    def build(self, number: int, name: str, members: list[Equation]) -> Group:
         """Returns the group of equations `members`, root first."""
         root, *epilogue = members
         own = self._labellings[root]
@@ -214,6 +204,7 @@ class _GroupBuilder:
             self._add_step(equation, labelling, self._adopt(labelling, results[0]))
         aggregated = {mapping[label] for label in own.aggregated}
         return Group(
+            number=number,
             name=name,
             equations=tuple(members),
             operands=tuple(atom for atom, _ in self._operands),

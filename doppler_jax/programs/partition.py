@@ -8,15 +8,11 @@ dimension is cut, `task_kernels` what a task computes; here the tasks are made.
 """
 
 import dataclasses
-import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-import jax
-
 from doppler_jax.programs.blocks import block_aval, num_bytes, task_graph
-from doppler_jax.programs.fuse import Group, Step, fuse
+from doppler_jax.programs.fuse import Group, fuse
 from doppler_jax.programs.grids import (
     Counts,
     Grid,
@@ -28,8 +24,8 @@ from doppler_jax.programs.grids import (
     is_power_of_two,
 )
 from doppler_jax.programs.planner import PartitionPlan, plan_partition
-from doppler_jax.programs.program import Literal, Program, Value
-from doppler_jax.programs.rules.labels import Labels, Shape
+from doppler_jax.programs.program import Program, Value
+from doppler_jax.programs.rules.labels import Shape
 from doppler_jax.programs.task_kernels import GroupBlocks, KernelCache
 from doppler_jax.types import (
     RESIDENT,
@@ -118,8 +114,8 @@ def make_tasks(
 ) -> "TaskMaker":
     """Returns the tasks of a program whose groups are cut into `counts`."""
     maker = TaskMaker(program, kernels)
-    for number, (group, of) in enumerate(zip(groups, counts, strict=True)):
-        maker.add_group(number, group, of)
+    for group, of in zip(groups, counts, strict=True):
+        maker.add_group(group, of)
     for value in program.outputs:  # arguments that are outputs become graph inputs too
         maker.output(value)
     return maker
@@ -142,52 +138,8 @@ class _Stored:
 
     name: str
     grid: Grid
+    group: Group  # that made it
     blocks: tuple[Ref, ...]  # row-major
-    source: str  # the user's line
-    group: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    """A group, cut, and what its tasks have in common."""
-
-    number: int
-    group: Group
-    counts: Counts
-    blocks: GroupBlocks
-
-    @functools.cached_property
-    def outer(self) -> Labels:
-        """Labels of all results."""
-        return tuple(dict.fromkeys(itertools.chain(*self.group.labelling.results)))
-
-    @functools.cached_property
-    def is_aggregated(self) -> bool:
-        """True if the tasks make partial results, which other tasks combine."""
-        return any(self.counts[label] > 1 for label in self.group.labelling.aggregated)
-
-    @functools.cached_property
-    def reads(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Slots that the tasks read, and those that the aggregating tasks read."""
-        steps = self.group.steps
-        split = self.group.num_root_steps if self.is_aggregated else len(steps)
-        return _slots_read(self.group, steps[:split]), _slots_read(self.group, steps[split:])
-
-    @functools.cached_property
-    def epilogue_flops(self) -> float:
-        """Operations of the fused equations on one block."""
-        last = self.blocks.steps[-1].results
-        elements = math.prod(self.blocks.avals[last[0]].shape) if last else 0
-        return self.group.epilogue_flops * elements
-
-    def origin(self, *primitives: str) -> TaskOrigin:
-        return TaskOrigin(primitives, self.group.root.source, self.number)
-
-
-def _slots_read(group: Group, steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Returns the operands that some steps read, literals left out, in increasing order."""
-    read = {slot for step in steps for slot in step.reads if slot < len(group.operands)}
-    return tuple(slot for slot in sorted(read) if not isinstance(group.operands[slot], Literal))
 
 
 class TaskMaker:
@@ -204,51 +156,57 @@ class TaskMaker:
         self._stored: dict[Value, _Stored] = {}
         self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
 
-    def add_group(self, number: int, group: Group, counts: Counts) -> None:
+    def add_group(self, group: Group, counts: Counts) -> None:
         """Adds the tasks that compute one group, all blocks of its results."""
-        cut = _Cut(number, group, counts, self._kernels.cut(group, counts))
+        cut = self._kernels.cut(group, counts)
         blocks: list[dict[Index, Ref]] = [{} for _ in group.results]
         for outer in indices(grid_of(cut.outer, counts)):
             at = dict.fromkeys(counts, 0) | dict(zip(cut.outer, outer, strict=True))
             refs = self._add_block(cut, at)
             for found, labels, ref in zip(blocks, group.labelling.results, refs, strict=True):
-                found[_index(labels, at)] = ref
+                found[grid_of(labels, at)] = ref
         for name, value, labels, of in zip(
             result_names(group), group.results, group.labelling.results, blocks, strict=True
         ):
             grid = grid_of(labels, counts)
-            refs = tuple(of[index] for index in indices(grid))
-            self._store(value, _Stored(name, grid, refs, group.root.source, number))
+            self._stored[value] = _Stored(
+                name, grid, group, tuple(of[i] for i in indices(grid))
+            )
+            block = block_shape(value.aval.shape, grid)
+            for index, ref in of.items():
+                self._blocks[value, *_bounds(index, block)] = ref
 
-    def _add_block(self, cut: _Cut, at: Mapping[int, int]) -> tuple[Ref, ...]:
+    def _add_block(self, cut: GroupBlocks, at: Mapping[int, int]) -> tuple[Ref, ...]:
         """Adds the tasks that compute one block of the results; returns the blocks.
 
         One task, or some that compute partial results and one that combines them.
         """
         group, labelling = cut.group, cut.group.labelling
         root, *epilogue = (equation.primitive.name for equation in group.equations)
-        index = _index(labelling.results[0], at) if labelling.results else ()
+        index = grid_of(labelling.results[0], at) if labelling.results else ()
         reads, late_reads = cut.reads
         flops = labelling.task_flops(cut.counts)
         if not cut.is_aggregated:
             return self._add(
                 _indexed(group.name, index),
-                self._kernels.run(cut.blocks, at, None, reads),
+                self._kernels.run(cut, at, (0, len(cut.steps)), reads),
                 self._read(cut, reads, at),
                 flops + cut.epilogue_flops,
-                cut.origin(root, *epilogue),
+                _origin(group, root, *epilogue),
             )
         partials: list[Ref] = []
+        split = group.num_root_steps
         for inner in indices(grid_of(labelling.aggregated, cut.counts)):
             within = {**at, **dict(zip(labelling.aggregated, inner, strict=True))}
             partials += self._add(
                 _indexed(group.name, (*index, *inner)),
-                self._kernels.run(cut.blocks, within, group.num_root_steps, reads),
+                self._kernels.run(cut, within, (0, split), reads),
                 self._read(cut, reads, within),
                 flops,
-                cut.origin(root),
+                _origin(group, root),
             )
-        kernel = self._kernels.aggregate(cut.blocks, at, len(partials), late_reads)
+        rest = (split, len(cut.steps))
+        kernel = self._kernels.run(cut, at, rest, late_reads, len(partials))
         combining = (len(partials) - 1) * math.prod(kernel.operands[0].shape)
         how = str(labelling.aggregate)
         return self._add(
@@ -256,7 +214,7 @@ class TaskMaker:
             kernel,
             (*partials, *self._read(cut, late_reads, at)),
             combining + cut.epilogue_flops,
-            cut.origin(how, *epilogue),
+            _origin(group, how, *epilogue),
         )
 
     def output(self, value: Value) -> OutputBlocks:
@@ -280,14 +238,14 @@ class TaskMaker:
         )
 
     def _read(
-        self, cut: _Cut, slots: tuple[int, ...], at: Mapping[int, int]
+        self, cut: GroupBlocks, slots: tuple[int, ...], at: Mapping[int, int]
     ) -> tuple[Ref, ...]:
         """Returns the blocks in `slots` of the task at block index `at`."""
         refs = []
         for slot in slots:
             value, labels = cut.group.operands[slot], cut.group.labelling.operands[slot]
             assert isinstance(value, Value)  # literals are in no task's reads
-            shape = cut.blocks.avals[slot].shape
+            shape = cut.avals[slot].shape
             start = tuple(at[label] * n for label, n in zip(labels, shape, strict=True))
             limit = tuple(a + n for a, n in zip(start, shape, strict=True))
             refs.append(self._fetch(value, start, limit))
@@ -317,23 +275,11 @@ class TaskMaker:
             refs.append(self._blocks[value, *_bounds(index, block)])
         within = tuple(a - f * size for a, f, size in zip(start, first, block, strict=True))
         needed = tuple(b - a for a, b in zip(start, limit, strict=True))
-        dtype = value.aval.dtype
-        kernel = self._kernels.form(
-            jax.ShapeDtypeStruct(block, dtype),
-            grid,
-            within,
-            jax.ShapeDtypeStruct(needed, dtype),
-        )
+        kernel = self._kernels.form(value.aval.dtype, block, grid, within, needed)
         ranges = ",".join(f"{a}:{b}" for a, b in zip(start, limit, strict=True))
-        origin = TaskOrigin(("form",), stored.source, stored.group)
-        (ref,) = self._add(f"{stored.name}.form[{ranges}]", kernel, tuple(refs), 0.0, origin)
+        name, origin = f"{stored.name}.form[{ranges}]", _origin(stored.group, "form")
+        (ref,) = self._add(name, kernel, tuple(refs), 0.0, origin)
         return ref
-
-    def _store(self, value: Value, stored: _Stored) -> None:
-        self._stored[value] = stored
-        block = block_shape(value.aval.shape, stored.grid)
-        for index, ref in zip(indices(stored.grid), stored.blocks, strict=True):
-            self._blocks[value, *_bounds(index, block)] = ref
 
     def _add(
         self,
@@ -355,8 +301,8 @@ def _bounds(index: Index, block: Shape) -> tuple[Shape, Shape]:
     return start, tuple(a + size for a, size in zip(start, block, strict=True))
 
 
-def _index(labels: Labels, at: Mapping[int, int]) -> Index:
-    return tuple(at[label] for label in labels)
+def _origin(group: Group, *primitives: str) -> TaskOrigin:
+    return TaskOrigin(primitives, group.root.source, group.number)
 
 
 def _indexed(name: str, index: Index) -> str:

@@ -96,7 +96,10 @@ def plan_partition(
     pinned = {number: counts for number, (_, counts) in given.items()}
     uniform = plan_uniform(groups, num_shards, pinned)
     if strategy == "uniform":
-        return PartitionPlan(uniform, _explain_uniform(groups, uniform))
+        pairs = zip(groups, uniform, strict=True)
+        return PartitionPlan(
+            uniform, tuple(f"{_format_grids(*pair)}: uniform" for pair in pairs)
+        )
     least_task_s = 0.0 if cluster is None else float(np.mean(cluster.launch_s))
     cluster = default_cluster(num_shards) if cluster is None else cluster
     rates = make_rates(cluster)
@@ -189,14 +192,6 @@ def _explain_plan(
     return tuple(lines)
 
 
-def _explain_uniform(groups: Sequence[Group], plan: Sequence[Counts]) -> tuple[str, ...]:
-    """Returns a line per group of a uniform plan, such as `2x2: uniform`."""
-    return tuple(
-        f"{_format_grids(group, counts)}: uniform"
-        for group, counts in zip(groups, plan, strict=True)
-    )
-
-
 def _format_grids(group: Group, counts: Counts) -> str:
     grids = [format_grid(grid_of(labels, counts)) for labels in group.labelling.results]
     return ", ".join(dict.fromkeys(grids)) or "no result"
@@ -250,11 +245,11 @@ def _moved_bytes(
     def rows(group: int) -> np.ndarray:
         return np.array([[plan[group][i] for i in range(len(units[group].max_counts))]])
 
-    total = float(group_cost(units[number], rows(number), rates).moved_bytes[0])
+    total = float(group_cost(units[number], rows(number), rates)[1, 0])
     for link in links:
         labels = list(units[link.producer].results[link.result])
         stored = rows(link.producer)[:, labels]
         reader = units[link.reader]
         cost = edge_cost(reader, link.operand, rows(link.reader), stored, rates)
-        total += float(cost.moved_bytes[0, 0])
+        total += float(cost[1, 0, 0])
     return total

@@ -5,6 +5,7 @@ Tasks that compute the same share one `Kernel`, so that the engine compiles it o
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -61,8 +62,40 @@ class GroupBlocks:
     """A group whose labels are cut: the blocks that each of its tasks handles."""
 
     group: Group
+    counts: Mapping[int, int]  # blocks per label
     avals: tuple[jax.ShapeDtypeStruct, ...]  # block of every slot
     steps: tuple[BlockStep, ...]
+
+    @functools.cached_property
+    def outer(self) -> Labels:
+        """Labels of all results."""
+        return tuple(dict.fromkeys(itertools.chain(*self.group.labelling.results)))
+
+    @functools.cached_property
+    def is_aggregated(self) -> bool:
+        """True if the tasks make partial results, which other tasks combine."""
+        return any(self.counts[label] > 1 for label in self.group.labelling.aggregated)
+
+    @functools.cached_property
+    def reads(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Slots that the tasks read, and those that the aggregating tasks read.
+
+        They are operands in increasing order, literals left out.
+        """
+        group, steps = self.group, self.group.steps
+        split = group.num_root_steps if self.is_aggregated else len(steps)
+        values = [i for i, atom in enumerate(group.operands) if not isinstance(atom, Literal)]
+        first, late = (
+            {i for s in part for i in s.reads} for part in (steps[:split], steps[split:])
+        )
+        return tuple(i for i in values if i in first), tuple(i for i in values if i in late)
+
+    @functools.cached_property
+    def epilogue_flops(self) -> float:
+        """Operations of the fused equations on one block."""
+        last = self.steps[-1].results
+        elements = math.prod(self.avals[last[0]].shape) if last else 0
+        return self.group.epilogue_flops * elements
 
     def starts(self, at: Mapping[int, int]) -> tuple[int, ...]:
         """Returns per step where the block at index `at` begins that it counts, or 0."""
@@ -94,7 +127,7 @@ def _cut_group(group: Group, counts: Mapping[int, int]) -> GroupBlocks:
         key = (equation.primitive.name, step.reads, equation.context, _freeze(params))
         steps.append(BlockStep(equation, params, step.reads, slots, along, key))
         avals += results
-    return GroupBlocks(group, tuple(avals), tuple(steps))
+    return GroupBlocks(group, counts, tuple(avals), tuple(steps))
 
 
 def _block(
@@ -124,93 +157,67 @@ class KernelCache:
         self,
         blocks: GroupBlocks,
         at: Mapping[int, int],
-        num_steps: int | None,
+        steps: tuple[int, int],
         reads: tuple[int, ...],
+        num_partials: int = 0,
     ) -> Kernel:
-        """Returns the kernel that runs a group's first steps on blocks.
+        """Returns the kernel that runs some of a group's steps on blocks.
 
         Args:
           blocks: the group, cut.
           at: block index per label; matters to iota only.
-          num_steps: how many; None for all.
+          steps: the first, and the one behind the last.
           reads: the slots that the kernel takes, in order; literals are part of it.
+          num_partials: how many partial results of the step before these it combines at its
+            beginning; they are its first operands.
         """
-        starts = blocks.starts(at)[:num_steps]
-        known = (blocks, num_steps, starts)
+        starts = blocks.starts(at)[slice(*steps)]
+        known = (blocks, steps, num_partials, starts)
         if known in self._known:
             return self._known[known]
-        chosen = blocks.steps[:num_steps]
-        fn, key = _chain(blocks, chosen, starts)
+        chosen = blocks.steps[slice(*steps)]
+        names = [step.equation.primitive.name for step in chosen]
+        how = str(blocks.group.labelling.aggregate)
+        # The slot of what is combined, if anything is.
+        whole = blocks.steps[steps[0] - 1].results if num_partials else ()
+        results = chosen[-1].results if chosen else whole
+        fn, key = _chain(blocks, chosen, starts, results)
+
+        def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            values = dict(zip(reads, arrays[num_partials:], strict=True))
+            for slot in whole:
+                values[slot] = _combine(how, arrays[:num_partials])
+            return fn(values)
+
         kernel = Kernel(
-            name="+".join(step.equation.primitive.name for step in chosen),
-            fn=lambda *arrays: fn(dict(zip(reads, arrays, strict=True))),
-            operands=tuple(blocks.avals[slot] for slot in reads),
-            results=tuple(blocks.avals[slot] for slot in chosen[-1].results),
+            name="+".join([how] * bool(whole) + names),
+            fn=run,
+            operands=tuple(blocks.avals[slot] for slot in (*num_partials * whole, *reads)),
+            results=tuple(blocks.avals[slot] for slot in results),
         )
-        return self._keep(known, (key, reads), kernel)
-
-    def aggregate(
-        self, blocks: GroupBlocks, at: Mapping[int, int], count: int, reads: tuple[int, ...]
-    ) -> Kernel:
-        """Returns the kernel that combines partial results of one block, and goes on.
-
-        Args:
-          blocks: the group, cut.
-          at: block index per label; matters to iota only.
-          count: number of partial results, the kernel's first operands.
-          reads: the slots that the group's epilogue takes, the kernel's other operands.
-        """
-        first = blocks.group.num_root_steps
-        starts = blocks.starts(at)[first:]
-        known = (blocks, "aggregate", starts)
-        if known in self._known:
-            return self._known[known]
-        how = blocks.group.labelling.aggregate
-        assert how is not None  # the group has aggregated labels
-        (slot,) = blocks.steps[first - 1].results
-        partial = blocks.avals[slot]
-        combine, rest = _combiner(how, partial.dtype), blocks.steps[first:]
-        fn, key = _chain(blocks, rest, starts)
-
-        def aggregate(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            whole = combine(arrays[:count])
-            if not rest:
-                return (whole,)
-            return fn({slot: whole, **dict(zip(reads, arrays[count:], strict=True))})
-
-        last = (rest or blocks.steps[first - 1 : first])[-1]
-        kernel = Kernel(
-            name="+".join((how, *(step.equation.primitive.name for step in rest))),
-            fn=aggregate,
-            operands=(partial,) * count + tuple(blocks.avals[slot] for slot in reads),
-            results=(blocks.avals[last.results[0]],),
-        )
-        return self._keep(known, (how, count, slot, key, reads), kernel)
+        return self._keep(known, (kernel.name, num_partials, whole, key, reads), kernel)
 
     def form(
-        self,
-        stored: jax.ShapeDtypeStruct,
-        grid: Shape,
-        start: Shape,
-        result: jax.ShapeDtypeStruct,
+        self, dtype: Any, block: Shape, grid: Shape, start: Shape, needed: Shape
     ) -> Kernel:
         """Returns the kernel that cuts a block out of neighbouring stored blocks.
 
         Args:
-          stored: one stored block.
+          dtype: of all blocks.
+          block: shape of a stored one.
           grid: how many stored blocks lie along each dimension; the operands in row-major
             order.
           start: where the result begins within the joined blocks.
-          result: the block that a reader needs.
+          needed: shape of the block that a reader needs.
         """
-        count = math.prod(grid)
-        limit = tuple(a + size for a, size in zip(start, result.shape, strict=True))
+        limit = tuple(a + size for a, size in zip(start, needed, strict=True))
 
         def fn(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             return (lax.slice(join_blocks(arrays, grid), start, limit),)
 
-        kernel = Kernel("form", fn, (stored,) * count, (result,))
-        key = ("form", grid, start, result.shape)
+        stored, result = (jax.ShapeDtypeStruct(shape, dtype) for shape in (block, needed))
+        kernel = Kernel("form", fn, (stored,) * math.prod(grid), (result,))
+        key = ("form", grid, start, needed)
         return self._keep((key, _aval_key(stored)), key, kernel)
 
     def _keep(self, known: Hashable, key: Hashable, kernel: Kernel) -> Kernel:
@@ -221,9 +228,12 @@ class KernelCache:
 
 
 def _chain(
-    blocks: GroupBlocks, steps: tuple[BlockStep, ...], starts: tuple[int, ...]
+    blocks: GroupBlocks,
+    steps: tuple[BlockStep, ...],
+    starts: tuple[int, ...],
+    results: tuple[int, ...],
 ) -> tuple[Callable[[dict[int, jax.Array]], tuple[jax.Array, ...]], Hashable]:
-    """Returns the function from operands by slot to the last step's results, and its key."""
+    """Returns the function from operands by slot to the results, and its key."""
     literals = {
         slot: operand
         for slot, operand in enumerate(blocks.group.operands)
@@ -235,7 +245,7 @@ def _chain(
             values[slot] = lax.full(blocks.avals[slot].shape, literal.value)
         for step, start in zip(steps, starts, strict=True):
             values.update(zip(step.results, step.run(values, start), strict=True))
-        return tuple(values[slot] for slot in steps[-1].results)
+        return tuple(values[slot] for slot in results)
 
     key = (
         tuple(step.key for step in steps),
@@ -248,15 +258,12 @@ def _chain(
     return fn, key
 
 
-def _combiner(how: str, dtype: Any) -> Callable[[Sequence[jax.Array]], jax.Array]:
+def _combine(how: str, arrays: Sequence[jax.Array]) -> jax.Array:
+    dtype = arrays[0].dtype
     # Short floats are summed in float32: adding them one by one rounds each time.
     short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-
-    def combine(arrays: Sequence[jax.Array]) -> jax.Array:
-        wide = [a.astype(jnp.float32) for a in arrays] if short else arrays
-        return functools.reduce(_COMBINE[how], wide).astype(dtype)
-
-    return combine
+    wide = [a.astype(jnp.float32) for a in arrays] if short else arrays
+    return functools.reduce(_COMBINE[how], wide).astype(dtype)
 
 
 def _aval_key(aval: jax.ShapeDtypeStruct) -> Hashable:
