@@ -42,11 +42,18 @@ def run(monkeypatch, main, settings, *words):
     return 0
 
 
-def as_process(folder, *words):
-    """Returns how `python -m doppler_jax WORDS` ended in that folder."""
-    command = [sys.executable, "-m", "doppler_jax", *words]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+def run_python(*words, cwd=ROOT, **environment):
+    """Returns how `python WORDS` ended, our packages on its path, in that folder."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    options = {"cwd": cwd, "env": env, "capture_output": True, "text": True, "timeout": 500}
+    return subprocess.run([sys.executable, *map(str, words)], **options)
+
+
+def printed(*words, **options):
+    """Returns what `python WORDS` printed; it must not fail."""
+    done = run_python(*words, **options)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout
 
 
 def assert_one_error_line(stderr, *parts):
@@ -62,6 +69,14 @@ def snapshot(folder):
     """Returns path and content of every file at or below a folder, None for a folder."""
     paths = sorted(folder.rglob("*"))
     return {path: None if path.is_dir() else path.read_bytes() for path in paths}
+
+
+def assert_refused(command, words, parts, capsys, folder):
+    """It ends in one line with `parts`, and touches no file of the folder."""
+    before = snapshot(folder)
+    assert command(*words) == 2
+    assert_one_error_line(capsys.readouterr().err, *parts)
+    assert snapshot(folder) == before
 
 
 def save_tiny_checkpoint(folder):

@@ -11,13 +11,13 @@ from doppler_jax import cli
 from doppler_jax.policies.features import FEATURE_VERSION
 from tests.commands import (
     TEXT,
-    as_process,
     assert_one_error_line,
+    assert_refused,
     graph_json,
     run,
+    run_python,
     save_tiny_checkpoint,
     set_feature_version,
-    snapshot,
 )
 
 
@@ -31,15 +31,8 @@ def command(monkeypatch, tmp_path):
 
 @pytest.fixture
 def refuse(command, capsys, tmp_path):
-    """Runs a command that must end in one line with `parts`, and touch no file."""
-
-    def check(words, *parts):
-        before = snapshot(tmp_path)
-        assert command(*words) == 2
-        assert_one_error_line(capsys.readouterr().err, *parts)
-        assert snapshot(tmp_path) == before
-
-    return check
+    """Runs a command that must end in one line with the parts, and touch no file."""
+    return lambda words, *parts: assert_refused(command, words, parts, capsys, tmp_path)
 
 
 # What else can be wrong in a file, `graphs/test_formats.py` knows.
@@ -216,7 +209,8 @@ def test_as_a_process(tmp_path):
     (tmp_path / "bad.txt").write_text(TEXT[:9])
 
     def start(path):
-        return as_process(tmp_path, "place", path, "--method", "single")
+        words = ("-m", "doppler_jax", "place", path, "--method", "single")
+        return run_python(*words, cwd=tmp_path)
 
     done = start("g.txt")
     assert (done.returncode, done.stderr) == (0, "")

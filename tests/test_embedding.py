@@ -2,10 +2,7 @@
 
 import ast
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies import FEATURE_VERSION, PolicyConfig, init_params, make_policy_inputs
+from tests.commands import printed
 from tests.generators import random_params, random_problem
 from tests.test_readme import ROOT, read_blocks
 
@@ -30,12 +28,6 @@ def folder(tmp_path_factory):
     params = jax.device_put(params, jax.devices()[-1])  # one that others need not have
     dj.save_policy(folder / "policy", dj.Policy(params=params, config=CONFIG), {"seed": 7})
     return folder
-
-
-def run(folder, code):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
 def test_the_example_imports_jax_orbax_and_our_functions_alone():
@@ -55,9 +47,9 @@ def test_it_places_as_the_library_does_on_any_devices(folder, devices):
     configure = f"import jax\njax.config.update('jax_num_cpu_devices', {devices})\n"
     report = f"import json\nassert len(jax.devices()) == {devices}\n"
     report += "print(json.dumps([best.tolist(), drawn.tolist()]))\n"
-    done = run(folder, configure + EXAMPLE + USE + report)
-    assert done.returncode == 0, done.stderr
-    best, drawn = json.loads(done.stdout.splitlines()[-1])
+    code = configure + EXAMPLE + USE + report
+    lines = printed("-c", code, cwd=folder, JAX_PLATFORMS="cpu").splitlines()
+    best, drawn = json.loads(lines[-1])
     graph, costs = dj.from_edge_delays(
         [2.0, 3.0, 3.0, 1.0], [(0, 1, 1.0), (0, 2, 1.0), (1, 3, 2.0), (2, 3, 2.0)], 2
     )

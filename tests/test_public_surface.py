@@ -1,10 +1,6 @@
 """What users are promised is there, under those names and with those arguments."""
 
 import inspect
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,8 +8,8 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax import engine
+from tests.commands import run_python
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 NO_DEFAULT = inspect.Parameter.empty
 
 
@@ -123,9 +119,6 @@ print(xla_bridge.backends_are_initialized())
 
 
 def test_importing_and_searching_start_no_backend_and_load_nothing_slow():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHECK],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python("-W", "error", "-c", CHECK)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["[]", "False True", "True", *["False"] * 2, "True"]

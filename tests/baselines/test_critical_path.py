@@ -5,18 +5,10 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
+from tests.baselines.listing_cases import frontier_order
 from tests.generators import with_own_inputs
 from tests.policies import reference
 from tests.policies.cases import SIZES, case, keys, padded_problem, teach
-
-
-def list_order(graph, costs):
-    """Tasks by b-level among those whose predecessors are placed, smaller ids first."""
-    level_s, tasks = dj.b_level(graph, costs), []
-    while len(tasks) < graph.num_tasks:
-        frontier = reference.unblocked(graph, tasks)
-        tasks.append(min(frontier, key=lambda v: (-level_s[v], v)))
-    return tasks
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
@@ -24,7 +16,7 @@ def test_every_task_takes_the_first_device_of_earliest_start(num_tasks):
     graph, costs, _ = case(num_tasks)
     placement = critical_path(graph, costs)
     assert placement.shape == (num_tasks,)
-    tasks = list_order(graph, costs)
+    tasks = frontier_order(graph, dj.b_level(graph, costs))
     for step in reference.steps(graph, costs, tasks, placement[tasks]):
         assert step.device == np.argmin(step.est_s)
 

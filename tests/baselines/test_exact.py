@@ -1,7 +1,6 @@
 """`exact`: its schedules are legal, its optima are right, and its bounds are bounds."""
 
 import itertools
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -23,6 +22,7 @@ from doppler_jax.costs.dnn_partitioning import load_dnn_partitioning
 from doppler_jax.simulator.memory import peak_memory_bytes
 from experiments.catalogue import load_optima
 from tests.baselines.listing_cases import arrival_s, check_plan, held_bytes
+from tests.commands import printed
 from tests.generators import free_costs, make_schedule, random_problem, small_graph
 from tests.simulator.cases import small_problem
 
@@ -287,8 +287,7 @@ try:
 except KeyboardInterrupt:
     print("python's")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "python's\n", (done.returncode, done.stderr)
+    assert printed("-c", code) == "python's\n"
 
 
 def test_what_makes_devices_different():

@@ -1,9 +1,6 @@
 """`make demo`, small: what it writes, and that it goes on where it was stopped."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -13,7 +10,7 @@ import doppler_jax as dj
 from experiments import demo
 from experiments.catalogue import load_problem
 from experiments.demo import DemoSettings
-from tests.commands import snapshot
+from tests.commands import printed, snapshot
 
 METHODS = ("critical path", "random, best of 1000", "learned")
 SIMULATED = (*METHODS[:2], "critical path, cut by the planner", METHODS[2])
@@ -23,7 +20,6 @@ HERE = "chainmm-uniform2-rayx2"
 """The workload on the devices of the test: cut in 2, on 2."""
 
 SMALL = {"imitation_updates": 2, "simulation_updates": 2, "system_updates": 1}
-ROOT = pathlib.Path(demo.__file__).parents[1]
 
 
 def run_demo(folder, **changes):
@@ -33,12 +29,10 @@ def run_demo(folder, **changes):
 
 def demo_command(folder):
     """Runs it as users do, and returns what it printed."""
-    command = [sys.executable, "-m", "experiments.demo", "--folder", str(folder)]
+    words = ["-m", "experiments.demo", "--folder", folder]
     for name, value in SMALL.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+        words += [f"--{name.replace('_', '-')}", value]
+    return printed(*words)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +113,9 @@ def test_a_second_run_trains_and_logs_nothing(finished):
 
 @pytest.mark.slow
 def test_devices_are_isolated_by_default(finished):
-    folder, printed = finished
-    assert "tasks on 2 CPU devices of a core each" in printed
-    assert "share the machine's cores" not in printed
+    folder, said = finished
+    assert "tasks on 2 CPU devices of a core each" in said
+    assert "share the machine's cores" not in said
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["settings"]["backend"] == "auto"
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import pathlib
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -18,9 +16,8 @@ from experiments.catalogue import Problem, load_problem
 from experiments.grid import Cell, Page, Records, Settings, Study, compute
 from experiments.methods import MethodSettings, Spend
 from experiments.tables import means_table, star_least, table
-from tests.commands import assert_one_error_line
+from tests.commands import assert_one_error_line, run_python
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = 4  # of tests/conftest.py
 
 
@@ -143,11 +140,7 @@ def test_a_kill_at_any_moment_loses_only_the_cell_at_work(tmp_path):
             compute("x", book, cells)
         """
     )
-    environment = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": ""}
-    codes = [
-        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment).returncode
-        for _ in range(2)
-    ]
+    codes = [run_python("-c", script, cwd=tmp_path).returncode for _ in range(2)]
     assert codes == [-signal.SIGKILL, 0]
     assert (tmp_path / "calls").read_text().split() == ["0", "1", "2", "2", "3"]
     assert [line["cell"]["seed"] for line in lines(tmp_path / "r.jsonl")] == [0, 1, 2, 3]

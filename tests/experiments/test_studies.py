@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -26,7 +24,7 @@ from experiments import (
 )
 from experiments.catalogue import Problem, layered_problem, load_problem
 from experiments.tables import growth
-from tests.commands import save_tiny_checkpoint
+from tests.commands import printed, save_tiny_checkpoint
 
 DEVICES = 4  # of tests/conftest.py
 
@@ -115,11 +113,7 @@ def test_a_study_computes_once_and_says_what_it_found(
 
 
 def test_the_studies_are_listed():
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments"], capture_output=True, text=True, check=True,
-        cwd=grid.PAGES.parents[1],
-    )  # fmt: skip
-    lines = done.stdout.splitlines()[2:]
+    lines = printed("-m", "experiments").splitlines()[2:]
     assert [line.split(maxsplit=1) for line in lines] == [list(i) for i in STUDIES.items()]
 
 

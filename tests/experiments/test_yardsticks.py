@@ -10,6 +10,7 @@ from doppler_jax.graphs.chains import chain_cover
 from experiments.catalogue import WIDTH, layered_problem
 from experiments.yardsticks import numba_model
 from tests.generators import random_problem
+from tests.search.cases import seconds
 
 SIZES = ((0, 1), (1, 1), (1, 3), (2, 1), (3, 5), (12, 2), (40, 3), (90, 4))
 
@@ -24,19 +25,12 @@ def cases(seed):
             yield graph, costs, random_placements(costs, rng, 4)
 
 
-def judged(graph, costs, placements, links="parallel"):
-    return [
-        dj.makespan_s(dj.simulate_oracle(graph, costs, placement, links=links))
-        for placement in placements
-    ]
-
-
 @pytest.mark.parametrize("links", ["parallel", "serial"])
 def test_numba_agrees_with_the_oracle(links):
     for graph, costs, placements in cases(100):
         makespans = numba_model.makespans_s(graph, costs, placements, links=links)
         assert makespans.dtype == np.float64
-        assert makespans.tolist() == judged(graph, costs, placements, links)
+        assert makespans.tolist() == seconds(graph, costs, placements, links=links).tolist()
 
 
 def test_the_tie_rule_decides():
@@ -48,7 +42,7 @@ def test_the_tie_rule_decides():
         num_devices=3,
     )
     placement = np.array([0, 1, 0, 1, 2])
-    assert judged(graph, costs, [placement]) == [11.0]  # 1 + 2 + 8; 15 if task 3 went first
+    assert seconds(graph, costs, [placement]) == [11.0]  # 1 + 2 + 8; 15 if task 3 went first
     assert numba_model.makespans_s(graph, costs, placement[None]).tolist() == [11.0]
 
 
@@ -57,7 +51,7 @@ def test_a_task_that_cannot_run_never_ends():
     costs.compute_s[0, 1] = np.inf
     placements = np.array([[0, 0], [1, 0], [0, 1], [1, 1]])
     expected = [2.0, np.inf, 3.0, np.inf]
-    assert judged(graph, costs, placements) == expected
+    assert seconds(graph, costs, placements).tolist() == expected
     assert numba_model.makespans_s(graph, costs, placements).tolist() == expected
 
 
@@ -65,7 +59,7 @@ def test_threads_share_a_batch():
     rng = np.random.default_rng(7)
     graph, costs = random_problem(rng, 30, 3, dyadic=True)
     placements = random_placements(costs, rng, 101)
-    expected = judged(graph, costs, placements)
+    expected = seconds(graph, costs, placements).tolist()
     for batch in (0, 1, 31, 32, 101):
         for threads in {1, numba.get_num_threads()}:
             makespans = numba_model.makespans_s(graph, costs, placements[:batch], threads)

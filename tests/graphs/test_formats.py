@@ -1,4 +1,3 @@
-import csv
 import dataclasses
 
 import networkx as nx
@@ -38,8 +37,8 @@ def test_text_has_no_bytes_and_so_no_memory_to_limit(reference_graphs, tmp_path)
     graph = dj.load_graph(reference_graphs / "ffnn_192nodes.txt")
     dj.save_graph(tmp_path / "g.json", graph)
     again = dj.load_graph(tmp_path / "g.json")
+    assert_same(again, graph)
     assert not graph.has_bytes
-    assert not again.has_bytes
     for known in (graph, again):
         assert np.isinf(dj.make_costs(known, dj.make_cluster("p100x4")).capacity_bytes).all()
     sized = dj.make_costs(graph.replace(has_bytes=True), dj.make_cluster("p100x4"))
@@ -154,12 +153,6 @@ def test_json_round_trip_is_exact(tmp_path, num_tasks, seed):
     assert_same(dj.load_graph(tmp_path / "g.json"), graph)
 
 
-def test_published_graph_survives_json(reference_graphs, tmp_path):
-    graph = dj.load_graph(reference_graphs / "full_transformer_layer_261nodes.txt")
-    dj.save_graph(tmp_path / "g.json", graph)
-    assert_same(dj.load_graph(tmp_path / "g.json"), graph)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -216,19 +209,6 @@ def test_saving_where_nothing_can_be_is_refused(tmp_path):
     with pytest.raises(ValueError, match="folder: Is a directory"):
         dj.save_graph(tmp_path / "folder", graph)
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
-
-
-@pytest.mark.parametrize("num_devices", [2, 4, 8, 16])
-def test_standard_task_graphs_are_bounded_by_their_best_known(neutral_graphs, num_devices):
-    folder = neutral_graphs / "stg50"
-    with open(folder / f"Case50_{num_devices}_OPT.csv", newline="") as file:
-        best_known = {row[0].split("/")[-1]: float(row[-1]) for row in csv.reader(file)}
-    paths = sorted(folder.glob("*.stg"))
-    assert len(paths) == 40
-    for path in paths:
-        graph, costs = dj.from_edge_delays(*dj.load_stg(path), num_devices=num_devices)
-        assert graph.num_tasks == 52
-        assert 0 < dj.lower_bound_s(graph, costs) <= best_known[path.name]
 
 
 STG = ["  1", "0 0 0", "1 9 1 0", "2 0 2 0 1", "# a comment"]

@@ -3,29 +3,8 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.graphs.build import task_edges
-from doppler_jax.graphs.levels import (
-    mean_compute_s,
-    mean_transfer_s,
-)
+from doppler_jax.graphs.levels import mean_compute_s, mean_transfer_s
 from tests.generators import random_problem
-
-# Topcuoglu et al. 2002, figure 3: task ids from 1, cost on three processors, edge delays.
-HEFT_COMPUTE = [
-    [14, 16, 9], [13, 19, 18], [11, 13, 19], [13, 8, 17], [12, 13, 10],
-    [13, 16, 9], [7, 15, 11], [5, 11, 14], [18, 12, 20], [21, 7, 16],
-]  # fmt: skip
-HEFT_EDGES = [
-    (1, 2, 18), (1, 3, 12), (1, 4, 9), (1, 5, 11), (1, 6, 14), (2, 8, 19), (2, 9, 16),
-    (3, 7, 23), (4, 8, 27), (4, 9, 23), (5, 9, 13), (6, 8, 15), (7, 10, 17), (8, 10, 11),
-    (9, 10, 13),
-]  # fmt: skip
-HEFT_UPWARD_RANK = [108, 77, 80, 80, 69, 63.333, 42.667, 35.667, 44.333, 14.667]
-
-
-def heft_problem():
-    edges = [(u - 1, v - 1, delay) for u, v, delay in HEFT_EDGES]
-    graph, costs = dj.from_edge_delays(np.zeros(10), edges, num_devices=3)
-    return graph, costs.replace(compute_s=np.array(HEFT_COMPUTE, dtype=float))
 
 
 def chain_problem(**changes):
@@ -36,15 +15,6 @@ def chain_problem(**changes):
         "seconds_per_byte": [[0.0, 0.5], [0.25, 0.0]],
     }
     return graph, costs.replace(**{name: np.array(a) for name, a in (links | changes).items()})
-
-
-def test_ranks_and_paths_of_the_heft_example():
-    graph, costs = heft_problem()
-    np.testing.assert_allclose(dj.b_level(graph, costs), HEFT_UPWARD_RANK, atol=5e-4)
-    # 1-2-9-10 in the paper's numbering is the critical path.
-    assert dj.b_path(graph, costs).tolist() == [1, 8, 6, 8, 8, 7, 9, 9, 9, -1]
-    assert dj.t_path(graph, costs).tolist() == [-1, 0, 0, 0, 0, 0, 2, 1, 1, 8]
-    assert dj.t_level(graph, costs)[9] == pytest.approx(108 - 44 / 3)
 
 
 def test_means_and_levels_of_two_tasks_by_hand():

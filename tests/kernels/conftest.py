@@ -140,19 +140,27 @@ FAILING_PROGRAM = build(
 )
 
 
+def fails(step, match, task=None, device=None):
+    """A call ends in one error that names task and device, and in no thread; returns it."""
+    threads = num_threads()
+    with pytest.raises(dj.TaskError, match=match) as caught:
+        step(X)
+    assert num_threads() == threads
+    assert task in (None, caught.value.task)
+    assert device in (None, caught.value.device)
+    return caught.value
+
+
 def check_failures(step, monkeypatch, calls):
     """Calls `FAILING_PROGRAM`, whose task 2 is on device 1 and fails where told."""
     threads = num_threads()
-    for fails in calls:
-        monkeypatch.setitem(FAILING, "now", fails)
-        if fails:
-            named = r"^task 2 \(boom2\) .* device 1 .*boom"
-            with pytest.raises(dj.TaskError, match=named) as e:
-                step(X)
-            assert (e.value.task, e.value.device) == (2, 1)
-            assert isinstance(e.value, RuntimeError)
-            assert "boom" in str(e.value.__cause__)
-            assert len(str(e.value).splitlines()) == 1
+    for is_failing in calls:
+        monkeypatch.setitem(FAILING, "now", is_failing)
+        if is_failing:
+            error = fails(step, r"^task 2 \(boom2\) .* device 1 .*boom", 2, 1)
+            assert isinstance(error, RuntimeError)
+            assert "boom" in str(error.__cause__)
+            assert len(str(error).splitlines()) == 1
         else:
             check(FAILING_PROGRAM, step, rtol=1e-4)
         assert num_threads() == threads

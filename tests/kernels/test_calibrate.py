@@ -3,10 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
-import pathlib
-import subprocess
-import sys
 from collections import Counter
 
 import jax
@@ -24,11 +20,10 @@ from doppler_jax.engine.calibrate import (
     measure_kernels_again,
     transfer_program,
 )
-from tests.commands import assert_one_error_line, run
+from tests.commands import assert_one_error_line, printed, run
 from tests.generators import free_costs
 from tests.kernels.conftest import KERNELS, X, build, random_program
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASKS = [("make", []), ("mean", ["t0", "i0"]), ("split", ["t1"]), ("spin", [("t2", 1)])]
 
 
@@ -206,12 +201,11 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
 
 
 def test_the_command_writes_a_file_and_prints_it(tmp_path):
-    out, env = tmp_path / "here.json", {**os.environ, "COLUMNS": "120"}
-    command = [sys.executable, "-m", "doppler_jax.engine", "--out", out, "--repeats", "1"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "dot_general" in done.stdout
-    assert "one end of a transfer" in done.stdout
+    out = tmp_path / "here.json"
+    words = ("-m", "doppler_jax.engine", "--out", out, "--repeats", "1")
+    found = printed(*words, COLUMNS="120")
+    assert "dot_general" in found
+    assert "one end of a transfer" in found
     assert dj.load_calibration(out).num_devices == 2
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import jax
@@ -14,6 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import doppler_jax as dj
 from doppler_jax.engine import ops
 from doppler_jax.programs.evaluate import evaluate
+from tests.commands import printed
 from tests.kernels.conftest import X, random_program
 
 
@@ -147,12 +146,7 @@ print(json.dumps([step.compile_s, total]))
 
 @pytest.mark.slow
 def test_a_second_process_compiles_faster(tmp_path):
-    def run():
-        command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return json.loads(done.stdout.splitlines()[-1])
-
-    first_s, first = run()
-    second_s, second = run()
+    runs = [printed("-c", PROCESS, tmp_path).splitlines()[-1] for _ in range(2)]
+    (first_s, first), (second_s, second) = map(json.loads, runs)
     assert second == first
     assert second_s < 0.7 * first_s

@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import pathlib
 import resource
-import subprocess
 import sys
 import weakref
 
@@ -18,6 +17,7 @@ import doppler_jax as dj
 from doppler_jax.engine import ops
 from doppler_jax.engine.memory import MIN_BYTES
 from doppler_jax.types import Kernel
+from tests.commands import printed
 from tests.kernels.conftest import (
     KERNELS,
     X,
@@ -30,7 +30,6 @@ from tests.kernels.conftest import (
     wrap_tasks,
 )
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 THREADS = pathlib.Path("/proc/self/task")
 BIG = jax.ShapeDtypeStruct((MIN_BYTES // 4,), jnp.float32)
 BIG_KERNELS = {
@@ -169,10 +168,8 @@ def test_a_call_leaves_nothing_behind(mode):
 @all_modes
 def test_a_thousand_calls_grow_nothing(mode):
     """In a process of its own: how much memory other tests leave to be used again varies."""
-    command = [sys.executable, "-W", "error", "-m", "tests.kernels.test_memory", mode]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr[-5000:]
-    peak_kib, num_threads, num_arrays = map(int, ended.stdout.split())
+    grown = printed("-W", "error", "-m", "tests.kernels.test_memory", mode)
+    peak_kib, num_threads, num_arrays = map(int, grown.split())
     assert peak_kib < 20 * MIN_BYTES / 1024  # to leak a block in each call were 1000
     assert num_threads <= 0
     assert num_arrays <= 0

@@ -1,4 +1,4 @@
-"""Device processes, two of Ray: results, traces, memory, and what goes wrong."""
+"""Device processes, two of Ray: results, traces, memory, what goes wrong, and lost nodes."""
 
 import functools
 import os
@@ -17,6 +17,7 @@ import doppler_jax as dj
 from doppler_jax.engine.processes import driver
 from doppler_jax.engine.processes.session import ProcessDevice
 from doppler_jax.types import Kernel
+from tests.commands import printed
 from tests.kernels import conftest
 from tests.kernels.conftest import (
     BLOCK,
@@ -55,7 +56,6 @@ def test_runs_random_programs(ray_pair, num_tasks, mode):
         np.testing.assert_array_equal(step.trace.placement, placement)
 
 
-@both_modes
 def check_placements(ray_pair, mode, workload, count, tolerance):
     sharded, args, fn = workload
     expected = fn(*args)
@@ -383,3 +383,48 @@ def test_kernels_that_do_not_compile_or_cannot_travel_are_named(ray_pair, monkey
     with pytest.raises(dj.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
         compile_on(sharded, [0, 1], ray_pair)
     assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == set(serialised)
+
+
+SPINS = spin_chain(200)  # seconds: a busy machine takes its time to kill a node
+
+
+@pytest.mark.slow
+def test_two_nodes_and_the_loss_of_one():
+    """In a process of its own: one connects to one Ray only, and other tests have theirs."""
+    assert printed("-m", "tests.kernels.test_ray").splitlines()[-1] == "the rest went on"
+
+
+def main():
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "include_dashboard": False}  # so each has one of the devices
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    second = cluster.add_node(**node)
+    cluster.wait_for_nodes()
+    with dj.ray_devices(2, address=cluster.address) as devices:
+        for mode in devices.modes:
+            check_placements(
+                devices, mode, partitioned("ffnn", 2, **WORKLOADS["ffnn"]), 1, 1e-4
+            )
+        left = lose_a_node(devices, lambda: cluster.remove_node(second, allow_graceful=False))
+        check(SPINS, dj.compile(SPINS, np.zeros(200, int), devices=left))
+    cluster.shutdown()
+    print("the rest went on")
+
+
+def lose_a_node(devices, kill):
+    """Kills a node in the middle of a call; returns the devices that are left."""
+    step = dj.compile(SPINS, np.arange(200) % 2, devices=devices)
+    step(X)
+    timer = threading.Timer(step.trace.finish_s.max() / 16, kill)
+    timer.start()
+    with pytest.raises(dj.TaskError, match=r"^device \d \(.*was lost"):
+        step(X)
+    timer.join()
+    left = devices.without_lost()
+    assert len(left) == 1
+    return left
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import chex
 import jax
@@ -11,6 +12,8 @@ import pytest
 import doppler_jax as dj
 from doppler_jax import methods
 from doppler_jax.learners.doppler import Doppler
+from doppler_jax.learners.gdp import Gdp
+from doppler_jax.learners.giph import Giph
 from doppler_jax.learners.placeto import Placeto
 from doppler_jax.learners.registry import LEARNERS, POLICY_SETTINGS
 from doppler_jax.learners.stepwise import PerStep
@@ -20,7 +23,7 @@ from doppler_jax.policies.features import FEATURE_VERSION, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from tests.generators import random_problem
-from tests.learners.cases import Toy, slow_device
+from tests.learners.cases import Toy, chainmm_problem, fresh, slow_device
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,7 +99,20 @@ VERSION = {"feature_version": FEATURE_VERSION}
 ABLATIONS = (PerStep(), Placeto(once=True), Doppler(policy=PolicyConfig(select="b_level")))
 
 
-@pytest.mark.parametrize("learner", [*LEARNERS.values(), *ABLATIONS], ids=lambda one: one.name)
+every = pytest.mark.parametrize(
+    "learner", [*LEARNERS.values(), *ABLATIONS], ids=lambda one: one.name
+)
+
+
+@every
+def test_parameters_know_neither_tasks_nor_devices(learner):
+    init = partial(jax.eval_shape, learner.init, jax.random.key(0))
+    problems = (random_problem(np.random.default_rng(0), n, d) for n, d in ((3, 5), (24, 1)))
+    one, other = (init(make_policy_inputs(*problem)) for problem in problems)
+    assert one == other
+
+
+@every
 def test_every_policy_is_written_and_read(learner, tmp_path):
     params = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
     settings, method = dataclasses.replace(learner.settings, width=24), learner.name
@@ -150,3 +166,19 @@ def test_every_rival_trains_proposes_and_keeps_to_its_bound(learner, tmp_path):
         placed = dj.place(graph, costs, method=name, policy=policy, max_evaluations=bound)
         assert placed.evaluations == bound
         assert np.isfinite(placed.makespan_s)
+
+
+GDP = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("learner", "updates", "share"), [(GDP, 80, 0.85), (Giph(), 50, 0.95)], ids=["gdp", "giph"]
+)
+def test_a_policy_improves_over_its_start(learner, updates, share):
+    state, update = fresh(learner, chainmm_problem("paper", strategy="uniform"))
+    drawn_s = []
+    for _ in range(updates):
+        state, metrics = update(state)
+        drawn_s.append(float(metrics["makespan_mean_s"]))
+    assert np.mean(drawn_s[-5:]) < share * np.mean(drawn_s[:5])

@@ -1,7 +1,6 @@
 """Placeto: what it sees, what its steps earn, and that it learns."""
 
 import itertools
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from doppler_jax.learners.placeto import (
     placement_at,
     step_makespans,
 )
-from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_params, random_problem, relabel_devices, some_unable
@@ -97,12 +95,6 @@ def explored(compiled, problem):
 
 def visiting_order(problem):
     return np.argsort(np.asarray(problem.topological_rank)[:TASKS])
-
-
-def test_parameters_know_neither_tasks_nor_devices(compiled, problem):
-    other = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 5))
-    init = partial(jax.eval_shape, compiled.learner.init, jax.random.key(0))
-    assert init(problem) == init(other)
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 45])

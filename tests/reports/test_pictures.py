@@ -5,9 +5,10 @@ import functools
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 import doppler_jax as dj
-from doppler_jax.reports.gantt import plot_gantt
+from doppler_jax.reports.gantt import draw_gantt, op_type, plot_gantt
 from doppler_jax.reports.pictures import (
     OTHER,
     PALETTE,
@@ -20,7 +21,65 @@ from doppler_jax.reports.pictures import (
     plot_placements,
     plot_scatter,
 )
-from tests.reports.test_gantt import share_of
+from tests.generators import make_schedule
+
+
+def share_of(picture, colour):
+    """Returns the share of the picture's pixels that have the colour."""
+    return np.mean(np.abs(picture[..., :3] - np.array(to_rgb(colour))).max(axis=-1) < 0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("matmul_3[0,1]", "matmul"),
+        ("matmul[0,1]", "matmul"),
+        ("reduce_sum_12", "reduce_sum"),
+        ("conv2d_1_2[0]", "conv2d"),
+        ("add", "add"),
+    ],
+)
+def test_op_type(name, op):
+    assert op_type(name) == op
+
+
+def test_bars_have_the_area_of_their_tasks(tmp_path):
+    # Blue is busy three times as long as orange, and there are few pixels besides.
+    names = ["mul_0[0]", "mul_1[0]", "add_2[0]"]
+    schedule = make_schedule([0, 1, 1], [0, 0, 0.2], [0.4, 0.2, 0.4])
+    path = tmp_path / "gantt.png"
+    plot_gantt(path, [("one", schedule, names)] * 2, num_devices=2)
+    picture = matplotlib.image.imread(path)
+    blue, orange = share_of(picture, PALETTE[0]), share_of(picture, PALETTE[1])
+    assert orange > 0.05
+    assert blue / orange == pytest.approx(3, rel=0.1)
+    assert share_of(picture, OTHER) < 0.001
+
+
+def test_names_stand_where_they_fit_and_transfers_join_rows():
+    schedule = make_schedule([0, 1], [0, 0.51], [0.5, 0.52], [(0, 0, 1, 0.5, 0.51)])
+    figure = draw_gantt([("one", schedule, ["mul_0[0]", "add_1[0]"])], 2)
+    (ax,) = figure.axes
+    assert [text.get_text() for text in ax.texts] == ["mul_0[0]"]
+    (line,) = ax.collections[0].get_segments()
+    np.testing.assert_allclose(line, [[500, 0], [510, 1]])  # ms, device
+    assert figure.legends[0].texts[-1].get_text() == "transfer"
+
+
+def test_rare_operations_are_grey(tmp_path):
+    n = len(PALETTE) + 1
+    schedule = make_schedule(range(n), [0] * n, [1] * n)
+    names = [f"op{chr(97 + i)}" for i in range(n)]
+    plot_gantt(tmp_path / "a.png", [("t", schedule, names)], num_devices=n)
+    picture = matplotlib.image.imread(tmp_path / "a.png")
+    shares = [share_of(picture, colour) for colour in (*PALETTE, OTHER)]
+    assert min(shares) > 0.02
+
+
+def test_no_tasks(tmp_path):
+    plot_gantt(tmp_path / "a.png", [("empty", make_schedule([], [], []), [])], num_devices=2)
+    assert matplotlib.image.imread(tmp_path / "a.png").shape[1] > 0
+
 
 NAN = np.full(2, np.nan)
 BAR_LABELS = {"x_label": "makespan (ms)", "other_label": "paper"}
@@ -129,6 +188,10 @@ def placed(placement):
     return "t", dj.from_edge_delays(np.ones(6), EDGES, num_devices=2)[0], placement
 
 
+def ran(placement, start_s=(0, 0), finish_s=(1, 1), names="ab"):
+    return "bad", make_schedule(placement, start_s, finish_s), list(names)
+
+
 DRAW = {
     "bars": functools.partial(plot_bars, **BAR_LABELS),
     "lines": functools.partial(plot_curves, **LINE_LABELS),
@@ -153,9 +216,19 @@ DRAW = {
         ("placements", [placed([0] * 5)], r"'t': placement has shape \(5,\), expected \(6,\)"),
         ("placements", [placed([0, 0, 2, 0, 0, 0])], "task 2 on device 2; devices are 0 to 1"),
         ("placements", [placed([0, 0, 0, -1, 0, 0])], "task 3 on device -1"),
+        ("gantt", [ran([0, 2])], "'bad': task 1 is on device 2, of 2 devices"),
+        ("gantt", [ran([0, -1])], "'bad': task 1 is on device -1"),
+        ("gantt", [ran([0, 1], names="abc")], "3 names, 2 placements"),
+        ("gantt", [ran([0, 1], [0, 2])], "task 1 runs from 2.0 to 1.0 s"),
+        ("gantt", [ran([0, 1], [0, 0], [1, np.nan])], "task 1 runs from 0.0 to nan s"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(tmp_path, kind, panels, message):
+def test_what_cannot_be_drawn_is_refused_and_leaves_the_old_picture(
+    tmp_path, kind, panels, message
+):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
     with pytest.raises(ValueError, match=message):
-        DRAW[kind](tmp_path / "no.png", panels)
-    assert not list(tmp_path.iterdir())
+        DRAW[kind](path, panels)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -6,6 +6,7 @@ import pytest
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.graphs.formats import load_stg
+from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
 from experiments.catalogue import load_optima
@@ -31,11 +32,13 @@ def test_nothing_is_simulated_below_the_published_optimum(neutral_graphs, num_de
     assert len(paths) == 40
     for path in paths:
         graph, costs = from_edge_delays(*load_stg(path), num_devices=num_devices)
+        assert graph.num_tasks == 52
         placements = candidates(rng, graph, costs)
         makespans = np.asarray(simulate(graph, costs, placements).makespan_s)
         # Task times are whole numbers, so that the simulator is exact.
         bound_s, best_s = optima[path.stem]
         assert makespans.min() >= bound_s, path.name
+        assert 0 < lower_bound_s(graph, costs) <= best_s
         for b in (0, 1, 127):
             assert makespan_s(simulate_oracle(graph, costs, placements[b])) == makespans[b]
         num_met += makespans.min() == best_s

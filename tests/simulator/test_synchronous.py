@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import LINKS
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.simulator.synchronous import hop_levels, simulate_synchronous
 from doppler_jax.simulator.validate import validate
-from tests.generators import problems
+from tests.generators import problems, small_graph
 from tests.simulator.cases import carried, small_problem
 
 # Levels {0, 1, 2} and {3, 4}: tasks 0 and 2 share device 0, so the first ends at 3 s.
@@ -57,13 +57,7 @@ def test_nothing_runs_behind_a_task_that_never_finishes():
 
 
 def test_levels_count_hops():
-    graph = make_graph(
-        flops=np.ones(5),
-        tensor_producer=[4, 2, 4],
-        tensor_bytes=np.ones(3),
-        edge_tensor=[0, 1, 2],
-        edge_reader=[2, 0, 0],
-    )
+    graph = small_graph(np.ones(5), [(4, 1, [2]), (2, 1, [0]), (4, 1, [0])])
     assert hop_levels(graph).tolist() == [2, 0, 1, 0, 0]
 
 

@@ -2,8 +2,6 @@ import contextlib
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from doppler_jax.policy_files import load_policy
 from doppler_jax.training.checkpoint import Checkpoints
 from doppler_jax.types import Policy
-from tests.commands import snapshot
+from tests.commands import printed, snapshot
 from tests.policies.cases import CONFIG
 from tests.training.cases import (
     SIM,
@@ -21,8 +19,6 @@ from tests.training.cases import (
     plain,
     trained_state,
 )
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +83,6 @@ def test_an_older_checkpoint_can_be_named(run):
     assert_same_bits(policy.params, plain(trained_state(2).params))
 
 
-def run_code(code, *arguments, cwd):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, check=True, capture_output=True, timeout=120)
-    return done.stdout.decode()
-
-
 PLAIN_RESTORE = """
 import json, sys
 import jax
@@ -114,12 +104,12 @@ print(json.dumps(describe(tree)))
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_orbax_alone_restores_the_parameters(run, num_devices, tmp_path):
     arguments = run / "checkpoints" / "3" / "params", num_devices
-    printed = run_code(PLAIN_RESTORE, *arguments, cwd=tmp_path)
+    found = printed("-c", PLAIN_RESTORE, *arguments, cwd=tmp_path)
     expected = jax.tree.map(
         lambda leaf: [str(leaf.dtype), list(leaf.shape), leaf.tobytes().hex()],
         plain(trained_state().params),
     )
-    assert json.loads(printed) == expected
+    assert json.loads(found) == expected
 
 
 @pytest.mark.parametrize("name", ["absent", "empty", "file", "7"])
@@ -170,7 +160,7 @@ def test_damaged_checkpoints_are_refused(run, tmp_path):
             path.unlink()
             if spoil:
                 path.write_bytes(spoil(content))
-    lines = run_code(LOAD, *copies, cwd=ROOT).splitlines()
+    lines = printed("-c", LOAD, *copies).splitlines()
     assert len(lines) == len(copies)
     for line, copy in zip(lines, copies, strict=True):
         assert line.startswith(f"{copy / folder}: not a checkpoint")

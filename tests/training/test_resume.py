@@ -1,6 +1,7 @@
 """Runs killed at any moment and resumed end as if nobody had touched them."""
 
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -14,10 +15,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+import doppler_jax as dj
 from doppler_jax.graphs.formats import save_graph
+from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.policies.model import PolicyConfig, init_params
+from doppler_jax.problems import choose_graph
+from doppler_jax.training.paired import Paired
+from doppler_jax.training.stages import run_stage3
+from doppler_jax.training.system_rl import SystemConfig
+from tests.commands import ROOT
 from tests.generators import random_problem
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 UPDATES = {"stage1": 200, "stage2": 120, "stage3": 40}
 pytestmark = pytest.mark.slow
 
@@ -40,7 +48,7 @@ def stage_command(stage, graph, runs, save_every_s=0.2):
 
 def stage3_command(graph, folder, mode):
     arguments = map(str, (graph, folder, UPDATES["stage3"], mode))
-    return [sys.executable, "-m", "tests.training.stage3_driver", *arguments]
+    return [sys.executable, "-m", "tests.training.test_resume", *arguments]
 
 
 def run_to_the_end(command):
@@ -132,3 +140,41 @@ def test_stage_3_resumes_from_its_measurements(graph, tmp_path):
     run_to_the_end(stage3_command(graph, replayed, "replay"))
     assert (replayed / "measurements.jsonl").read_bytes() == log.read_bytes()
     assert_same_run(folder, replayed, UPDATES["stage3"])
+
+
+def measure(candidate, incumbent, rounds):
+    """Times that nobody can repeat."""
+    time.sleep(0.005)
+    graph, costs = measure.problem
+    times = 1.0 + np.frombuffer(os.urandom(8 * rounds), np.uint32) / 2**32
+    pairs = map(tuple, times.reshape(2, rounds).tolist())
+    return Paired(*pairs, trace=dj.simulate_oracle(graph, costs, candidate))
+
+
+def refuse(*args):
+    raise AssertionError("the log must hold every measurement")
+
+
+def main(graph, folder, num_updates, mode):
+    """Stage 3 in a process that is killed; in mode `replay`, all must be in the log."""
+    chosen = choose_graph(pathlib.Path(graph), dj.make_cluster("reference_x4"), "reference_x4")
+    config = PolicyConfig(width=8, rounds=1)
+    problem = make_policy_inputs(chosen.graph, chosen.costs)
+    measure.problem = chosen.graph, chosen.costs
+    policy = dj.Policy(params=init_params(jax.random.key(1), config, problem), config=config)
+    sizes = {"batch": 4, "proposals": 2, "pairs": 1, "num_elites": 3}
+    run_stage3(
+        chosen,
+        pathlib.Path(folder),
+        policy,
+        np.zeros(chosen.graph.num_tasks, int),
+        {"measure": measure, "replay": refuse}[mode],
+        seed=0,
+        num_updates=int(num_updates),
+        config=SystemConfig(proposal_evaluations=256, **sizes),
+        save_every_s=0.2,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -22,9 +22,9 @@ from doppler_jax.training.settings import (
 from doppler_jax.training.stages import stage1, stage2
 from tests.commands import (
     TEXT,
-    as_process,
-    assert_one_error_line,
+    assert_refused,
     run,
+    run_python,
     save_tiny_checkpoint,
     set_feature_version,
     snapshot,
@@ -64,15 +64,10 @@ def command(monkeypatch, tmp_path):
 
 @pytest.fixture
 def refuse(command, capsys, tmp_path):
-    """Runs a command that must end in one line with `parts`, and touch no file."""
-
-    def check(stage, words, *parts):
-        before = snapshot(tmp_path)
-        assert command(stage, *words) == 2
-        assert_one_error_line(capsys.readouterr().err, *parts)
-        assert snapshot(tmp_path) == before
-
-    return check
+    """Runs a command that must end in one line with the parts, and touch no file."""
+    return lambda stage, words, *parts: assert_refused(
+        command, (stage, *words), parts, capsys, tmp_path
+    )
 
 
 @pytest.fixture
@@ -221,26 +216,6 @@ def test_a_policy_of_other_features_is_refused(refuse, copied):
     refuse(2, SMALL[2], "runs/stage1/g-p100x4/checkpoints/0: feature version 99")
 
 
-@pytest.mark.parametrize(
-    ("last", "message"),
-    [
-        (2, "puts task 35 on device 2; devices are 0 to 1"),
-        (-1, "puts task 35 on device -1"),
-        (0.0, "must hold integers"),
-        (None, r"shape \(35,\), expected [\[(](B, )?36"),
-    ],
-)
-def test_bad_placements_are_refused_wherever_one_comes_in(last, message):
-    cluster = dj.make_cluster("reference_x4")
-    sharded = choose_workload("chainmm", "small", cluster, "four", "uniform").sharded
-    costs = dj.reference_costs(sharded.graph, num_devices=2)
-    bad = np.array([0] * 35 + ([] if last is None else [last]))
-    with pytest.raises(ValueError, match=message):
-        dj.simulate(sharded.graph, costs, bad)
-    with pytest.raises(ValueError, match=message):
-        dj.compile(sharded, bad, devices=jax.devices()[:2])
-
-
 def test_host_is_measured_once_per_folder(tmp_path, monkeypatch):
     cluster = dj.make_cluster("reference_x4")
     monkeypatch.setattr(problems, "measure_host", lambda devices: cluster)
@@ -272,13 +247,13 @@ def test_host_devices_and_the_default_settings_are_legal():
 
 
 @pytest.mark.slow
-def test_all_three_stages_as_processes(tmp_path, command, capsys):
+def test_all_three_stages_as_processes(tmp_path, refuse, capsys):
     """One update each, on a workload; then stage 3 again, and with other settings."""
     words = ["--preset", "small", "--num-updates", "1", "--host-devices", "4"]
     local = [*words, "--backend", "local", "--training.proposal-evaluations", "256"]
 
     def start(stage, *words):
-        return as_process(tmp_path, f"stage{stage}", *words)
+        return run_python("-m", "doppler_jax", f"stage{stage}", *words, cwd=tmp_path)
 
     small = [*words, "--policy.width", "8", "--policy.rounds", "1"]
     runs = ((1, small, "simulated"), (2, words, "simulated"), (3, local, "measured"))
@@ -298,7 +273,4 @@ def test_all_three_stages_as_processes(tmp_path, command, capsys):
         (["--max-slowdown", "3"], "3x"),
     ):
         capsys.readouterr()
-        assert command(3, *local, *changed) == 2
-        error = capsys.readouterr().err
-        assert_one_error_line(error, "belongs to a run with other settings", part)
-        assert snapshot(tmp_path) == before
+        refuse(3, [*local, *changed], "belongs to a run with other settings", part)

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from functools import partial
 from unittest import mock
 
 import chex
@@ -42,9 +43,9 @@ def simulated(placement, costs=None):
     return simulate_oracle(graph, costs or true, placement)
 
 
-def exact(candidate, incumbent, rounds):
+def exact(candidate, incumbent, rounds, costs=None):
     """Measures without noise, as the simulator has it."""
-    runs = [simulated(p) for p in (candidate, incumbent)]
+    runs = [simulated(p, costs) for p in (candidate, incumbent)]
     return Paired(*((makespan_s(run),) * rounds for run in runs), trace=runs[0])
 
 
@@ -126,14 +127,10 @@ def test_searches_take_moving_for_free_until_a_run_moved_something(tmp_path, tau
     free = dataclasses.replace(true, latency_s=zero, seconds_per_byte=zero)
     dear = dataclasses.replace(true, latency_s=100 * (1 - np.eye(len(zero))))
 
-    def measure(candidate, incumbent, rounds):
-        runs = [simulated(p, free) for p in (candidate, incumbent)]
-        return Paired(*((makespan_s(run),) * rounds for run in runs), trace=runs[0])
-
     def refit(traces):
         return free if any(len(trace.transfer_tensor) for trace in traces) else dear
 
-    system, state = start(tmp_path / "log", measure, FEW, refit)
+    system, state = start(tmp_path / "log", partial(exact, costs=free), FEW, refit)
     state = set_incumbent(state, system, np.zeros(7, int))
     state, _ = system_update(state, system)
     assert float(state.best_makespan_s) < 5
