@@ -174,6 +174,7 @@ def run_plainly(sharded, x):
     """What the program must return, one task after another on the default device."""
     flat = [jnp.asarray(x), *map(jnp.asarray, sharded.consts)]
     blocks = [flat[b.source][b.start[0] : b.limit[0]] for b in sharded.inputs]
+    run = {kernel: jax.jit(kernel.fn) for kernel in set(sharded.kernels)}  # compiled once
     tensors = {}
 
     def value(ref):
@@ -181,7 +182,7 @@ def run_plainly(sharded, x):
 
     for v in topological_order(sharded.graph).tolist():
         made = np.flatnonzero(sharded.graph.tensor_producer == v).tolist()
-        results = sharded.kernels[v].fn(*map(value, sharded.operands[v]))
+        results = run[sharded.kernels[v]](*map(value, sharded.operands[v]))
         tensors.update(zip(made, results, strict=True))
     passed, out = (jnp.concatenate([*map(value, o.blocks)]) for o in sharded.outputs)
     return {"in": passed, "out": out}
