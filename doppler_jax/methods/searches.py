@@ -28,6 +28,10 @@ SEARCH_S = 10.0
 REFINE_S = 5.0
 """Seconds that `doppler+search` takes if nothing bounds it."""
 
+SAMPLING_S, SAMPLING_TASK_S = 4.0, 1.5e-3
+"""Seconds that a process takes to load JAX and a policy and to sample, and more for each task:
+where fewer are left, it would but take a core from the search."""
+
 REFINE = Annealing()
 """The search of `doppler+search`."""
 
@@ -56,8 +60,8 @@ class PolicySearch:
     """A search from list schedules and a policy's samples, never worse than the former.
 
     Without a policy it starts from list schedules alone. Where seconds are bounded, a process
-    beside the search draws the samples, which join the search as they come in. Where only
-    evaluations are, all samples are drawn first.
+    beside the search draws the samples, which join the search as they come in, if the seconds
+    suffice for it. Where only evaluations are, all samples are drawn first.
 
     Attributes:
       search: what begins at the best of them.
@@ -87,6 +91,9 @@ class PolicySearch:
             starts = np.concatenate([*drawn, rivals])
             return _search_from(request.within(REFINE_S), self.search, starts, rivals)
         request = request.within(REFINE_S)
+        sampling_s = SAMPLING_S + SAMPLING_TASK_S * request.graph.num_tasks
+        if request.seconds_left(REFINE_S) < sampling_s:
+            return _search_from(request, self.search, rivals, rivals)
         given = (request.graph, request.costs, source, key_words(request.random), count)
         with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:
             return _search_from(

@@ -67,6 +67,7 @@ def test_the_search_starts_from_the_base_policy(policy, drawn_from):
 def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch, bounds):
     graph, costs = random_problem(np.random.default_rng(3), 40, DEVICES)
     monkeypatch.setattr(searches, "REFINE_S", 1.0)
+    monkeypatch.setattr(searches, "SAMPLING_S", 0.5)
     good = place(graph, costs, method="annealing", max_evaluations=20_000).placement
     said, ended = iter([None, good[None]]), []
 
@@ -89,6 +90,9 @@ def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch
     placed = place(graph, costs, method=PolicySearch(RandomSearch()), **bounds)
     assert ended == [searches._send_samples]
     np.testing.assert_array_equal(placed.placement, good)
+    monkeypatch.setattr(searches, "SAMPLING_TASK_S", 0.1)  # too long for 40 tasks
+    place(graph, costs, method=PolicySearch(RandomSearch()), **bounds)
+    assert len(ended) == 1
 
 
 @pytest.mark.slow
