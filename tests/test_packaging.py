@@ -170,15 +170,3 @@ def test_wheel_and_source_distribution_have_every_file(source, wheel, tmp_path):
     again = build("wheel", packed.with_name(packed.name.removesuffix(".tar.gz")), tmp_path)
     with zipfile.ZipFile(again) as file:
         assert inside == {name for name in file.namelist() if ".dist-info/" not in name}
-
-
-@pytest.mark.slow
-def test_wheel_and_hugging_face_share_no_file(wheel, tmp_path):
-    command = "-m", "pip", "download", "--no-deps", "--dest", tmp_path, "kernels"
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
-    (theirs,) = tmp_path.glob("kernels-*.whl")
-    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(theirs) as other:
-        assert "kernels/__init__.py" in other.namelist()
-        assert not set(ours.namelist()) & set(other.namelist())

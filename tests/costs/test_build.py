@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.costs.build import (
-    bytes_touched,
-)
+from doppler_jax.costs.build import bytes_touched
 from tests.generators import small_graph
 
 

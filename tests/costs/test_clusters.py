@@ -146,6 +146,8 @@ def test_no_devices_are_no_cluster(num_devices):
         ("launch_s", [0.0], r"launch_s has shape \(1,\); expected \(2,\)"),
         ("launch_s", [0.0, None], r"launch_s\[1\] is inf; expected a finite number"),
         ("launch_s", [0.0, "fast"], r"launch_s\[1\] is 'fast'; expected a number"),
+        ("launch_s", [0.0, -1.0], r"launch_s\[1\] is -1.0"),
+        ("version", 2, "field 'version': expected 1, found 2"),
         ("latency_s", [0.0, 1.0], r"latency_s\[0\] is 0.0; expected a list"),
         ("latency_s", [[0.0], [1.0, 0.0]], "latency_s: rows of unequal length"),
         ("format", "doppler_jax.task_graph", "field 'format': expected 'doppler_jax.cluster'"),

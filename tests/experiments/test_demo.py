@@ -50,7 +50,11 @@ def _devices_are_settled(monkeypatch):
 
 @pytest.mark.slow
 def test_summary_has_every_method_on_both(finished):
-    summary = json.loads((finished[0] / "summary.json").read_text())
+    folder, said = finished
+    assert "tasks on 2 CPU devices of a core each" in said  # isolated by default
+    assert "share the machine's cores" not in said
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["settings"]["backend"] == "auto"
     assert {"commit", "date", "machine"} <= set(summary["provenance"])
     assert summary["settings"]["simulation_updates"] == "2"
     preset = load_problem("chainmm:p100x4:uniform")
@@ -69,7 +73,7 @@ def test_summary_has_every_method_on_both(finished):
 
 
 @pytest.mark.slow
-def test_figures_can_be_had_again(finished):
+def test_figures_and_pictures_can_be_had_again(finished):
     folder = finished[0]
     summary = json.loads((folder / "summary.json").read_text())
     here = load_problem("chainmm/small:p100x4:uniform2")
@@ -81,19 +85,12 @@ def test_figures_can_be_had_again(finished):
     written = json.loads((folder / "placement.json").read_text())
     assert written["placement"] == summary["measured"][-1]["placement"]
     assert written["tasks"] == list(here.sharded.names)
+    assert (folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert set(written["tasks"]) <= {event["name"] for event in events if event["ph"] == "X"}
     policy = dj.load_policy(folder / "stage3" / HERE)
     placed = dj.place(here.graph, costs, policy=policy, max_evaluations=64)
     assert np.isfinite(placed.makespan_s)
-
-
-@pytest.mark.slow
-def test_pictures_and_traces_open(finished):
-    folder = finished[0]
-    assert (folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    placement = json.loads((folder / "placement.json").read_text())
-    spans = {event["name"] for event in events if event["ph"] == "X"}
-    assert set(placement["tasks"]) <= spans
 
 
 @pytest.mark.slow
@@ -109,15 +106,6 @@ def test_a_second_run_trains_and_logs_nothing(finished):
     assert before[log]
     demo_command(folder)
     assert trained() == before
-
-
-@pytest.mark.slow
-def test_devices_are_isolated_by_default(finished):
-    folder, said = finished
-    assert "tasks on 2 CPU devices of a core each" in said
-    assert "share the machine's cores" not in said
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["settings"]["backend"] == "auto"
 
 
 @pytest.mark.slow

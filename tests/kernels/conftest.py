@@ -18,13 +18,7 @@ from doppler_jax.engine.local import RUNNERS
 from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.programs.blocks import task_graph
-from doppler_jax.types import (
-    InputBlock,
-    InputRef,
-    Kernel,
-    OutputBlocks,
-    TensorRef,
-)
+from doppler_jax.types import InputBlock, InputRef, Kernel, OutputBlocks, TensorRef
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)  # the argument of programs that `build` makes
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)

@@ -29,7 +29,6 @@ from tests.kernels.conftest import (
     delay,
     fails,
     live_slots,
-    num_threads,
     partitioned,
     random_program,
     run_plainly,
@@ -162,16 +161,6 @@ def test_an_idle_device_starts_a_ready_task(local):
     delay(step, 0, 0.3)
     step(X)
     assert step.trace.finish_s[2] < 0.3 < step.trace.start_s[3]
-
-
-@all_modes
-def test_fifty_calls_leave_no_thread(local, mode):
-    sharded = random_program(0, 8)
-    step = compile_on(sharded, np.arange(8) % 4, local, 4, mode=mode)
-    threads = num_threads()
-    for _ in range(50):
-        step(X)
-    assert num_threads() == threads
 
 
 @all_modes

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.baselines.critical_path import critical_path
+from experiments.catalogue import load_optima
 from tests.generators import (
     free_costs,
     random_problem,
@@ -237,3 +239,36 @@ def test_times_are_those_of_the_arguments_as_they_were():
     placements[:], ranks[:] = 0, 0
     np.testing.assert_array_equal(result.start_s, start_s)
     np.testing.assert_array_equal(result.finish_s.max(1), result.makespan_s)
+
+
+def candidates(rng, graph, costs):
+    """Critical path's placement, 63 neighbours of it, and 64 random ones."""
+    listed = critical_path(graph, costs)
+    random = rng.integers(0, costs.num_devices, (127, graph.num_tasks))
+    near = np.where(rng.random((63, graph.num_tasks)) < 0.05, random[:63], listed)
+    return np.concatenate([listed[None], near, random[63:]])
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8, 16])
+def test_nothing_is_simulated_below_the_published_optimum(neutral_graphs, num_devices):
+    rng = np.random.default_rng(num_devices)
+    folder = neutral_graphs / "stg50"
+    optima = load_optima(folder / f"Case50_{num_devices}_OPT.csv")
+    num_met = 0
+    paths = sorted(folder.glob("*.stg"))
+    assert len(paths) == 40
+    for path in paths:
+        graph, costs = dj.from_edge_delays(*dj.load_stg(path), num_devices=num_devices)
+        assert graph.num_tasks == 52
+        placements = candidates(rng, graph, costs)
+        makespans = np.asarray(dj.simulate(graph, costs, placements).makespan_s)
+        # Task times are whole numbers, so that the simulator is exact.
+        bound_s, best_s = optima[path.stem]
+        assert makespans.min() >= bound_s, path.name
+        assert 0 < dj.lower_bound_s(graph, costs) <= best_s
+        for b in (0, 1, 127):
+            assert (
+                dj.makespan_s(dj.simulate_oracle(graph, costs, placements[b])) == makespans[b]
+            )
+        num_met += makespans.min() == best_s
+    assert num_met > 0  # otherwise the bounds were never near

@@ -80,16 +80,6 @@ def test_updates_stay_finite_on_padded_problems(num_tasks):
         assert any(jax.tree.leaves(changed)) == (num_tasks > 0)
 
 
-def test_one_compilation_for_graphs_of_a_bucket():
-    for lengths in ((4, 4), (3, 2)):
-        problem = chains_case(lengths)[2]
-        for update, config in ((imitation_update, IMITATION), (sim_update, SIM)):
-            state = fresh_state(problem, config, SIM.num_elites)
-            for _ in range(2):
-                state, _ = update(state, problem, policy=CONFIG, config=config)
-            assert int(state.update) == 2
-
-
 def test_an_update_depends_on_the_key_and_its_number_alone():
     problem = chains_case()[2]
     state = fresh_state(problem, SIM, SIM.num_elites)
