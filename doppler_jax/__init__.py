@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from doppler_jax.engine import PlacedFunction as PlacedFunction
     from doppler_jax.engine import ProcessDevices as ProcessDevices
     from doppler_jax.engine import TaskError as TaskError
-    from doppler_jax.engine import cache_compilations as cache_compilations
     from doppler_jax.engine import compile as compile
     from doppler_jax.engine import make_paired_measure as make_paired_measure
     from doppler_jax.engine import measure_calibration as measure_calibration
@@ -97,7 +96,6 @@ _OF_THE_ENGINE = (
     "PlacedFunction",
     "ProcessDevices",
     "TaskError",
-    "cache_compilations",
     "compile",
     "make_paired_measure",
     "measure_calibration",

@@ -28,7 +28,6 @@ if __name__ != "kernels":
     from .devices import TaskError
     from .local import LocalDevices
     from .measure import make_paired_measure, measure_s
-    from .ops import cache_compilations
     from .placed import PlacedFunction, compile
     from .processes.driver import ProcessDevices
     from .processes.ray import ray_devices
@@ -38,7 +37,6 @@ if __name__ != "kernels":
         "PlacedFunction",
         "ProcessDevices",
         "TaskError",
-        "cache_compilations",
         "compile",
         "make_paired_measure",
         "measure_calibration",

@@ -7,7 +7,6 @@ given to calibration, measurements and the program compiles each kernel once a d
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 from doppler_jax.programs.blocks import join_blocks
 from doppler_jax.types import Schedule, ShardedProgram
 
-from .memory import Footprint
 from .plan import Plan
 from .trace import Handled, Record
 
@@ -50,12 +48,12 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """One call: what it returned, when what ran, and how much memory it took."""
+    """One call: what it returned, when what ran, and what allocators tell of memory."""
 
     outputs: list[jax.Array]  # flat, assembled from their blocks
     trace: Schedule  # seconds from the first dispatch; transfers of graph input i as ~i
     handling: Handled  # what devices themselves spent on transfers, on the trace's clock
-    peak_bytes: np.ndarray  # [D] most that lay on each device at once, arguments included
+    allocated_bytes: Sequence[int | None]  # [D] most since the process began, where known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,35 +66,18 @@ class LoadedProgram(abc.ABC):
     devices: tuple[Any, ...]  # [D]
     compile_s: float  # spent on it, kernels compiled before not counted
 
-    @functools.cached_property
-    def _footprint(self) -> Footprint:
-        return Footprint(self.sharded.graph, self.plan, len(self.devices))
-
     def execution(
         self,
         record: Record,
         blocks_of: Callable[[tuple[int, ...]], list[jax.Array]],
         allocated_bytes: Sequence[int | None],
     ) -> Execution:
-        """Returns what a call gives back.
-
-        Args:
-          record: when what ran.
-          blocks_of: gathers an output's blocks, given their slots.
-          allocated_bytes: `[D]` the most since the process began, whatever took it, where a
-            device's allocator tells; it goes before our own count.
-        """
-        own = self._footprint.peak_bytes(record)
-        counts = zip(own, allocated_bytes, strict=True)
-        return Execution(
-            outputs=[
-                join_blocks(blocks_of(blocks), output.grid)
-                for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
-            ],
-            trace=record.schedule(),
-            handling=record.handling,
-            peak_bytes=np.array([a if b is None else float(b) for a, b in counts]),
-        )
+        """Returns what a call gives back; `blocks_of` gathers an output's blocks by slot."""
+        outputs = [
+            join_blocks(blocks_of(blocks), output.grid)
+            for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
+        ]
+        return Execution(outputs, record.schedule(), record.handling, allocated_bytes)
 
     @abc.abstractmethod
     def lay(self, values: Sequence[Any]) -> Any:

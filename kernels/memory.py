@@ -1,4 +1,4 @@
-"""Where arrays are: arguments on devices, a call's arrays by slot, and what it all takes."""
+"""Where arrays are: arguments on devices, and a call's arrays by slot."""
 
 import weakref
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import num_bytes, slice_block
-from doppler_jax.types import RESIDENT, Kernel, ShardedProgram, TaskGraph
+from doppler_jax.types import RESIDENT, Kernel, ShardedProgram
 
 from .plan import Plan
-from .trace import Record
 
 Slots = list[jax.Array | np.ndarray | None]
 """The arrays of one call, by slot of its plan; None before they are made and after use."""
@@ -119,50 +118,3 @@ def donated_operands(plan: Plan, v: int, kernel: Kernel) -> tuple[int, ...]:
             free.remove(kind)
             donated.append(position)
     return tuple(donated)
-
-
-class Footprint:
-    """How much memory the calls of a plan take, from their times.
-
-    The rule is that of `doppler_jax/simulator/memory.py`, but for results that no one reads.
-
-    A task's tensors lie on its device from its start, a copy from its transfer's start,
-    each until the last task or transfer that reads it there ends; what is read by no one
-    goes as its task ends. Resident blocks and outputs stay.
-    """
-
-    def __init__(self, graph: TaskGraph, plan: Plan, num_devices: int) -> None:
-        # Slots are tensors, then copies, then inputs.
-        num_tasks, transfers, makers = (
-            len(plan.placement),
-            plan.transfers,
-            graph.tensor_producer,
-        )
-        inputs, devices, _ = np.array(plan.inputs, np.int64).reshape(-1, 3).T
-        items = [*range(graph.num_tensors), *(t.tensor for t in transfers), *~inputs]
-        # Input i is entry i from the end.
-        self._bytes = np.append(graph.tensor_bytes, graph.input_bytes[::-1])[items]
-        made_on = np.array(plan.placement, np.int64)[makers]
-        self._device = np.array([*made_on, *(t.destination for t in transfers), *devices])
-        copied = range(num_tasks, num_tasks + len(transfers))
-        self._maker = np.array([*makers, *copied, *(0 * inputs - 1)])  # event; -1: none
-        self._num_devices = num_devices
-        self._stays = np.zeros(len(items), bool)
-        self._stays[len(items) - len(inputs) :] = graph.input_home[inputs] == RESIDENT
-        self._stays[[s for blocks in plan.outputs for s in blocks]] = True
-        reads = [(s, v) for v, of_task in enumerate(plan.operands) for s in of_task]
-        reads += [(t.source_slot, num_tasks + k) for k, t in enumerate(transfers)]
-        self._read_slot, self._reader = np.array(reads, np.int64).reshape(-1, 2).T
-
-    def peak_bytes(self, record: Record) -> np.ndarray:
-        """Returns the most bytes `[D]` held at once; at one instant frees come first."""
-        start_s, finish_s = np.array([*record.start_s, 0.0]), np.array([*record.finish_s, 0.0])
-        end_s = finish_s[self._maker]
-        np.maximum.at(end_s, self._read_slot, finish_s[self._reader])
-        end_s[self._stays] = np.inf
-        times = np.concatenate([start_s[self._maker], end_s])
-        change = np.concatenate([self._bytes, -self._bytes])
-        order = np.lexsort((change, times))
-        device, change = np.tile(self._device, 2)[order], change[order]
-        held = np.where(device == np.arange(self._num_devices)[:, None], change, 0.0)
-        return np.cumsum(held, axis=1).max(axis=1, initial=0.0)

@@ -1,16 +1,14 @@
 """Device operations: kernels compiled ahead of time and kept, transfers, a look for NaN."""
 
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 from doppler_jax.types import Kernel
@@ -52,53 +50,23 @@ class Executables:
           CompileError: a kernel does not compile; those before it are kept.
         """
         started = time.perf_counter()
+        stages: dict[ExecutableKey, Future[Executable]] = {}
         missing = [key for key in dict.fromkeys(wanted) if key not in self._compiled]
-        # Traced here, since JAX's settings may differ by thread; XLA compiles outside the GIL.
-        lowered = [_lower_named(key) for key in missing]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            stages = [pool.submit(stage.compile) for stage in lowered]
-            for key, stage in zip(missing, stages, strict=True):
-                try:
+            try:
+                # Traced here, since JAX's settings may differ by thread; XLA compiles outside
+                # the GIL.
+                for key in missing:
+                    stages[key] = pool.submit(_lower(*key).compile)
+                for key, stage in stages.items():
                     self._compiled[key] = stage.result()
-                except Exception as error:
-                    pool.shutdown(cancel_futures=True)
-                    raise CompileError(key, error) from error
+            except Exception as error:
+                pool.shutdown(cancel_futures=True)
+                raise CompileError(key, error) from error
         self.compile_s += time.perf_counter() - started
 
     def __getitem__(self, key: ExecutableKey) -> Executable:
         return self._compiled[key]
-
-
-def cache_compilations(folder: str | os.PathLike[str]) -> None:
-    """Lets this process keep what it compiles in a folder, and take it from there.
-
-    A later process that does likewise compiles nothing that is there already. It concerns
-    every compilation of JAX from now on, also of small kernels, which JAX by itself does
-    not keep, and of the processes that `ray_devices` starts afterwards. On CPU, give each
-    kind of machine a folder of its own: machine code of one need not run on another. What
-    is in the folder is run, so nobody else should be able to write there.
-
-    Args:
-      folder: made if absent.
-
-    Raises:
-      ValueError: the folder cannot be made.
-    """
-    path = pathlib.Path(folder).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot keep compilations in {path}: {error}") from error
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()  # else a folder that is in use stays so
-
-
-def _lower_named(key: ExecutableKey) -> jax.stages.Lowered:
-    try:
-        return _lower(*key)
-    except Exception as error:
-        raise CompileError(key, error) from error
 
 
 def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.stages.Lowered:

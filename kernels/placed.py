@@ -12,14 +12,15 @@ from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.disciplines import check_ranks
 from doppler_jax.simulator.durations import check_placement
-from doppler_jax.types import Schedule, ShardedProgram, TaskGraph
+from doppler_jax.simulator.memory import peak_memory_bytes
+from doppler_jax.types import InputRef, Schedule, ShardedProgram, TaskGraph
 
 from .devices import Devices, LoadedProgram, Options
 from .local import LocalDevices
 from .plan import make_plan
 from .processes.driver import ProcessDevices
 from .processes.session import ProcessDevice
-from .profile import Profile, profile
+from .profile import Profile, measured_costs, profile
 from .segments import fuse_segments as fuse
 from .trace import Handled
 
@@ -122,7 +123,6 @@ class PlacedFunction:
       handling: device, start and finish of each time that a device itself moved tensors
         between two tasks in the latest call, on the trace's clock: on CPU processes of one
         machine, else never; None before.
-      peak_bytes: `[D]` most memory that the latest call held at once; None before.
       starts_are_inferred: whether the trace's starts (and, in part, finishes) follow from
         dispatch times and finishes that the host saw. So in `stream`.
     """
@@ -132,15 +132,11 @@ class PlacedFunction:
         self.names = loaded.sharded.names
         self.device_names = device_names
         self.mode = loaded.options.mode
+        self.starts_are_inferred = self.mode == "stream"
         self.compile_s = loaded.compile_s
         self.trace: Schedule | None = None
         self.handling: Handled | None = None
-        self.peak_bytes: np.ndarray | None = None
         self._loaded = loaded
-
-    @property
-    def starts_are_inferred(self) -> bool:
-        return self.mode == "stream"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns the function's own pytree.
@@ -153,7 +149,7 @@ class PlacedFunction:
         values = flatten_args(sharded, args, kwargs)
         execution = self._loaded.run(self._loaded.lay(values))
         self.trace, self.handling = execution.trace, execution.handling
-        self.peak_bytes = execution.peak_bytes
+        self._allocated_bytes = execution.allocated_bytes
         return jax.tree.unflatten(sharded.out_tree, execution.outputs)
 
     def run_traced(self, *args: Any, **kwargs: Any) -> Schedule:
@@ -161,14 +157,33 @@ class PlacedFunction:
         self(*args, **kwargs)
         return self._called()[0]
 
+    @property
+    def peak_bytes(self) -> np.ndarray:
+        """`[D]` most memory that the latest call held at once, arguments included.
+
+        An allocator that tells is believed: the most since the process began, whatever took it.
+
+        Raises:
+          ValueError: there was no call yet.
+        """
+        trace, _ = self._called()
+        outputs = [ref for output in self._loaded.sharded.outputs for ref in output.blocks]
+        results = {~ref.input if isinstance(ref, InputRef) else ref.tensor for ref in outputs}
+        costs = measured_costs(self.graph, trace, len(self.device_names))
+        counted = peak_memory_bytes(self.graph, costs, trace, results)
+        told = zip(self._allocated_bytes, counted, strict=True)
+        return np.array([own if most is None else most for most, own in told], np.float64)
+
     def profile(self) -> Profile:
         """Returns what the time of the latest call went on, to print.
 
         Raises:
           ValueError: there was no call yet.
         """
-        trace, handling, peak_bytes = self._called()
-        return profile(self.graph, trace, self.names, self.device_names, peak_bytes, handling)
+        trace, handling = self._called()
+        return profile(
+            self.graph, trace, self.names, self.device_names, self.peak_bytes, handling
+        )
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the latest call's trace as Chrome trace JSON, which Perfetto opens.
@@ -176,7 +191,7 @@ class PlacedFunction:
         Raises:
           ValueError: there was no call yet, or the path cannot be written.
         """
-        trace, handling, _ = self._called()
+        trace, handling = self._called()
         write_chrome_trace(
             path,
             trace,
@@ -186,7 +201,7 @@ class PlacedFunction:
             handling=handling,
         )
 
-    def _called(self) -> tuple[Schedule, Handled, np.ndarray]:
-        if self.trace is None or self.handling is None or self.peak_bytes is None:
+    def _called(self) -> tuple[Schedule, Handled]:
+        if self.trace is None or self.handling is None:
             raise ValueError("there is no trace: call the function first")
-        return self.trace, self.handling, self.peak_bytes
+        return self.trace, self.handling

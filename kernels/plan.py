@@ -69,14 +69,42 @@ def make_plan(
 ) -> Plan:
     """Returns the plan of a placement `[N]`; `priority` `[N]` orders tasks, smallest first."""
     graph, places = sharded.graph, placement.tolist()
-    slots = _Slots(graph, placement)
+    makers, homes = graph.tensor_producer.tolist(), graph.input_home.tolist()
+    remote = _remote_readers(graph, placement)
+    copies = {key: graph.num_tensors + k for k, key in enumerate(remote)}
+    inputs: dict[tuple[int, int], int] = {}  # by (graph input, device)
+
+    def input_slot(i: int, device: int) -> int:
+        return inputs.setdefault((i, device), graph.num_tensors + len(copies) + len(inputs))
+
+    def slot(ref: Ref, device: int) -> int:
+        if not isinstance(ref, InputRef):
+            return copies.get((ref.tensor, device), ref.tensor)
+        copy = copies.get((~ref.input, device))
+        return input_slot(ref.input, device) if copy is None else copy
+
+    def transfer(x: int, there: int) -> Transfer:
+        producer = makers[x] if x >= 0 else -1
+        source = places[producer] if x >= 0 else homes[~x]
+        held = x if x >= 0 else input_slot(~x, source)
+        key = (x, there)
+        return Transfer(x, producer, source, there, held, copies[key], remote[key])
+
     operands = [
-        tuple(slots.of(ref, device) for ref in refs)
+        tuple(slot(ref, device) for ref in refs)
         for refs, device in zip(sharded.operands, places, strict=True)
     ]
-    outputs = [tuple(map(slots.of_output, output.blocks)) for output in sharded.outputs]
-    transfers = slots.transfers()
-    makers = graph.tensor_producer.tolist()
+    # An output's block is where it was made, or at its home.
+    outputs = [
+        tuple(
+            input_slot(ref.input, max(homes[ref.input], 0))
+            if isinstance(ref, InputRef)
+            else ref.tensor
+            for ref in output.blocks
+        )
+        for output in sharded.outputs
+    ]
+    transfers = tuple(transfer(*key) for key in remote)
     edges = zip(*map(np.ndarray.tolist, task_edges(graph)), strict=True)
     waits = np.bincount(graph.edge_reader, minlength=len(places))
     initial = tuple(k for k, t in enumerate(transfers) if t.producer < 0)
@@ -103,8 +131,10 @@ def make_plan(
         task_transfers=_by_task(
             len(places), ((t.producer, k) for k, t in enumerate(transfers) if t.producer >= 0)
         ),
-        num_reads=tuple(num_reads[s] for s in range(slots.num_slots)),
-        inputs=slots.inputs(),
+        num_reads=tuple(
+            num_reads[s] for s in range(graph.num_tensors + len(transfers) + len(inputs))
+        ),
+        inputs=tuple((*key, slot) for key, slot in inputs.items()),
         outputs=tuple(outputs),
     )
 
@@ -115,54 +145,6 @@ def _by_task(num_tasks: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[in
     for v, item in pairs:
         found[v].append(item)
     return tuple(map(tuple, found))
-
-
-class _Slots:
-    """Where the values of a placed program lie."""
-
-    def __init__(self, graph: TaskGraph, placement: np.ndarray) -> None:
-        self._source = placement[graph.tensor_producer].tolist()
-        self._producer = graph.tensor_producer.tolist()
-        self._home = graph.input_home.tolist()
-        self._readers = _remote_readers(graph, placement)
-        first = graph.num_tensors
-        self._copies = {key: first + k for k, key in enumerate(self._readers)}
-        self._inputs: dict[tuple[int, int], int] = {}  # of (graph input, device)
-        self.num_slots = first + len(self._copies)
-
-    def of(self, ref: Ref, device: int) -> int:
-        """Returns the slot from which a task on `device` reads."""
-        if isinstance(ref, InputRef):
-            copy = self._copies.get((~ref.input, device))
-            return self._input(ref.input, device) if copy is None else copy
-        return self._copies.get((ref.tensor, device), ref.tensor)
-
-    def of_output(self, ref: Ref) -> int:
-        """Returns the slot of an output's block: where it was made, or its home."""
-        if isinstance(ref, InputRef):
-            return self._input(ref.input, max(self._home[ref.input], 0))
-        return ref.tensor
-
-    def transfers(self) -> tuple[Transfer, ...]:
-        """Returns the transfers; a graph input that is moved gets a slot on its home."""
-        found = []
-        for (x, there), readers in self._readers.items():
-            source = self._source[x] if x >= 0 else self._home[~x]
-            producer = self._producer[x] if x >= 0 else -1
-            source_slot = x if x >= 0 else self._input(~x, source)
-            slot = self._copies[x, there]
-            found.append(Transfer(x, producer, source, there, source_slot, slot, readers))
-        return tuple(found)
-
-    def inputs(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns (graph input, device, slot) of all that is laid before the clock starts."""
-        return tuple((i, device, slot) for (i, device), slot in self._inputs.items())
-
-    def _input(self, i: int, device: int) -> int:
-        if (i, device) not in self._inputs:
-            self._inputs[i, device] = self.num_slots
-            self.num_slots += 1
-        return self._inputs[i, device]
 
 
 def _remote_readers(

@@ -112,7 +112,7 @@ def profile(
     peaks = np.asarray(peak_bytes, np.float64)
     if peaks.shape != (num_devices,):
         raise ValueError(f"peak_bytes has shape {peaks.shape}, expected ({num_devices},)")
-    costs = _measured_costs(graph, trace, num_devices)
+    costs = measured_costs(graph, trace, num_devices)
     explanation = explain_schedule(graph, costs, trace, names=names)
     gap_s = dispatch_gaps_s(graph, trace, handling or [])
     transfer_s = trace.transfer_finish_s - trace.transfer_start_s
@@ -161,7 +161,7 @@ def _columns(handling: Handled) -> np.ndarray:
     return np.array(handling, np.float64).reshape(-1, 3).T
 
 
-def _measured_costs(graph: TaskGraph, trace: Schedule, num_devices: int) -> Costs:
+def measured_costs(graph: TaskGraph, trace: Schedule, num_devices: int) -> Costs:
     """Returns costs by which every task takes what it took, on any device."""
     task_s = np.asarray(trace.finish_s - trace.start_s, np.float64)
     return Costs(

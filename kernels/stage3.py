@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from doppler_jax.costs.build import make_costs
 from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.problems import (
-    Chosen,
     choose,
     choose_workload,
     local_devices,
@@ -30,7 +28,6 @@ from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.training.settings import Stage3Settings, check_settings
 from doppler_jax.training.stages import StageResult, find_policy, run_stage3
-from doppler_jax.types import Policy
 
 from .calibrate import measure_calibration
 from .devices import Options
@@ -77,11 +74,17 @@ def stage3(settings: Stage3Settings) -> StageResult:
             name=f"{chosen.name}-{backend}-{settings.mode}-{settings.max_slowdown:g}x",
             costs=make_costs(sharded, calibration),
         )
+        inputs = make_policy_inputs(chosen.graph, chosen.costs)
         result = run_stage3(
             chosen,
             folder,
             before,
-            first_incumbent(chosen, before, settings.seed, settings.training.links),
+            best_placement(
+                chosen.graph,
+                chosen.costs,
+                policy_candidates(inputs, before, jax.random.key(settings.seed), NUM_SAMPLES),
+                settings.training.links,
+            )[0],
             make_paired_measure(
                 sharded,
                 make_arrays(workload, jax.random.key(settings.seed)),
@@ -96,13 +99,6 @@ def stage3(settings: Stage3Settings) -> StageResult:
         )
     report(result)
     return result
-
-
-def first_incumbent(chosen: Chosen, policy: Policy, seed: int, links: str) -> np.ndarray:
-    """Returns the best `[N]` of a policy's samples, by the simulator."""
-    problem = make_policy_inputs(chosen.graph, chosen.costs)
-    candidates = policy_candidates(problem, policy, jax.random.key(seed), NUM_SAMPLES)
-    return best_placement(chosen.graph, chosen.costs, candidates, links)[0]
 
 
 def report(result: StageResult) -> None:

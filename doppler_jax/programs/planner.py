@@ -21,12 +21,9 @@ from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import make_cluster
 from doppler_jax.programs.cut_costs import (
     Limits,
-    Link,
     Rates,
     Unit,
-    edge_cost,
     find_links,
-    group_cost,
     make_network,
     make_rates,
     make_units,
@@ -114,7 +111,7 @@ def plan_partition(
         if (makespan := simulated_s(graph, cluster)) < _WORTH_IT * best_s:
             best, best_s = counts, makespan
     keys = {number: key for number, (key, _) in given.items()}
-    return PartitionPlan(best, _explain_plan(groups, best, uniform, keys, rates))
+    return PartitionPlan(best, _explain(groups, best, keys))
 
 
 def default_cluster(num_devices: int) -> Cluster:
@@ -155,40 +152,34 @@ def _plan(
                 yield plan
 
 
-def _explain_plan(
-    groups: Sequence[Group],
-    plan: Sequence[Counts],
-    uniform: Sequence[Counts],
-    keys: Mapping[int, str],
-    rates: Rates,
+def _explain(
+    groups: Sequence[Group], plan: Sequence[Counts], keys: Mapping[int, str]
 ) -> tuple[str, ...]:
-    """Returns a line per group, such as `2x2: follows dot_general_3; saves 12.6 MB`.
+    """Returns a line per group, such as `2x2: follows tanh_3; contracted dimensions whole`.
 
     Args:
       groups: the groups.
       plan: their counts.
-      uniform: the counts of the uniform strategy, to compare with.
       keys: by group, the name or pattern under which the user gave its counts.
-      rates: the cluster that the plan is for.
     """
     links = find_links(groups)
-    units = make_units(groups, links)
-    around: list[list[Link]] = [[] for _ in groups]
-    for link in links:
-        around[link.producer].append(link)
-        around[link.reader].append(link)
+    made = {(link.reader, link.operand): link for link in links}
     lines = []
-    for number, group in enumerate(groups):
-        parts = _shape_reasons(number, units[number], plan, keys)
-        if not group.labelling.whole:
-            parts += _operand_reasons(number, groups, units[number], around[number], plan)
-            swapped = list(plan)
-            swapped[number] = uniform[number]
-            saved = _moved_bytes(number, units, around[number], swapped, rates)
-            saved -= _moved_bytes(number, units, around[number], plan, rates)
-            if saved > 0:
-                parts.append(f"saves {saved / 1e6:.3g} MB")
-        lines.append(f"{_format_grids(group, plan[number])}: {'; '.join(parts)}")
+    for group, unit in zip(groups, make_units(groups, links), strict=True):
+        counts = plan[group.number]
+        parts = _shape_reasons(unit, counts, keys.get(group.number))
+        link = None if unit.followed is None else made[group.number, unit.followed]
+        if link is not None and not group.labelling.whole:
+            maker = groups[link.producer]
+            stored = grid_of(maker.labelling.results[link.result], plan[link.producer])
+            needed = grid_of(unit.operands[link.operand], counts)
+            recut = f"{maker.name} is cut again, {format_grid(stored)} to {format_grid(needed)}"
+            parts.append(f"follows {maker.name}" if stored == needed else recut)
+        if unit.inner and not group.labelling.whole:
+            cut = math.prod(counts[label] for label in unit.inner)
+            what = "contracted" if group.num_root_operands > 1 else "reduced"
+            parts.append(f"{what} dimensions {f'in {cut}' if cut > 1 else 'whole'}")
+        lines.append(f"{_format_grids(group, counts)}: {'; '.join(parts)}")
     return tuple(lines)
 
 
@@ -197,59 +188,12 @@ def _format_grids(group: Group, counts: Counts) -> str:
     return ", ".join(dict.fromkeys(grids)) or "no result"
 
 
-def _shape_reasons(
-    number: int, unit: Unit, plan: Sequence[Counts], keys: Mapping[int, str]
-) -> list[str]:
+def _shape_reasons(unit: Unit, counts: Counts, key: str | None) -> list[str]:
     """Says where the counts came from, if it was not from costs."""
-    if number in keys:
-        return [f"given as {keys[number]!r}"]
+    if key is not None:
+        return [f"given as {key!r}"]
     if max(unit.max_counts, default=1) == 1:
         return ["cannot be cut"]
-    if max(plan[number].values()) == 1:
+    if max(counts.values()) == 1:
         return ["too little work to share out"]
     return [] if any(unit.produced) else ["reads arguments only"]
-
-
-def _operand_reasons(
-    number: int,
-    groups: Sequence[Group],
-    unit: Unit,
-    links: Sequence[Link],
-    plan: Sequence[Counts],
-) -> list[str]:
-    """Says what becomes of the operand that tasks run beside, and of contracted labels."""
-    parts = []
-    for link in links:
-        if link.reader == number and link.operand == unit.followed:
-            maker = groups[link.producer]
-            stored = grid_of(maker.labelling.results[link.result], plan[link.producer])
-            needed = grid_of(unit.operands[link.operand], plan[number])
-            recut = f"{maker.name} is cut again, {format_grid(stored)} to {format_grid(needed)}"
-            parts.append(f"follows {maker.name}" if stored == needed else recut)
-    if unit.inner:
-        cut = int(np.prod([plan[number][label] for label in unit.inner]))
-        what = "contracted" if groups[number].num_root_operands > 1 else "reduced"
-        parts.append(f"{what} dimensions in {cut}" if cut > 1 else f"{what} dimensions whole")
-    return parts
-
-
-def _moved_bytes(
-    number: int,
-    units: Sequence[Unit],
-    links: Sequence[Link],
-    plan: Sequence[Counts],
-    rates: Rates,
-) -> float:
-    """Returns the bytes expected to move to, in and from a group."""
-
-    def rows(group: int) -> np.ndarray:
-        return np.array([[plan[group][i] for i in range(len(units[group].max_counts))]])
-
-    total = float(group_cost(units[number], rows(number), rates)[1, 0])
-    for link in links:
-        labels = list(units[link.producer].results[link.result])
-        stored = rows(link.producer)[:, labels]
-        reader = units[link.reader]
-        cost = edge_cost(reader, link.operand, rows(link.reader), stored, rates)
-        total += float(cost[1, 0, 0])
-    return total

@@ -39,6 +39,8 @@ _NAMES = """
 _IDENTITIES = frozenset(_NAMES.split())
 """Primitives that return their operands; they matter to compilers and memory only."""
 
+_SHOWN = 12  # names in a message
+
 Resident = int | str | Sequence[int | str] | None
 """Positions, names or pytree paths of arguments; None stands for all of them."""
 
@@ -132,8 +134,7 @@ class _Flattener:
         self, equations: tuple[Equation, ...], outputs: tuple[Value, ...]
     ) -> list[tuple[Value, jax.Array]]:
         """Returns the constants that equations read or that are outputs, as device arrays."""
-        used: set[Atom] = {operand for eqn in equations for operand in eqn.operands}
-        used.update(outputs)
+        used = {operand for eqn in equations for operand in eqn.operands}.union(outputs)
         # A host array is copied, because its owner may write to it later.
         return [
             (
@@ -292,33 +293,23 @@ def _resident_leaves(
     leaves = [_names(path, parameters) for path in paths]
     chosen = [False] * len(leaves)
     for entry in entries:
-        path = _path(entry)
-        matched = [any(_is_prefix(path, name) for name in names) for names in leaves]
+        if isinstance(entry, bool) or not isinstance(entry, int | str):
+            raise ValueError(
+                f"resident names {entry!r}; expected positions, names or paths of arguments, "
+                "such as 0, 'params' or \"args[0]['w']\""
+            )
+        path = f"args[{entry}]" if isinstance(entry, int) else entry
+        below = (f"{path}[", f"{path}.")
+        matched = [any(n == path or n.startswith(below) for n in names) for names in leaves]
         if not any(matched):
+            known, rest = [names[-1] for names in leaves], len(leaves) - _SHOWN
+            more = [f"and {rest} more"] if rest > 0 else []
             raise ValueError(
                 f"resident names {entry!r}, but no array of the arguments is called so or is "
-                f"part of it; there are: {_listed([names[-1] for names in leaves])}"
+                f"part of it; there are: {', '.join([*known[:_SHOWN], *more]) or 'none'}"
             )
         chosen = [a or b for a, b in zip(chosen, matched, strict=True)]
     return tuple(chosen)
-
-
-def _listed(names: list[str], most: int = 12) -> str:
-    rest = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *rest]) or "none"
-
-
-def _path(entry: object) -> str:
-    if isinstance(entry, bool) or not isinstance(entry, int | str):
-        raise ValueError(
-            f"resident names {entry!r}; expected positions, names or paths of arguments, "
-            "such as 0, 'params' or \"args[0]['w']\""
-        )
-    return f"args[{entry}]" if isinstance(entry, int) else entry
-
-
-def _is_prefix(path: str, name: str) -> bool:
-    return name == path or (name.startswith(path) and name[len(path)] in "[.")
 
 
 def _names(path: tuple[Any, ...], parameters: list[str]) -> list[str]:

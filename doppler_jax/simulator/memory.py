@@ -1,6 +1,7 @@
 """How much memory a schedule needs on each device, and whether any placement can fit."""
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 
@@ -18,7 +19,9 @@ class Residency:
     until_s: np.ndarray  # [R] inf for what stays
 
 
-def peak_memory_bytes(graph: TaskGraph, costs: Costs, schedule: Schedule) -> np.ndarray:
+def peak_memory_bytes(
+    graph: TaskGraph, costs: Costs, schedule: Schedule, results: Collection[int] | None = None
+) -> np.ndarray:
     """Returns the most memory `[D]` that each device holds at any time, in bytes.
 
     At one instant memory is freed before it is allocated. To exceed the capacity is
@@ -28,11 +31,12 @@ def peak_memory_bytes(graph: TaskGraph, costs: Costs, schedule: Schedule) -> np.
       graph: the task graph.
       costs: sizes, and the number of devices D.
       schedule: a simulated or measured one, with its transfers (see `residency`).
+      results: see `residency`.
 
     Raises:
       ValueError: a transfer is missing.
     """
-    held = residency(graph, costs, schedule)
+    held = residency(graph, costs, schedule, results)
     peak = np.zeros(costs.num_devices)
     for d in range(costs.num_devices):
         here = (held.device == d) & (held.from_s < held.until_s)
@@ -45,7 +49,9 @@ def peak_memory_bytes(graph: TaskGraph, costs: Costs, schedule: Schedule) -> np.
     return peak
 
 
-def residency(graph: TaskGraph, costs: Costs, schedule: Schedule) -> Residency:
+def residency(
+    graph: TaskGraph, costs: Costs, schedule: Schedule, results: Collection[int] | None = None
+) -> Residency:
     """Returns what lies on which device when: the memory rule.
 
     - A resident graph input lies on each device that reads it, always.
@@ -61,6 +67,8 @@ def residency(graph: TaskGraph, costs: Costs, schedule: Schedule) -> Residency:
       graph: the task graph.
       costs: the sizes.
       schedule: a simulated or measured one, with its transfers.
+      results: tensors, and graph inputs i as ~i, that stay where they are made, or at home,
+        and no others do; by default the tensors that nothing reads.
 
     Raises:
       ValueError: the transfer of a tensor to a device that reads it is missing.
@@ -92,6 +100,12 @@ def residency(graph: TaskGraph, costs: Costs, schedule: Schedule) -> Residency:
         here = int(device[v])
         begin.setdefault((~i, here), 0.0)
         hold(~i, here, np.inf if graph.input_home[i] == RESIDENT else float(finish_s[v]))
+    if results is not None:
+        for x, v in enumerate(graph.tensor_producer.tolist()):
+            hold(x, int(device[v]), np.inf if x in results else float(finish_s[v]))
+        for i in (~x for x in results if x < 0):
+            begin.setdefault((~i, max(int(graph.input_home[i]), 0)), 0.0)
+            hold(~i, max(int(graph.input_home[i]), 0), np.inf)
     sizes = np.concatenate([costs.tensor_bytes, np.asarray(costs.input_bytes)[::-1]])
     stays = [stay for stay, from_s in begin.items() if np.isfinite(from_s)]
     items = np.array([item for item, _ in stays], dtype=np.int64)

@@ -271,7 +271,7 @@ def _compile(
     sharded: ShardedProgram, plan: Plan, devices: tuple[ProcessDevice, ...]
 ) -> tuple[str, ...]:
     """Compiles each kernel where it is needed and not there yet; returns the digests `[N]`."""
-    digests, kernels = devices[0].session.exports.of(sharded)
+    digests, kernels = devices[0].session.export(sharded)
     needed: list[set[str]] = [set() for _ in devices]
     for digest, d in zip(digests, plan.placement, strict=True):
         needed[d].add(digest)

@@ -31,13 +31,16 @@ class RaySession(Session):
 
     backend = "ray"
 
-    def __init__(self, platform: str, owns_ray: bool) -> None:
+    def __init__(self, address: str | None, gpus: bool) -> None:
         import ray
 
-        super().__init__(platform)
+        super().__init__("cuda" if gpus else "cpu")
         self._ray = ray
+        self._gpus = gpus
         self.actors: list[Any] = []
-        self._owns_ray = owns_ray
+        self._owns_ray = not ray.is_initialized()
+        if self._owns_ray:
+            _start_ray(address)
 
     @property
     def is_open(self) -> bool:
@@ -71,6 +74,63 @@ class RaySession(Session):
         if self._owns_ray:
             end_ray()
             self._owns_ray = False
+
+    def start(self, num_devices: int) -> ProcessDevices:
+        """Starts the processes, each with a core or a GPU of its own, and returns them."""
+        self._check_free("GPU" if self._gpus else "CPU", num_devices)
+        process: Any = self._ray.remote(_process_class()).options(
+            num_cpus=0 if self._gpus else 1,
+            num_gpus=1 if self._gpus else 0,
+            max_concurrency=8,
+            scheduling_strategy="SPREAD",
+        )
+        self.actors += [process.remote() for _ in range(num_devices)]
+        self.num_processes = num_devices
+        places = self._get([actor.where.remote(BOOT_ID) for actor in self.actors])
+        cores = [None] * num_devices if self._gpus else _own_cores(places)
+        secret = secrets.token_bytes(32)
+        settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+        settings |= {"jax_enable_x64": True, "jax_cpu_enable_async_dispatch": False}
+        module = f"{__package__}.device"
+        starts = enumerate(zip(self.actors, places, cores, strict=True))
+        self._get(
+            [
+                actor.begin.remote(core, module, (index, place[1], secret, settings))
+                for index, (actor, place, core) in starts
+            ]
+        )
+        described = self._get([actor.call.remote("describe") for actor in self.actors])
+        addresses = [address for address, _, _ in described]
+        self._get([actor.call.remote("connect", addresses) for actor in self.actors])
+        found = enumerate(zip(described, cores, places, strict=True))
+        return ProcessDevices(
+            [
+                ProcessDevice(
+                    name=f"{name} of {ip}" if self._gpus else f"core {core} of {ip}",
+                    kind=f"{kind} of {host}",
+                    index=index,
+                    host=host,
+                    session=self,
+                )
+                for index, ((_, name, kind), core, (host, ip, _)) in found
+            ]
+        )
+
+    def _check_free(self, resource: str, wanted: int) -> None:
+        deadline_s = time.perf_counter() + _FREED_S
+        possible = self._ray.cluster_resources().get(resource, 0) >= wanted
+        while (free := self._ray.available_resources().get(resource, 0)) < wanted:
+            if not possible or time.perf_counter() > deadline_s:
+                raise ValueError(
+                    f"num_devices is {wanted}, but Ray has {free:g} {resource}s free"
+                )
+            time.sleep(0.1)
+
+    def _get(self, references: list[Any]) -> list[Any]:
+        try:
+            return self._ray.get(references, timeout=_START_S)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise RuntimeError(f"a device process did not start in {_START_S:g} s") from error
 
 
 def end_ray() -> None:
@@ -106,19 +166,16 @@ def ray_devices(
     if num_devices < 1:
         raise ValueError(f"num_devices is {num_devices}; expected a positive integer")
     try:
-        import ray
+        import ray  # noqa: F401
     except ImportError as error:
         raise ValueError(
             "ray_devices needs the extra 'cluster': pip install 'doppler-jax[cluster]'"
         ) from error
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("ray_devices pins processes to cores; expected Linux")
-    owns_ray = not ray.is_initialized()
-    if owns_ray:
-        _start_ray(address)
-    session = RaySession("cuda" if gpus else "cpu", owns_ray)
+    session = RaySession(address, gpus)
     try:
-        return _start_devices(session, num_devices, gpus)
+        return session.start(num_devices)
     except BaseException:
         session.close()
         raise
@@ -138,62 +195,6 @@ def _start_ray(address: str | None) -> None:
             logging_level=logging.ERROR,
             **options,
         )
-
-
-def _start_devices(session: RaySession, num_devices: int, gpus: bool) -> ProcessDevices:
-    import ray
-
-    _check_free("GPU" if gpus else "CPU", num_devices)
-    process: Any = ray.remote(_process_class()).options(
-        num_cpus=0 if gpus else 1,
-        num_gpus=1 if gpus else 0,
-        max_concurrency=8,
-        scheduling_strategy="SPREAD",
-    )
-    session.actors += [process.remote() for _ in range(num_devices)]
-    session.num_processes = num_devices
-    places = _get([actor.where.remote(BOOT_ID) for actor in session.actors])
-    cores = [None] * num_devices if gpus else _own_cores(places)
-    secret = secrets.token_bytes(32)
-    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-    settings |= {"jax_enable_x64": True, "jax_cpu_enable_async_dispatch": False}
-    module = f"{__package__}.device"
-    _get(
-        [
-            actor.begin.remote(core, module, (index, place[1], secret, settings))
-            for index, (actor, place, core) in enumerate(
-                zip(session.actors, places, cores, strict=True)
-            )
-        ]
-    )
-    described = _get([actor.call.remote("describe") for actor in session.actors])
-    addresses = [address for address, _, _ in described]
-    _get([actor.call.remote("connect", addresses) for actor in session.actors])
-    return ProcessDevices(
-        [
-            ProcessDevice(
-                name=f"{name} of {ip}" if gpus else f"core {core} of {ip}",
-                kind=f"{kind} of {host}",
-                index=index,
-                host=host,
-                session=session,
-            )
-            for index, ((_, name, kind), core, (host, ip, _)) in enumerate(
-                zip(described, cores, places, strict=True)
-            )
-        ]
-    )
-
-
-def _check_free(resource: str, wanted: int) -> None:
-    import ray
-
-    deadline_s = time.perf_counter() + _FREED_S
-    possible = ray.cluster_resources().get(resource, 0) >= wanted
-    while (free := ray.available_resources().get(resource, 0)) < wanted:
-        if not possible or time.perf_counter() > deadline_s:
-            raise ValueError(f"num_devices is {wanted}, but Ray has {free:g} {resource}s free")
-        time.sleep(0.1)
 
 
 def _own_cores(places: Sequence[tuple[str, str, list[int]]]) -> list[int]:
@@ -239,12 +240,3 @@ def _process_class() -> type:
             return getattr(self.worker, method)(*args)
 
     return DeviceProcess
-
-
-def _get(references: list[Any]) -> list[Any]:
-    import ray
-
-    try:
-        return ray.get(references, timeout=_START_S)
-    except ray.exceptions.GetTimeoutError as error:
-        raise RuntimeError(f"a device process did not start in {_START_S:g} s") from error

@@ -45,7 +45,10 @@ class Session(abc.ABC):
 
     def __init__(self, platform: str) -> None:
         self.num_processes = 0
-        self.exports = KernelExports(platform)
+        self._platform = platform
+        self._exports: weakref.WeakKeyDictionary[Kernel, tuple[str, bytes]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.one_call = threading.Lock()
         self.forgotten: deque[tuple[str, int]] = deque()  # ("program" or "block", number)
         self._count = 0
@@ -104,6 +107,28 @@ class Session(abc.ABC):
     def _forget_blocks(self, key: int) -> None:
         self.forgotten.extend(("block", number) for number in self._blocks.pop(key).values())
 
+    def export(self, sharded: ShardedProgram) -> tuple[tuple[str, ...], dict[str, bytes]]:
+        """Returns the digest of each task's kernel `[N]`, and the kernels by digest.
+
+        Each kernel is serialised once.
+
+        Raises:
+          ValueError: a kernel cannot be serialised; names its first task.
+        """
+        for v, kernel in enumerate(sharded.kernels):
+            if kernel not in self._exports:
+                try:
+                    exported = export.export(jax.jit(kernel.fn), platforms=[self._platform])
+                    serialised = bytes(exported(*kernel.operands).serialize())
+                except Exception as error:
+                    raise ValueError(
+                        f"task {v} ({sharded.names[v]}): kernel {kernel.name!r} cannot be sent "
+                        f"to another process; expected one that jax.export serialises: {error}"
+                    ) from error
+                self._exports[kernel] = hashlib.sha256(serialised).hexdigest(), serialised
+        exports = [self._exports[kernel] for kernel in sharded.kernels]
+        return tuple(digest for digest, _ in exports), dict(exports)
+
     def tell_forgotten(self) -> None:
         """Lets every process drop what is needed no more."""
         dropped: dict[str, list[int]] = {"program": [], "block": []}
@@ -131,36 +156,6 @@ class ProcessDevice:
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the process's `Worker`; returns a reference to its answer."""
         return self.session.call(self.index, method, *args)
-
-
-class KernelExports:
-    """Serialised kernels by object; each is exported once."""
-
-    def __init__(self, platform: str) -> None:
-        self._platform = platform
-        self._exports: weakref.WeakKeyDictionary[Kernel, tuple[str, bytes]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def of(self, sharded: ShardedProgram) -> tuple[tuple[str, ...], dict[str, bytes]]:
-        """Returns the digest of each task's kernel `[N]`, and the kernels by digest.
-
-        Raises:
-          ValueError: a kernel cannot be serialised; names its first task.
-        """
-        for v, kernel in enumerate(sharded.kernels):
-            if kernel not in self._exports:
-                try:
-                    exported = export.export(jax.jit(kernel.fn), platforms=[self._platform])
-                    serialised = bytes(exported(*kernel.operands).serialize())
-                except Exception as error:
-                    raise ValueError(
-                        f"task {v} ({sharded.names[v]}): kernel {kernel.name!r} cannot be sent "
-                        f"to another process; expected one that jax.export serialises: {error}"
-                    ) from error
-                self._exports[kernel] = hashlib.sha256(serialised).hexdigest(), serialised
-        exports = [self._exports[kernel] for kernel in sharded.kernels]
-        return tuple(digest for digest, _ in exports), dict(exports)
 
 
 def ask_all(

@@ -97,8 +97,9 @@ def events():
 
 
 def test_small_kernels_are_found_again(events, tmp_path):
-    dj.cache_compilations(tmp_path / "unused")
-    dj.cache_compilations(tmp_path / "deep" / "folder")
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()  # else a folder that is in use stays so
     sharded = random_program(1, 12)
     for wanted, other in (("cache_misses", "cache_hits"), ("cache_hits", "cache_misses")):
         # New functions, or else JAX knows them within this process.
@@ -113,16 +114,7 @@ def test_small_kernels_are_found_again(events, tmp_path):
         assert events[wanted] > 1
         assert events[other] == 0
         np.testing.assert_allclose(step(X)["out"], evaluate(sharded, X)["out"], rtol=1e-5)
-    assert any((tmp_path / "deep" / "folder").iterdir())
-    assert not any((tmp_path / "unused").iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    before = jax.config.jax_compilation_cache_dir
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot keep compilations in .*/file"):
-        dj.cache_compilations(tmp_path / "file")
-    assert jax.config.jax_compilation_cache_dir == before
+    assert any(tmp_path.iterdir())
 
 
 PROCESS = """
@@ -133,7 +125,8 @@ jax.config.update("jax_num_cpu_devices", 2)
 import doppler_jax as dj
 from doppler_jax.programs.workloads import make_arrays, make_workload
 
-dj.cache_compilations(sys.argv[1])
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 workload = make_workload("llama_layer")
 sharded = dj.partition(dj.trace(workload.fn, *workload.args), 4)
 placement = np.arange(sharded.graph.num_tasks) % 2

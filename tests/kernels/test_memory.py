@@ -1,6 +1,5 @@
 """What lies where, for how long, and what is moved without a copy."""
 
-import dataclasses
 import gc
 import pathlib
 import resource
@@ -50,14 +49,6 @@ def big_chain(num_tasks):
     return build(tasks, [f"t{num_tasks - 1}"])
 
 
-def with_sizes(sharded):
-    """The program with the sizes of its tensors, which `build` takes for small."""
-    arrays = [a for kernel in sharded.kernels for a in kernel.results]
-    sizes = np.array([float(np.prod(a.shape) * a.dtype.itemsize) for a in arrays])
-    graph = sharded.graph.replace(tensor_bytes=sizes)
-    return dataclasses.replace(sharded, graph=graph)
-
-
 @all_modes
 @pytest.mark.parametrize("name", ["chainmm", "ffnn"])
 def test_peak_is_the_simulators_of_the_trace(name, mode):
@@ -88,7 +79,7 @@ def test_peak_counts_what_lies_there(local, mode):
 
 @all_modes
 def test_a_chain_holds_two_tensors_at_most(mode):
-    sharded = with_sizes(big_chain(13))
+    sharded = big_chain(13)
     step = compile_on(sharded, [0] * 13, dj.LocalDevices(), 1, mode=mode)
     step(X)
     assert step.peak_bytes[0] == 2 * MIN_BYTES + 16

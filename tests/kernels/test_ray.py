@@ -376,10 +376,10 @@ def test_kernels_that_do_not_compile_or_cannot_travel_are_named(ray_pair, monkey
     with pytest.raises(ValueError, match=r"task 1 \(boom1\).*'boom'.*jax.export"):
         compile_on(sharded, [0, 1], ray_pair)
     sharded = build([("make", []), ("mean", ["t0", "t0"])], ["t1"])
-    exports = ray_pair[0].session.exports
-    make = next(iter(exports.of(build([("make", [])], ["t0"]))[1].values()))
+    session = ray_pair[0].session
+    make = next(iter(session.export(build([("make", [])], ["t0"]))[1].values()))
     serialised = {"digest of make": make, "digest of mean": b"no kernel"}
-    monkeypatch.setattr(exports, "of", lambda sharded: (tuple(serialised), serialised))
+    monkeypatch.setattr(session, "export", lambda sharded: (tuple(serialised), serialised))
     with pytest.raises(dj.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
         compile_on(sharded, [0, 1], ray_pair)
     assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == set(serialised)

@@ -11,9 +11,9 @@ from tests.generators import problems
 from tests.simulator.cases import small_problem, with_transfers
 
 
-def stays(graph, costs, schedule):
+def stays(graph, costs, schedule, *results):
     """{(item, device): (from, until)} of what lies in memory."""
-    held = residency(graph, costs, schedule)
+    held = residency(graph, costs, schedule, *results)
     columns = (held.item, held.device, held.from_s, held.until_s)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return {(x, d): (begin, end) for x, d, begin, end in rows}
@@ -63,6 +63,18 @@ def test_graph_inputs_at_home_and_everywhere():
         (-4, 1): (0, 2),
     }
     assert peak_memory_bytes(graph, costs, schedule).tolist() == [13, 16]
+    # What a caller is given stays where it is at home, read or not.
+    kept = stays(graph, costs, schedule, {~0, ~2})
+    assert kept[-1, 1] == kept[-3, 0] == (0, np.inf)
+    assert kept[-1, 0] == (0, 6)
+
+
+def test_results_that_are_named_stay_and_no_others():
+    schedule = simulate_oracle(GRAPH, COSTS, [0, 0, 1])
+    held = stays(GRAPH, COSTS, schedule, {0})
+    assert held[0, 0] == (0, np.inf)
+    assert held[2, 1] == (5, schedule.finish_s[2])
+    assert held[0, 1] == (1, 6)
 
 
 def test_what_never_starts_takes_no_memory():

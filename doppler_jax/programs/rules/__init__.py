@@ -25,7 +25,7 @@ from doppler_jax.programs.rules.elementwise import ELEMENTWISE
 from doppler_jax.programs.rules.labels import Labelling, Rule, make_whole, result_shapes
 from doppler_jax.programs.rules.movement import VIEWS
 
-__all__ = ["ELEMENTWISE", "RULES", "VIEWS", "equation_flops", "get_labelling", "sub_jaxprs"]
+__all__ = ["ELEMENTWISE", "RULES", "VIEWS", "get_labelling", "sub_jaxprs"]
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
@@ -44,11 +44,6 @@ def get_labelling(equation: Equation) -> Labelling:
     return labelling or make_whole(equation, _whole_flops(equation))
 
 
-def equation_flops(equation: Equation) -> float:
-    """Returns the operations of one equation, of the functions that it calls included."""
-    return get_labelling(equation).task_flops({})
-
-
 def _whole_flops(equation: Equation) -> float:
     """Returns the operations of an equation without a rule.
 
@@ -57,7 +52,7 @@ def _whole_flops(equation: Equation) -> float:
     function costs one operation per element of its results.
     """
     bodies = [
-        sum(equation_flops(_as_equation(eqn)) for eqn in jaxpr.eqns)
+        sum(get_labelling(_as_equation(eqn)).task_flops({}) for eqn in jaxpr.eqns)
         for jaxpr in sub_jaxprs(equation.params)
     ]
     if not bodies:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.programs.workloads.workload import Argument, Definition, normal, weight
+from doppler_jax.programs.workloads.workload import Definition, normal, weight
 
 PRESETS = {
     "small": {"num_tasks": 32, "seed": 0, "n": 64},
@@ -45,6 +45,7 @@ def random_layered(num_tasks: int, seed: int, n: int) -> Definition:
     if n % 2:
         raise ValueError(f"n is {n}; random_layered halves it, so it must be even")
     nodes = _draw_nodes(num_tasks, n, np.random.default_rng(seed))
+    read = {i for node in nodes for i in (node.input, *node.added)}
 
     def fn(x: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
         results: list[jax.Array] = []
@@ -54,15 +55,11 @@ def random_layered(num_tasks: int, seed: int, n: int) -> Definition:
                 for other in node.added:
                     total = total + results[other]
                 results.append(jnp.tanh(total))
-        return [results[number] for number in _sinks(nodes)]
+        return [result for number, result in enumerate(results) if number not in read]
 
-    arguments = (normal(n, n), [_weight_argument(nodes, node, n) for node in nodes])
-    return fn, arguments
-
-
-def _weight_argument(nodes: list[_Node], node: _Node, n: int) -> Argument:
-    rows = n if node.input is None else nodes[node.input].width
-    return weight(rows, rows, node.width)
+    rows = [n if node.input is None else nodes[node.input].width for node in nodes]
+    weights = [weight(size, size, node.width) for size, node in zip(rows, nodes, strict=True)]
+    return fn, (normal(n, n), weights)
 
 
 def _draw_nodes(num_tasks: int, n: int, rng: np.random.Generator) -> list[_Node]:
@@ -87,9 +84,3 @@ def _draw_nodes(num_tasks: int, n: int, rng: np.random.Generator) -> list[_Node]
             )
         above = list(range(first, len(nodes)))
     return nodes
-
-
-def _sinks(nodes: list[_Node]) -> list[int]:
-    """Returns the nodes that no other reads, in order."""
-    read = {i for node in nodes for i in (node.input, *node.added)}
-    return [number for number in range(len(nodes)) if number not in read]
