@@ -182,9 +182,7 @@ def _begin(devices: Devices, path: str | os.PathLike[str] | None) -> Calibration
 
 def _kernel_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
     """Returns the measurements of the kernels that the calibration lacks."""
-    flops: dict[Kernel, float] = {}
-    for kernel, value in zip(sharded.kernels, sharded.graph.flops.tolist(), strict=True):
-        flops.setdefault(kernel, value)
+    flops = dict(zip(sharded.kernels, sharded.graph.flops.tolist(), strict=True))
     digests = kernel_digests(sharded.kernels)
     one_of_each = {digest: kernel for kernel, digest in digests.items()}
     missing = [k for digest, k in one_of_each.items() if digest not in calibration.kernels]

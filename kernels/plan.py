@@ -228,34 +228,27 @@ class BulkSynchronous:
     """Level by level, with barriers before and after transfers; for comparison."""
 
     def __init__(self, plan: Plan) -> None:
-        self._phases = deque(phases(plan))
-        self._transfers: list[int] = []  # of the phase, once its tasks have finished
-        self._left = 0  # of the phase's tasks, or then of its transfers
+        parts: list[tuple[list[int], list[int]]] = []  # one ends before the next begins
+        for tasks, transfers in phases(plan):
+            parts += [(tasks, []), ([], transfers)]
+        self._parts = deque(filter(any, parts))
+        self._left = 0  # of the part's tasks or transfers
 
     def begin(self) -> Next:
-        return self._next_phase()
+        if not self._parts:
+            return NOTHING
+        tasks, transfers = self._parts.popleft()
+        self._left = len(tasks) + len(transfers)
+        return tasks, transfers
 
     def launched(self, v: int) -> Next:
         return NOTHING
 
-    def finished(self, v: int) -> Next:
+    def finished(self, event: int) -> Next:
         self._left -= 1
-        return NOTHING if self._left else self._move()
+        return NOTHING if self._left else self.begin()
 
-    def arrived(self, k: int) -> Next:
-        self._left -= 1
-        return NOTHING if self._left else self._next_phase()
-
-    def _next_phase(self) -> Next:
-        if not self._phases:
-            return NOTHING
-        tasks, self._transfers = self._phases.popleft()
-        self._left = len(tasks)
-        return (tasks, ()) if tasks else self._move()
-
-    def _move(self) -> Next:
-        self._left = len(self._transfers)
-        return ((), self._transfers) if self._transfers else self._next_phase()
+    arrived = finished
 
 
 RULES: dict[str, type[WorkConserving] | type[BulkSynchronous]] = {

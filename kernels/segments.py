@@ -27,7 +27,6 @@ from doppler_jax.types import (
     Ref,
     ShardedProgram,
     TaskGraph,
-    TaskOrigin,
     TensorRef,
 )
 
@@ -91,7 +90,14 @@ def fuse_segments(
             dataclasses.replace(output, blocks=tuple(map(renumbered, output.blocks)))
             for output in sharded.outputs
         ),
-        origins=tuple(_origin(sharded.origins, s) for s in segments if sharded.origins),
+        origins=tuple(
+            dataclasses.replace(
+                sharded.origins[segment[0]],
+                primitives=tuple(p for v in segment for p in sharded.origins[v].primitives),
+            )
+            for segment in segments
+            if sharded.origins
+        ),
     )
     rank = None if priority is None else np.array([priority[s].min() for s in segments])
     return fused, placement[[s[0] for s in segments]], rank
@@ -190,9 +196,3 @@ def _compose(parts: Parts, exported: tuple[Wire, ...]) -> Kernel:
     )
     _composed[parts, exported] = kernel
     return kernel
-
-
-def _origin(origins: Sequence[TaskOrigin], segment: list[int]) -> TaskOrigin:
-    first = origins[segment[0]]
-    primitives = tuple(name for v in segment for name in origins[v].primitives)
-    return dataclasses.replace(first, primitives=primitives)

@@ -13,6 +13,7 @@ final sweeps are ours.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -41,79 +42,63 @@ def minimize(costs: Sequence[np.ndarray], pairs: Pairs, limit: int = LIMIT) -> l
     """
     factors: list[_Factor] = [((v,), table) for v, table in enumerate(costs)]
     factors += [(pair, table) for pair, table in pairs.items()]
-    chosen = _eliminate(factors, [table.size for table in costs], limit)
-    return _descend(chosen, costs, pairs)
-
-
-def _eliminate(factors: list[_Factor], sizes: list[int], limit: int) -> list[int]:
-    """Removes variable by variable, fewest neighbours first, then reads the states back."""
-    network = _Network(factors, len(sizes))
-    removed: list[tuple[int, tuple[int, ...], np.ndarray]] = []  # variable, others, best state
-    while network.left:
-        v = network.fewest_neighbours()
-        others = network.neighbours(v)
-        if math.prod(sizes[u] for u in (v, *others)) <= limit:
-            table = _sum(network.factors_of(v), (v, *others), sizes)
-            removed.append((v, others, table.argmin(axis=0)))
-            network.replace(v, [(others, table.min(axis=0))] if others else [])
-        else:
-            v = network.most_neighbours()
-            state, rest = _fix(v, network.factors_of(v))
-            removed.append((v, (), np.array(state)))
-            network.replace(v, rest)
-    states = [0] * len(sizes)
-    for v, others, best in reversed(removed):
+    states = [0] * len(costs)
+    for v, others, best in reversed(_eliminate(factors, [c.size for c in costs], limit)):
         states[v] = int(best[tuple(states[u] for u in others)])
-    return states
+    return _descend(states, costs, pairs)
 
 
-class _Network:
-    """Which variables are left, and the factors among them."""
+def _eliminate(
+    factors: list[_Factor], sizes: list[int], limit: int
+) -> list[tuple[int, tuple[int, ...], np.ndarray]]:
+    """Removes variable by variable, fewest neighbours first.
 
-    def __init__(self, factors: list[_Factor], num_variables: int) -> None:
-        self.left = set(range(num_variables))
-        self._touching: list[dict[int, _Factor]] = [{} for _ in range(num_variables)]
-        self._num_factors = 0
-        for factor in factors:
-            self._add(factor)
-        self._degree = [len(self.neighbours(v)) for v in range(num_variables)]
-        self._queue = [(degree, v) for v, degree in enumerate(self._degree)]
-        heapq.heapify(self._queue)
+    Returns:
+      Each variable removed, others that its state depends on, and its best state by theirs.
+    """
+    touching: list[dict[int, _Factor]] = [{} for _ in sizes]  # of each variable, by number
+    numbers = itertools.count()
 
-    def factors_of(self, v: int) -> list[_Factor]:
-        return list(self._touching[v].values())
+    def add(factor: _Factor) -> None:
+        number = next(numbers)
+        for u in factor[0]:
+            touching[u][number] = factor
 
-    def neighbours(self, v: int) -> tuple[int, ...]:
-        found = {u for variables, _ in self._touching[v].values() for u in variables}
+    def neighbours(v: int) -> tuple[int, ...]:
+        found = {u for variables, _ in touching[v].values() for u in variables}
         return tuple(sorted(found - {v}))
 
-    def fewest_neighbours(self) -> int:
-        while True:
-            degree, v = self._queue[0]
-            if v in self.left and degree == self._degree[v]:
-                return v
-            heapq.heappop(self._queue)  # its degree has changed since, or it is gone
-
-    def most_neighbours(self) -> int:
-        return max(self.left, key=lambda v: (self._degree[v], -v))
-
-    def replace(self, v: int, factors: list[_Factor]) -> None:
-        """Removes a variable and all its factors, and adds others in their place."""
-        others = self.neighbours(v)
-        for number, (variables, _) in list(self._touching[v].items()):
+    for factor in factors:
+        add(factor)
+    left = {v: len(neighbours(v)) for v in range(len(sizes))}  # variables, their neighbours
+    queue = [(degree, v) for v, degree in left.items()]
+    heapq.heapify(queue)
+    removed: list[tuple[int, tuple[int, ...], np.ndarray]] = []
+    while left:
+        degree, v = queue[0]
+        if left.get(v) != degree:
+            heapq.heappop(queue)  # that has changed since, or it is gone
+            continue
+        others = neighbours(v)
+        if math.prod(sizes[u] for u in (v, *others)) <= limit:
+            table = _sum(list(touching[v].values()), (v, *others), sizes)
+            removed.append((v, others, table.argmin(axis=0)))
+            rest = [(others, table.min(axis=0))] if others else []
+        else:
+            v = max(left, key=lambda u: (left[u], -u))
+            others = neighbours(v)
+            state, rest = _fix(v, list(touching[v].values()))
+            removed.append((v, (), np.array(state)))
+        for number, (variables, _) in list(touching[v].items()):
             for u in variables:
-                del self._touching[u][number]
-        for factor in factors:
-            self._add(factor)
-        self.left.remove(v)
+                del touching[u][number]
+        for factor in rest:
+            add(factor)
+        del left[v]
         for u in others:
-            self._degree[u] = len(self.neighbours(u))
-            heapq.heappush(self._queue, (self._degree[u], u))
-
-    def _add(self, factor: _Factor) -> None:
-        for v in factor[0]:
-            self._touching[v][self._num_factors] = factor
-        self._num_factors += 1
+            left[u] = len(neighbours(u))
+            heapq.heappush(queue, (left[u], u))
+    return removed
 
 
 def _fix(v: int, factors: list[_Factor]) -> tuple[int, list[_Factor]]:

@@ -80,14 +80,6 @@ def fuse(program: Program) -> tuple[Group, ...]:
     )
 
 
-def _readers(program: Program) -> dict[Atom, list[Equation]]:
-    readers: dict[Atom, list[Equation]] = {}
-    for equation in program.equations:
-        for atom in dict.fromkeys(equation.operands):
-            readers.setdefault(atom, []).append(equation)
-    return readers
-
-
 def _is_divisible(equation: Equation, labelling: Labelling) -> bool:
     """True if the equation can be cut into about as many blocks as its result's shape can."""
     possible = math.prod(size & -size for size in equation.results[0].aval.shape if size)
@@ -112,7 +104,10 @@ def _find_members(
     What joins a group is read by element-wise equations of that group alone. So every path
     from a member leads through members to the last one, and no group waits for itself.
     """
-    readers = _readers(program)
+    readers: dict[Atom, list[Equation]] = {}
+    for equation in program.equations:
+        for atom in dict.fromkeys(equation.operands):
+            readers.setdefault(atom, []).append(equation)
     outputs = set(program.outputs)
     region_of: dict[Equation, _Region] = {}
     regions = []
@@ -211,7 +206,10 @@ class _GroupBuilder:
             num_root_operands=num_root_operands,
             results=members[-1].results,
             labelling=self._labelling(own, results, aggregated),
-            steps=tuple(map(self._number, self._steps)),
+            steps=tuple(
+                dataclasses.replace(step, reads=tuple(map(self._slot, step.reads)))
+                for step in self._steps
+            ),
             num_root_steps=num_root_steps,
         )
 
@@ -275,8 +273,5 @@ class _GroupBuilder:
             return self._made[atom, labels]
         return self._operands.setdefault((atom, labels), len(self._operands))
 
-    def _number(self, step: Step) -> Step:
-        reads = tuple(
-            slot if slot >= 0 else len(self._operands) - 1 - slot for slot in step.reads
-        )
-        return dataclasses.replace(step, reads=reads)
+    def _slot(self, number: int) -> int:
+        return number if number >= 0 else len(self._operands) - 1 - number

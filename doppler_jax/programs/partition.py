@@ -72,7 +72,7 @@ def partition(
     kernels = KernelCache()
 
     def build(counts: Sequence[Counts]) -> TaskGraph:
-        return make_tasks(program, groups, counts, kernels).task_graph()
+        return TaskMaker(program, groups, counts, kernels).task_graph()
 
     plan = plan_partition(groups, int(num_shards), strategy, cluster, build=build)
     return shard(program, groups, plan, kernels)
@@ -82,7 +82,7 @@ def shard(
     program: Program, groups: Sequence[Group], plan: PartitionPlan, kernels: KernelCache
 ) -> ShardedProgram:
     """Returns the program cut as planned; `kernels` keeps what was made for other plans."""
-    made = make_tasks(program, groups, plan.counts, kernels)
+    made = TaskMaker(program, groups, plan.counts, kernels)
     return ShardedProgram(
         graph=made.task_graph(),
         names=tuple(task.name for task in made.tasks),
@@ -109,18 +109,6 @@ def _tensor_origins(groups: Sequence[Group], plan: PartitionPlan) -> tuple[Tenso
     )
 
 
-def make_tasks(
-    program: Program, groups: Sequence[Group], counts: Sequence[Counts], kernels: KernelCache
-) -> "TaskMaker":
-    """Returns the tasks of a program whose groups are cut into `counts`."""
-    maker = TaskMaker(program, kernels)
-    for group, of in zip(groups, counts, strict=True):
-        maker.add_group(group, of)
-    for value in program.outputs:  # arguments that are outputs become graph inputs too
-        maker.output(value)
-    return maker
-
-
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A task; its kernel's results are tensors, numbered in the order of the tasks."""
@@ -143,9 +131,15 @@ class _Stored:
 
 
 class TaskMaker:
-    """The tasks made so far, and which blocks of which tensors exist."""
+    """The tasks of a program whose groups are cut, and which blocks of which tensors exist."""
 
-    def __init__(self, program: Program, kernels: KernelCache) -> None:
+    def __init__(
+        self,
+        program: Program,
+        groups: Sequence[Group],
+        counts: Sequence[Counts],
+        kernels: KernelCache,
+    ) -> None:
         self.tasks: list[Task] = []
         self.inputs: list[InputBlock] = []
         self._num_tensors = 0
@@ -155,8 +149,12 @@ class TaskMaker:
         self._is_resident = program.is_resident + (True,) * len(program.consts)
         self._stored: dict[Value, _Stored] = {}
         self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
+        for group, of in zip(groups, counts, strict=True):
+            self._add_group(group, of)
+        for value in program.outputs:  # arguments that are outputs become graph inputs too
+            self.output(value)
 
-    def add_group(self, group: Group, counts: Counts) -> None:
+    def _add_group(self, group: Group, counts: Counts) -> None:
         """Adds the tasks that compute one group, all blocks of its results."""
         cut = self._kernels.cut(group, counts)
         blocks: list[dict[Index, Ref]] = [{} for _ in group.results]

@@ -54,7 +54,7 @@ def _reduction(aggregate: str | None, parameter: str = "axes") -> Rule:
         # The initial values of a general reduction are scalars.
         operands = [operand if of == shape else () for of in operand_shapes(equation)]
         results = [result] * len(equation.results)
-        return labels.finish(operands, results, float(math.prod(shape)), aggregate)
+        return labels.finish(operands, results, float(math.prod(shape)), aggregate=aggregate)
 
     return rule
 

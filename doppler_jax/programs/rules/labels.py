@@ -88,20 +88,16 @@ class LabelMaker:
         operands: Iterable[Labels],
         results: Iterable[Labels],
         total_flops: float = 0.0,
-        aggregate: str | None = None,
-        whole: bool = False,
-        block_params: BlockParams | None = None,
+        **others: Any,
     ) -> Labelling:
-        """Returns the labelling; `total_flops` are those of the whole equation."""
+        """Returns the labelling, given the flops of the whole equation and `others` of it."""
         return Labelling(
             sizes=tuple(self.sizes),
             operands=tuple(operands),
             results=tuple(results),
             flops=total_flops / max(1, math.prod(self.sizes)),
-            aggregate=aggregate,
-            whole=whole,
             fixed=frozenset(self.fixed),
-            block_params=block_params,
+            **others,
         )
 
 
