@@ -12,6 +12,7 @@ What is imported here under its own name is public. The engine, which runs place
 files of policies are imported when one of their names is first asked for.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from doppler_jax import methods as methods
@@ -76,49 +77,43 @@ from doppler_jax.types import ShardedProgram as ShardedProgram
 from doppler_jax.types import TaskGraph as TaskGraph
 
 if TYPE_CHECKING:
-    from doppler_jax.engine import LocalDevices as LocalDevices
-    from doppler_jax.engine import PlacedFunction as PlacedFunction
-    from doppler_jax.engine import ProcessDevices as ProcessDevices
-    from doppler_jax.engine import TaskError as TaskError
-    from doppler_jax.engine import compile as compile
-    from doppler_jax.engine import make_paired_measure as make_paired_measure
-    from doppler_jax.engine import measure_calibration as measure_calibration
-    from doppler_jax.engine import measure_s as measure_s
-    from doppler_jax.engine import place_and_compile as place_and_compile
-    from doppler_jax.engine import ray_devices as ray_devices
+    from doppler_jax.engine.automatic import place_and_compile as place_and_compile
+    from doppler_jax.engine.calibrate import measure_calibration as measure_calibration
+    from doppler_jax.engine.devices import TaskError as TaskError
+    from doppler_jax.engine.local import LocalDevices as LocalDevices
+    from doppler_jax.engine.measure import make_paired_measure as make_paired_measure
+    from doppler_jax.engine.measure import measure_s as measure_s
+    from doppler_jax.engine.placed import PlacedFunction as PlacedFunction
+    from doppler_jax.engine.placed import compile as compile
+    from doppler_jax.engine.processes.driver import ProcessDevices as ProcessDevices
+    from doppler_jax.engine.processes.ray import ray_devices as ray_devices
     from doppler_jax.policy_files import load_policy as load_policy
     from doppler_jax.policy_files import save_policy as save_policy
 
 __version__ = "0.1.0"
 
-_OF_THE_ENGINE = (
-    "LocalDevices",
-    "PlacedFunction",
-    "ProcessDevices",
-    "TaskError",
-    "compile",
-    "make_paired_measure",
-    "measure_calibration",
-    "measure_s",
-    "place_and_compile",
-    "ray_devices",
-)
-
-
-_OF_POLICIES = ("load_policy", "save_policy")
+_LATE = {
+    "LocalDevices": "engine.local",
+    "PlacedFunction": "engine.placed",
+    "ProcessDevices": "engine.processes.driver",
+    "TaskError": "engine.devices",
+    "compile": "engine.placed",
+    "load_policy": "policy_files",
+    "make_paired_measure": "engine.measure",
+    "measure_calibration": "engine.calibrate",
+    "measure_s": "engine.measure",
+    "place_and_compile": "engine.automatic",
+    "ray_devices": "engine.processes.ray",
+    "save_policy": "policy_files",
+}
+"""Module of what is imported when it is first asked for, by name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_THE_ENGINE:
-        from doppler_jax import engine
-
-        return getattr(engine, name)
-    if name in _OF_POLICIES:
-        from doppler_jax import policy_files
-
-        return getattr(policy_files, name)
+    if name in _LATE:
+        return getattr(importlib.import_module(f"doppler_jax.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_THE_ENGINE, *_OF_POLICIES})
+    return sorted({*globals(), *_LATE})

@@ -1,7 +1,7 @@
 """The engine: runs placed programs on real devices. Its name is `doppler_jax.engine`.
 
 The folder lies beside `doppler_jax/`, which has a link to it; an installation has the files
-themselves. Users reach what `__all__` names as `dj.compile`, `dj.ray_devices` and so on.
+themselves. Users reach what is public as `dj.compile`, `dj.ray_devices` and so on.
 
 Read `placed.py` (`compile`) and `devices.py` (what runs programs) first, then `plan.py`: what a
 placement has to do, and the rules by which a mode does it. `local.py` has the devices of this
@@ -21,29 +21,6 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
-
-if __name__ != "kernels":
-    from .automatic import place_and_compile
-    from .calibrate import measure_calibration
-    from .devices import TaskError
-    from .local import LocalDevices
-    from .measure import make_paired_measure, measure_s
-    from .placed import PlacedFunction, compile
-    from .processes.driver import ProcessDevices
-    from .processes.ray import ray_devices
-
-    __all__ = [
-        "LocalDevices",
-        "PlacedFunction",
-        "ProcessDevices",
-        "TaskError",
-        "compile",
-        "make_paired_measure",
-        "measure_calibration",
-        "measure_s",
-        "place_and_compile",
-        "ray_devices",
-    ]
 
 
 def _give_way() -> None:
