@@ -102,6 +102,7 @@ dj.compile
 print("doppler_jax.engine" in sys.modules)
 from jax._src import xla_bridge
 print(xla_bridge.backends_are_initialized())
+dj.make_cluster("p100x4")
 graph, costs = dj.from_edge_delays([1.0, 2.0, 3.0], [(0, 1, 1.0)], num_devices=2)
 dj.place(graph, costs, method="annealing", max_evaluations=100, key=3)
 print(xla_bridge.backends_are_initialized())

@@ -158,11 +158,6 @@ def test_an_input_with_a_home_draws_its_reader():
     assert enumerative(graph, costs).tolist() == [1, 0]
 
 
-def test_no_tasks():
-    graph, costs = dj.from_edge_delays([], [], num_devices=2)
-    assert enumerative(graph, costs).shape == (0,)
-
-
 @pytest.mark.parametrize("name", ["chainmm", "ffnn", "llama_block", "llama_layer"])
 def test_it_beats_critical_path_on_the_papers_workloads(name):
     workload, cluster = dj.make_workload(name, "paper"), dj.make_cluster("p100x4")

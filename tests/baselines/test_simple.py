@@ -67,12 +67,6 @@ def test_random_placements_are_uniform_over_the_devices_that_can():
     np.testing.assert_allclose(both, 1 / 6, atol=5 * np.sqrt(0.25 / count))
 
 
-@pytest.mark.parametrize("method", [single, round_robin])
-def test_nothing_to_place(method):
-    graph, costs = random_problem(np.random.default_rng(0), 0, 2)
-    assert method(graph, costs).shape == (0,)
-
-
 @pytest.mark.parametrize(("seed", "num_devices"), [(0, 2), (1, 3), (2, 3)])
 def test_brute_force_finds_the_best_of_all_placements(seed, num_devices):
     rng = np.random.default_rng(seed)

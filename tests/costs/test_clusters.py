@@ -15,7 +15,6 @@ from doppler_jax.costs.clusters import (
     save_cluster,
 )
 from doppler_jax.types import Cluster
-from tests.commands import printed
 
 FIELDS = [
     "flops_per_s", "memory_bytes_per_s", "memory_bytes",
@@ -75,12 +74,6 @@ def test_host_of_one_device_has_no_links():
     assert cluster.link_bytes_per_s.tolist() == [[np.inf]]
     with pytest.raises(ValueError, match="devices is empty"):
         measure_host([])
-
-
-def test_importing_and_listing_starts_no_backend():
-    code = "import jax, doppler_jax.costs.clusters as c; c.make_cluster('p100x4')"
-    code += "; jax.config.update('jax_num_cpu_devices', 3)"  # refused once a backend runs
-    printed("-c", code)
 
 
 def test_what_does_not_exist_is_refused(tmp_path):

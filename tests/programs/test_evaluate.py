@@ -40,12 +40,6 @@ def test_a_function_that_nobody_tuned_for_equals_itself(name, num_shards, traced
     assert_same(found, expected, CASES[name].tolerance)
 
 
-def reductions(x):
-    mask = x > 0.5
-    extremes = jnp.max(x, axis=1), jnp.min(x, axis=0), jnp.prod(x, axis=1), jnp.sum(x + 1.0)
-    return extremes, {"any": jnp.any(mask, axis=0), "all": jnp.all(mask, axis=1)}
-
-
 def integer_reductions(x):
     parity = lax.reduce_xor(x, axes=(0,))
     return jnp.sum(x, axis=0), jnp.max(x), jnp.prod(x), parity, lax.reduce_or(x, axes=(1,))
@@ -54,11 +48,6 @@ def integer_reductions(x):
 def scalars(a, b, x):
     c = a * b + 2.0
     return c, x * c, lax.clamp(a, x, a + 1.0), lax.select_n(a > b, x, x + 1.0)
-
-
-def pointwise(x):
-    y = jnp.clip(jnp.tanh(x), -0.5, 0.5) + jax.nn.sigmoid(x) * lax.erf(x)
-    return jnp.sign(x) * y**3 - jnp.maximum(jnp.abs(x), 0.25) ** 0.5, jax.nn.gelu(x)
 
 
 def zero_size(x, y, z):
@@ -108,7 +97,6 @@ SMALL = {
     "inner product": (lambda a, b: jnp.einsum("ij,ij->", a, b), X, normal(1, 4, 8)),
     "outer product": (lambda c: jnp.einsum("i,j->ij", c, c), normal(2, 6)),
     "transposed operands": (lambda a, b: jnp.tanh(a.T @ b.T).T, X, normal(1, 6, 4)),
-    "reductions": (reductions, X),
     "integer reductions": (integer_reductions, integers(0, 8, 4)),
     "broadcasting": (
         lambda x, row, column: x * jnp.broadcast_to(jnp.exp(row), (4, 8)) + (column + 1.0),
@@ -117,7 +105,6 @@ SMALL = {
         normal(2, 4, 1),
     ),
     "scalars": (scalars, np.float32(0.1), np.float32(0.5), X),
-    "pointwise": (pointwise, X),
     "zero size": (zero_size, normal(0, 0, 4), normal(1, 4, 8), normal(2, 4)),
     "empty contraction": (lambda x, y: (x @ y) + 1.0, normal(0, 4, 0), normal(1, 0, 8)),
     "passed through": (

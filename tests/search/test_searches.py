@@ -29,19 +29,16 @@ SEARCHES = {
 }
 
 
-def run(name, graph, costs, *, evaluations=4000, budget_s=None, seed=0, **options):
-    options.setdefault("curve", CurveRecorder())
-    starts = options.pop("starts", random_placements(costs, np.random.default_rng(7), 3))
-    return run_search(
-        SEARCHES[name],
-        make_search_problem(graph, costs, options.pop("objective", dj.Objective())),
-        starts,
-        seed,
-        dj.Budget(
-            evaluations=evaluations, seconds=budget_s, target_s=options.pop("target_s", None)
-        ),
-        **options,
-    )
+def run(
+    name, graph, costs, *, evaluations=4000, budget_s=None, target_s=None, seed=0,
+    objective=None, key=None, starts=None, curve=None, **options,
+):  # fmt: skip
+    if starts is None:
+        starts = random_placements(costs, np.random.default_rng(7), 3)
+    problem = make_search_problem(graph, costs, objective or dj.Objective(), key)
+    budget = dj.Budget(evaluations=evaluations, seconds=budget_s, target_s=target_s)
+    curve = curve or CurveRecorder()
+    return run_search(SEARCHES[name], problem, starts, seed, budget, curve, **options)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -68,12 +65,8 @@ def test_evaluations_are_within_the_bound_and_nearly_all_are_spent(name, bound):
     assert bound - 2 < found.evaluations <= bound
     assert found.placements.shape[1] == 12
     assert (len(found.placements) > 0) == (bound > 0)
-    noisy = dj.Objective(num_noise=3)
-    problem = make_search_problem(graph, costs, noisy, jax.random.key(0))
-    starts = random_placements(costs, np.random.default_rng(7), 3)
-    found = run_search(
-        SEARCHES[name], problem, starts, 0, dj.Budget(evaluations=bound), CurveRecorder()
-    )
+    noisy = {"objective": dj.Objective(num_noise=3), "key": jax.random.key(0)}
+    found = run(name, graph, costs, evaluations=bound, **noisy)
     assert bound - 6 < found.evaluations <= bound
     assert found.evaluations % 3 == 0
 

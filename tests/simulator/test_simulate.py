@@ -7,7 +7,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.baselines.critical_path import critical_path
-from experiments.catalogue import load_optima
+from experiments.catalogue import PUBLISHED, load_optima
 from tests.generators import (
     free_costs,
     random_problem,
@@ -15,14 +15,6 @@ from tests.generators import (
     scale_costs,
     small_graph,
 )
-
-GOLDEN = [
-    "chain_mm_112nodes",
-    "ffnn_192nodes",
-    "transformer_block_215nodes",
-    "full_transformer_layer_261nodes",
-    "8gpu_transformer_block",
-]
 
 
 def assert_equals_oracle(graph, costs, placements, **order):
@@ -51,7 +43,7 @@ def test_equals_the_oracle_event_by_event(num_devices, dyadic):
         assert_equals_oracle(graph, costs, placements, queue="priority", priority=ranks)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", [*PUBLISHED, "8gpu_transformer_block"])
 def test_agrees_with_the_published_simulator(reference_graphs, name):
     golden = json.loads((reference_graphs / f"{name}.golden.json").read_text())
     graph = dj.load_graph(reference_graphs / f"{name}.txt")

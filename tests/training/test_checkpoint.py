@@ -71,16 +71,14 @@ def test_states_of_other_shapes_and_versions_are_refused_but_not_their_policies(
     assert load_policy(copy).config == CONFIG
 
 
-@pytest.mark.parametrize("below", [".", "checkpoints", "checkpoints/3"])
-def test_a_policy_is_found_in_its_run(run, below):
-    policy = load_policy(run / below)
+@pytest.mark.parametrize(
+    ("below", "updates"),
+    [(".", 3), ("checkpoints", 3), ("checkpoints/3", 3), ("checkpoints/2", 2)],
+)
+def test_a_policy_is_found_in_its_run(run, below, updates):
+    policy = load_policy(f"{run}/{below}")
     assert policy.config == CONFIG
-    assert_same_bits(policy.params, plain(trained_state().params))
-
-
-def test_an_older_checkpoint_can_be_named(run):
-    policy = load_policy(str(run / "checkpoints" / "2"))
-    assert_same_bits(policy.params, plain(trained_state(2).params))
+    assert_same_bits(policy.params, plain(trained_state(updates).params))
 
 
 PLAIN_RESTORE = """
