@@ -87,10 +87,8 @@ def train(command: Any) -> None:
     from doppler_jax.training import pretrain, settings, stages
 
     match command:
-        case settings.Stage1Settings():
-            stages.stage1(command)
-        case settings.Stage2Settings():
-            stages.stage2(command)
+        case settings.Stage1Settings() | settings.Stage2Settings():
+            stages.run_stage(command)
         case settings.Stage3Settings():
             # The engine is loaded for what measures alone.
             from doppler_jax.engine.stage3 import stage3

@@ -77,13 +77,8 @@ class CurveRecorder:
         if makespan_s < last_s:
             self.rows.append((evaluations, seconds, makespan_s))
 
-    def correct(self, evaluations: int, seconds: float, makespan_s: float) -> None:
-        """Ends the rows at the oracle's word, with nothing below it before."""
-        self.rows = [row for row in self.rows if row[2] > makespan_s]
-        self.rows.append((evaluations, seconds, makespan_s))
-
     def finish(self, evaluations: int, seconds: float, makespan_s: float) -> Curve:
-        """Returns the curve, which ends at the oracle's word."""
-        self.correct(evaluations, seconds, makespan_s)
-        columns = zip(*self.rows, strict=True)
+        """Returns the curve, which ends at the oracle's word: nothing before is below it."""
+        above = [row for row in self.rows if row[2] > makespan_s]
+        columns = zip(*above, (evaluations, seconds, makespan_s), strict=True)
         return Curve(*(np.array(column) for column in columns))

@@ -2,18 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
 from doppler_jax.budget import Curve
 from doppler_jax.costs.digests import problem_digest
-from doppler_jax.files import (
-    PathLike,
-    read_fields,
-    read_numbers,
-    write_fields,
-)
+from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import Costs, Schedule, TaskGraph
@@ -113,21 +107,24 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
     data = read_fields(path, FORMAT, fields | {"source"})
     placement = read_numbers(path, data, "placement", integers=True)
     priority = read_numbers(path, data, "priority", integers=True)
-    evaluations, seconds, values_s = _read_curve(path, data)
+    curve = read_numbers(path, data, "curve", ndim=2)
+    if curve.ndim != 2 or len(curve) != 3:
+        raise ValueError(f"{path}: curve has shape {curve.shape}; expected (3, K)")
     if data["problem"] != problem_digest(graph, costs):
         raise ValueError(f"{path}: a placement of another graph, or of other costs")
-    _check(path, graph, costs, placement, priority)
+    if sorted(priority) != list(range(graph.num_tasks)):
+        raise ValueError(f"{path}: expected the priorities of {graph.num_tasks} tasks")
+    queue = "priority" if data["queue"] == "priority" else "fifo"
     try:
         objective = Objective(**data["objective"])
         numbers = {name: float(data[name]) for name in _NUMBERS}
         count = int(data["evaluations"])
+        schedule = simulate_oracle(
+            graph, costs, placement, links=objective.links, queue=queue,
+            priority=priority if queue == "priority" else None,
+        )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: a field is not what it should be: {error}") from error
-    queue = "priority" if data["queue"] == "priority" else "fifo"
-    schedule = simulate_oracle(
-        graph, costs, placement, links=objective.links, queue=queue,
-        priority=priority if queue == "priority" else None,
-    )  # fmt: skip
     if not math.isclose(makespan_s(schedule), numbers["makespan_s"], rel_tol=1e-9):
         raise ValueError(
             f"{path}: makespan_s is {numbers['makespan_s']}; the oracle finds "
@@ -143,29 +140,6 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
         objective=objective,
         problem=data["problem"],
         evaluations=count,
-        curve=Curve(evaluations.astype(np.int64), seconds, values_s),
+        curve=Curve(curve[0].astype(np.int64), *curve[1:]),
         interrupted=bool(data["interrupted"]),
     )
-
-
-def _read_curve(path: PathLike, data: dict[str, Any]) -> np.ndarray:
-    curve = read_numbers(path, data, "curve", ndim=2)
-    if curve.ndim != 2 or len(curve) != 3:
-        raise ValueError(f"{path}: curve has shape {curve.shape}; expected (3, K)")
-    return curve
-
-
-def _check(
-    path: PathLike,
-    graph: TaskGraph,
-    costs: Costs,
-    placement: np.ndarray,
-    priority: np.ndarray,
-) -> None:
-    n, d = graph.num_tasks, costs.num_devices
-    if placement.shape != (n,) or sorted(priority) != list(range(n)):
-        raise ValueError(f"{path}: expected the placement and the priorities of {n} tasks")
-    if ((placement < 0) | (placement >= d)).any():
-        raise ValueError(f"{path}: a device is not one of {d}")
-    if not np.isfinite(costs.compute_s[np.arange(n), placement]).all():
-        raise ValueError(f"{path}: a task is on a device that cannot run it")

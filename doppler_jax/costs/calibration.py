@@ -83,17 +83,6 @@ class Calibration:
                 rates[:, d] = fit_line(*np.transpose(found))
         return rates[0], rates[1]
 
-    def check_kernels(self, sharded: ShardedProgram) -> None:
-        """Raises `ValueError` that lists the program's kernels that were not measured."""
-        digests = kernel_digests(sharded.kernels)
-        missing = [k.name for k, digest in digests.items() if digest not in self.kernels]
-        if missing:
-            shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            raise ValueError(
-                f"{len(missing)} of the program's {len(digests)} kernels were not measured: "
-                f"{shown}; calibrate with this program"
-            )
-
 
 def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:
     """Returns the costs of a program all of whose kernels were measured.
@@ -101,8 +90,14 @@ def measured_costs(sharded: ShardedProgram, calibration: Calibration) -> Costs:
     Raises:
       ValueError: a kernel was not measured, or no transfer between some pair of devices.
     """
-    calibration.check_kernels(sharded)
     digests = kernel_digests(sharded.kernels)
+    missing = [k.name for k, digest in digests.items() if digest not in calibration.kernels]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise ValueError(
+            f"{len(missing)} of the program's {len(digests)} kernels were not measured: "
+            f"{shown}; calibrate with this program"
+        )
     seconds = [calibration.kernels[digests[kernel]].seconds for kernel in sharded.kernels]
     latency_s, seconds_per_byte = calibration.links()
     handling_s, handling_s_per_byte = calibration.handling_rates()

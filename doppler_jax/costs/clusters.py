@@ -50,32 +50,35 @@ def reference_cluster(num_devices: int, rate: float = 1e10) -> Cluster:
     return Cluster(flops_per_s=[rate] * num_devices, link_bytes_per_s=rate)
 
 
-def _p100x4() -> Cluster:
-    # NVIDIA Tesla P100 for PCIe data sheet (16 GB): 9.3 TFLOP/s float32, 732 GB/s HBM2.
-    # PCIe 3.0 x16 moves 15.75 GB/s raw, about 12 GB/s in peer copies. Launch and latency
-    # are the usual order of magnitude, 10 us, not a measurement.
+def _equal_devices(
+    count: int,
+    flops_per_s: float,
+    memory_bytes_per_s: float,
+    memory_bytes: float,
+    link_bytes_per_s: float,
+) -> Cluster:
+    # Launch and latency are the usual order of magnitude, 10 us, not a measurement.
     return Cluster(
-        flops_per_s=[9.3e12] * 4,
-        memory_bytes_per_s=732e9,
-        memory_bytes=16e9,
+        flops_per_s=[flops_per_s] * count,
+        memory_bytes_per_s=memory_bytes_per_s,
+        memory_bytes=memory_bytes,
         launch_s=10e-6,
         latency_s=10e-6,
-        link_bytes_per_s=12e9,
+        link_bytes_per_s=link_bytes_per_s,
     )
+
+
+def _p100x4() -> Cluster:
+    # NVIDIA Tesla P100 for PCIe data sheet (16 GB): 9.3 TFLOP/s float32, 732 GB/s HBM2.
+    # PCIe 3.0 x16 moves 15.75 GB/s raw, about 12 GB/s in peer copies.
+    return _equal_devices(4, 9.3e12, 732e9, 16e9, 12e9)
 
 
 def _v100x8() -> Cluster:
     # NVIDIA V100 SXM2 data sheet (32 GB): 15.7 TFLOP/s float32, 900 GB/s HBM2. NVLink 2
     # carries 25 GB/s per link and direction; pairs of an island are taken to have two.
     # Between the islands: through PCIe and the processors' link, about 10 GB/s.
-    cluster = Cluster(
-        flops_per_s=[15.7e12] * 8,
-        memory_bytes_per_s=900e9,
-        memory_bytes=32e9,
-        launch_s=10e-6,
-        latency_s=10e-6,
-        link_bytes_per_s=50e9,
-    )
+    cluster = _equal_devices(8, 15.7e12, 900e9, 32e9, 50e9)
     island = np.arange(8) // 4
     across = island[:, None] != island[None, :]
     return dataclasses.replace(
@@ -89,14 +92,7 @@ def _h200x8() -> Cluster:
     # NVIDIA H200 SXM data sheet: 67 TFLOP/s float32 (without tensor cores; TF32 would be
     # several times that), 4.8 TB/s HBM3e, 141 GB; NVLink 4 through NVSwitch 900 GB/s in
     # both directions together, so 450 GB/s each way between any pair.
-    return Cluster(
-        flops_per_s=[67e12] * 8,
-        memory_bytes_per_s=4.8e12,
-        memory_bytes=141e9,
-        launch_s=10e-6,
-        latency_s=10e-6,
-        link_bytes_per_s=450e9,
-    )
+    return _equal_devices(8, 67e12, 4.8e12, 141e9, 450e9)
 
 
 def load_cluster(path: PathLike) -> Cluster:

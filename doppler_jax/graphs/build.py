@@ -98,7 +98,7 @@ def topological_order(graph: TaskGraph, rank: ArrayLike | None = None) -> np.nda
             if missing[v] == 0:
                 heappush(free, (ranks[v], v))
     if len(order) < graph.num_tasks:
-        raise ValueError(f"tasks form a cycle: {_find_cycle(successors, missing)}")
+        raise ValueError(f"tasks form a cycle: {_find_cycle(graph)}")
     return np.array(order, dtype=np.int64)
 
 
@@ -107,15 +107,12 @@ def task_edges(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
     return graph.tensor_producer[graph.edge_tensor], graph.edge_reader
 
 
-def _find_cycle(successors: list[list[int]], missing: np.ndarray) -> str:
-    # Every task left has a predecessor that is left too, so walking backwards must repeat.
-    left = set(np.flatnonzero(missing > 0).tolist())
-    predecessor = {v: u for u in sorted(left) for v in successors[u] if v in left}
-    path = [min(left)]
-    while path[-1] not in path[:-1]:
-        path.append(predecessor[path[-1]])
-    cycle = path[path.index(path[-1]) :][::-1]
-    return " -> ".join(map(str, cycle))
+def _find_cycle(graph: TaskGraph) -> str:
+    import networkx as nx
+
+    edges = zip(*(ends.tolist() for ends in task_edges(graph)), strict=True)
+    cycle = nx.find_cycle(nx.DiGraph(sorted(edges)))
+    return " -> ".join(str(u) for u, _ in [*cycle, cycle[0]])
 
 
 def _ints(name: str, values: ArrayLike) -> np.ndarray:

@@ -171,19 +171,21 @@ def _task_costs(path: PathLike, number: int, line: str) -> tuple[float, float]:
             f"{path}: line {number}: expected `compute, communication[, op type]`, "
             f"found {line!r}"
         )
-    costs = []
-    for name, column in zip(("compute", "communication"), columns, strict=False):
-        try:
-            cost = float(column)
-        except ValueError:
-            cost = math.nan
-        if not (math.isfinite(cost) and cost >= 0):
-            raise ValueError(
-                f"{path}: line {number}: {name} is {column.strip()!r}; expected a finite "
-                "number >= 0"
-            )
-        costs.append(cost)
-    return costs[0], costs[1]
+    compute, communication = (
+        _number(f"{path}: line {number}: {name}", column.strip())
+        for name, column in zip(("compute", "communication"), columns, strict=False)
+    )
+    return compute, communication
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{what} is {value!r}; expected a finite number >= 0")
+    return number
 
 
 def _integers(path: PathLike, number: int, line: str) -> list[int]:
@@ -238,21 +240,15 @@ def from_networkx(
                 )
         made = [(u, f"edge {u!r} -> {v!r}", data) for u, v, data in edges]
     return make_graph(
-        flops=[_number(f"node {node!r}", data, flops) for node, data in nodes],
+        flops=[_attribute(f"node {node!r}", data, flops) for node, data in nodes],
         tensor_producer=[ids[u] for u, _, _ in made],
-        tensor_bytes=[_number(where, data, bytes) for _, where, data in made],
+        tensor_bytes=[_attribute(where, data, bytes) for _, where, data in made],
         edge_tensor=np.arange(len(edges)) if is_per_edge else [ids[u] for u, _, _ in edges],
         edge_reader=[ids[v] for _, v, _ in edges],
     )
 
 
-def _number(where: str, data: dict[str, Any], name: str) -> float:
+def _attribute(where: str, data: dict[str, Any], name: str) -> float:
     if name not in data:
         raise ValueError(f"{where} has no attribute {name!r}")
-    try:
-        number = float(data[name])
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{where}: {name!r} is {data[name]!r}; expected a finite number >= 0")
-    return number
+    return _number(f"{where}: {name!r}", data[name])

@@ -9,8 +9,3 @@ by task), `stepwise.py` (DOPPLER's networks under one softmax, and encoded at ev
 To add one, write it in a file here and give it a row in `registry.LEARNERS`; the tests of
 `tests/learners/test_learned_methods.py` then train it, and save and load its policies.
 """
-
-from doppler_jax.learners.placeto import Placeto
-from doppler_jax.learners.stepwise import PerStep
-
-__all__ = ["PerStep", "Placeto"]

@@ -16,8 +16,9 @@ from doppler_jax.budget import Budget
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.simulator.finalists import NUM_FINALISTS
 from doppler_jax.training.loop import Phase, train
-from doppler_jax.training.reinforce import count_batch
+from doppler_jax.training.reinforce import count_batch, episode_metrics
 from doppler_jax.training.state import (
+    Placements,
     TrainState,
     descend,
     init_state,
@@ -167,15 +168,14 @@ def best_placements(state: TrainState, num_tasks: int) -> np.ndarray:
     worth less together where rounding to float32 hides which of two tasks is ready first. No
     more than the oracle ranks, a teacher's beside them.
     """
-    known = (
-        (state.best_placement[None], state.best_makespan_s[None]),
-        (state.elites.placement, state.elites.makespan_s),
-        (state.chains.placement, state.chains.makespan_s),
+    best = Placements(
+        placement=state.best_placement[None], makespan_s=state.best_makespan_s[None]
     )
-    placements, makespan_s = (np.concatenate(part) for part in zip(*known, strict=True))
-    order = np.argsort(makespan_s, kind="stable")[: NUM_FINALISTS - 1]
-    chosen = order[(order == 0) | np.isfinite(makespan_s[order])]
-    return placements[chosen, :num_tasks].astype(np.int64)
+    parts = best, state.elites, state.chains
+    known = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    order = np.argsort(known.makespan_s, kind="stable")[: NUM_FINALISTS - 1]
+    chosen = order[(order == 0) | np.isfinite(known.makespan_s[order])]
+    return known.placement[chosen, :num_tasks].astype(np.int64)
 
 
 @pytree
@@ -288,13 +288,7 @@ def episode_update(
     state, loss = _learn(state, problem, learner, explored.lesson, order_key)
     spent = learner.evaluations(problem.padded.padded_tasks)
     state = count_batch(state, episodes=learner.batch, evaluations=spent)
-    metrics = {
-        "loss": loss,
-        "makespan_mean_s": explored.makespan_s.mean(),
-        "makespan_min_s": explored.makespan_s.min(),
-        "best_makespan_s": state.best_makespan_s,
-    }
-    return state, metrics
+    return state, episode_metrics(state, loss, explored.makespan_s)
 
 
 def _learn(

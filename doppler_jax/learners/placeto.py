@@ -32,21 +32,14 @@ ENTRIES = 1 << 24
 """Entries of the placements that are simulated in one call, at most."""
 
 
-@pytree
-class Closure:
-    """Who is upstream and downstream of whom, each task itself included."""
-
-    ancestors: Array  # [N + 1, N + 1] bool, of each task a row
-    descendants: Array  # [N + 1, N + 1] bool
+Closure = tuple[Array, Array]
+"""Who is upstream, and who downstream of each task, itself included: bool `[N + 1, N + 1]`."""
 
 
 def find_closure(problem: PolicyInputs, order: Array) -> Closure:
     """Returns the closure of all tasks, given in a topological order `[N]`."""
     padded = problem.padded
-    return Closure(
-        ancestors=_join(padded.pred_task, order),
-        descendants=_join(padded.succ_task, order[::-1]),
-    )
+    return _join(padded.pred_task, order), _join(padded.succ_task, order[::-1])
 
 
 def _join(neighbours: Array, order: Array) -> Array:
@@ -67,8 +60,7 @@ def group_shares(problem: PolicyInputs, closure: Closure, task: Array) -> Array:
     They are its ancestors, its descendants and all other tasks, which may run beside it.
     """
     tasks = jnp.arange(problem.task_features.shape[0])
-    above = closure.ancestors[task] & (tasks != task)
-    below = closure.descendants[task] & (tasks != task)
+    above, below = (related[task] & (tasks != task) for related in closure)
     beside = ~above & ~below & (tasks != task) & (tasks < problem.padded.num_tasks)
     groups = jnp.stack([above, below, beside]).astype(jnp.float32)
     return groups / jnp.maximum(groups.sum(-1, keepdims=True), 1.0)
@@ -298,7 +290,7 @@ def act(policy: PlacetoPolicy, params: ArrayTree, method: str, *args: Any) -> An
 
 
 @pytree
-class Lesson:
+class PlacetoLesson:
     """B episodes. Each task moves once, so start and end tell the placement of every step."""
 
     start: Array  # [B, N] int32
@@ -354,7 +346,7 @@ class Placeto(EpisodeLearner):
         makespan_s = step_makespans(problem, start, end, links)
         best = jnp.argmin(makespan_s, axis=-1)
         return Explored(
-            lesson=Lesson(start=start, end=end, advantage=advantages(makespan_s)),
+            lesson=PlacetoLesson(start=start, end=end, advantage=advantages(makespan_s)),
             placement=jax.vmap(placement_at, in_axes=(None, 0, 0, 0))(
                 problem, start, end, best
             ),
@@ -362,7 +354,7 @@ class Placeto(EpisodeLearner):
         )
 
     def loss(
-        self, params: ArrayTree, problem: PolicyInputs, lesson: Lesson, update: Array
+        self, params: ArrayTree, problem: PolicyInputs, lesson: PlacetoLesson, update: Array
     ) -> Array:
         """Returns REINFORCE's surrogate per step, less the entropy bonus, `[]`."""
         log_p, entropy = self.log_prob(params, problem, lesson.start, lesson.end)

@@ -6,7 +6,8 @@ looked at is too large to keep, so a loss runs the recorded actions again, some 
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.list_schedule import ListSchedule, append, begin
 from doppler_jax.policies.model import Features, PolicyConfig
 from doppler_jax.policies.place import PlaceTables, device_logits
-from doppler_jax.policies.rollout import Actions, PolicyTables, categorical, draw_index, teach
+from doppler_jax.policies.rollout import Actions, categorical, draw_index, no_members, teach
 from doppler_jax.simulator.simulate import simulate_padded
 from doppler_jax.training.reinforce import CHUNK, normalised_advantage
 from doppler_jax.types import pytree
@@ -44,7 +45,7 @@ class Pairs:
 
 
 @pytree
-class Lesson:
+class StepwiseLesson:
     """B episodes and what the log-probability of each weighs."""
 
     actions: Actions  # [B, T]
@@ -76,21 +77,17 @@ def place_logits(
     return logits, est_s
 
 
+Chooser = Callable[[ListSchedule], Pairs]
+"""Gives the choices in a state of the list schedule."""
+
+
 def run(
-    policy: "Stepwise",
-    params: ArrayTree,
-    prepared: Any,
-    problem: PolicyInputs,
-    draw: Array,
-    *,
-    greedy: bool = False,
+    choose: Chooser, problem: PolicyInputs, draw: Array, *, greedy: bool = False
 ) -> tuple[Actions, Array]:
     """Runs an episode: actions `[T]` and the placement `[N]`.
 
     Args:
-      policy: the method.
-      params: its parameters.
-      prepared: what it prepared.
+      choose: the policy on the problem.
       problem: the problem.
       draw: `[T, 2]` of [0, 1), for the task and the device of each step.
       greedy: takes the likeliest pair instead; the draws are 0 then.
@@ -98,7 +95,7 @@ def run(
     padded = problem.padded
 
     def step(state: ListSchedule, draw: Array) -> tuple[ListSchedule, Actions]:
-        pairs = policy.pairs(params, prepared, problem, state)
+        pairs = choose(state)
         # With the bound an empty frontier has weights 0 and not nan.
         most = pairs.logits.max(initial=jnp.finfo(jnp.float32).min)
         weight = jnp.exp(pairs.logits - most)
@@ -109,64 +106,57 @@ def run(
         possible = frontier(problem, state).any()
         task = jnp.where(possible, state.head[slot], padded.padded_tasks)
         start_s = pairs.est_s[slot, device]
-        state = append(problem, _no_members(problem), state, task, device, start_s)
+        state = append(problem, no_members(problem), state, task, device, start_s)
         return state, Actions(task=task, device=device)
 
-    state, actions = jax.lax.scan(step, begin(problem, _no_members(problem)), draw)
+    state, actions = jax.lax.scan(step, begin(problem, no_members(problem)), draw)
     return actions, jnp.where(state.device[:-1] == padded.num_devices, 0, state.device[:-1])
 
 
 def log_prob(
-    policy: "Stepwise",
-    params: ArrayTree,
-    prepared: Any,
-    problem: PolicyInputs,
-    actions: Actions,
+    choose: Chooser, problem: PolicyInputs, actions: Actions, kept_steps: int
 ) -> tuple[Array, Array]:
     """Returns log-probability and entropy of an episode's choices, `[]` each.
 
-    Differentiable in `params` and `prepared`, in the memory that `policy.kept_steps` take.
+    Differentiable, in the memory that `kept_steps` take.
     """
     padded = problem.padded
     devices = jnp.arange(padded.num_devices)
 
     def step(state: ListSchedule, action: Actions) -> tuple[ListSchedule, tuple[Array, Array]]:
-        pairs = policy.pairs(params, prepared, problem, state)
+        pairs = choose(state)
         real = action.task != padded.padded_tasks
         chosen = (state.head == action.task)[:, None] & (devices == action.device)[None]
         judged = categorical(pairs.logits.reshape(1, -1), chosen.reshape(1, -1), real[None])
         start_s = jnp.where(chosen & real, pairs.est_s, 0.0).sum()
-        state = append(
-            problem, _no_members(problem), state, action.task, action.device, start_s
-        )
+        state = append(problem, no_members(problem), state, action.task, action.device, start_s)
         return state, (judged[0][0], judged[1][0])
 
     @jax.checkpoint
     def steps(state: ListSchedule, part: Actions) -> tuple[ListSchedule, tuple[Array, Array]]:
         return jax.lax.scan(step, state, part)
 
-    spare = -padded.padded_tasks % policy.kept_steps
+    spare = -padded.padded_tasks % kept_steps
     parts = Actions(
         task=jnp.pad(actions.task, (0, spare), constant_values=padded.padded_tasks),
         device=jnp.pad(actions.device, (0, spare)),
     )
-    parts = jax.tree.map(lambda array: array.reshape(-1, policy.kept_steps), parts)
-    _, (log_p, entropy) = jax.lax.scan(steps, begin(problem, _no_members(problem)), parts)
+    parts = jax.tree.map(lambda array: array.reshape(-1, kept_steps), parts)
+    _, (log_p, entropy) = jax.lax.scan(steps, begin(problem, no_members(problem)), parts)
     return log_p.sum(), entropy.sum()
 
 
 def sample(
-    policy: "Stepwise", params: ArrayTree, problem: PolicyInputs, key: PRNGKey, batch: int
+    choose: Chooser, problem: PolicyInputs, key: PRNGKey, batch: int
 ) -> tuple[Actions, Array]:
     """Returns the actions `[B, T]` and placements `[B, N]` of sampled episodes."""
     draw = jax.random.uniform(key, (batch, problem.padded.padded_tasks, 2))
-    prepared = policy.prepare(params, problem)
-    return jax.vmap(lambda one: run(policy, params, prepared, problem, one))(draw)
+    return jax.vmap(lambda one: run(choose, problem, one))(draw)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stepwise(EpisodeLearner):
-    """Settings of such a method; what differs between them are `prepare` and `pairs`.
+    """Settings of such a method; what differs between them is `chooser`.
 
     REINFORCE with normalised advantages, after `IMITATED` updates that imitate the
     critical-path teacher; its episodes are simulated and counted like all others.
@@ -183,14 +173,8 @@ class Stepwise(EpisodeLearner):
     features: Features = "position"
 
     @abc.abstractmethod
-    def prepare(self, params: ArrayTree, problem: PolicyInputs) -> Any:
-        """Returns what the steps of all episodes share."""
-
-    @abc.abstractmethod
-    def pairs(
-        self, params: ArrayTree, prepared: Any, problem: PolicyInputs, state: ListSchedule
-    ) -> Pairs:
-        """Returns the choices in a state of the list schedule, a function of the state."""
+    def chooser(self, params: ArrayTree, problem: PolicyInputs) -> Chooser:
+        """Returns the policy on a problem; what all episodes share is computed once."""
 
     @property
     def config(self) -> PolicyConfig:
@@ -212,26 +196,26 @@ class Stepwise(EpisodeLearner):
             return episodes.actions, episodes.placement
 
         def drawn(key: PRNGKey) -> tuple[Actions, Array]:
-            return sample(self, params, problem, key, self.batch)
+            return sample(self.chooser(params, problem), problem, key, self.batch)
 
         is_taught = update < IMITATED
         actions, placement = jax.lax.cond(is_taught, imitated, drawn, key)
         makespan_s = simulate_padded(problem.padded, placement, links=links).makespan_s
         weight = jnp.where(is_taught, 1.0, normalised_advantage(makespan_s))
         return Explored(
-            lesson=Lesson(actions=actions, weight=weight),
+            lesson=StepwiseLesson(actions=actions, weight=weight),
             placement=placement,
             makespan_s=makespan_s,
         )
 
     def loss(
-        self, params: ArrayTree, problem: PolicyInputs, lesson: Lesson, update: Array
+        self, params: ArrayTree, problem: PolicyInputs, lesson: StepwiseLesson, update: Array
     ) -> Array:
         """Returns minus the mean of weighted log-probability and entropy bonus, per step."""
-        prepared = self.prepare(params, problem)
+        choose = self.chooser(params, problem)
 
         def judge(actions: Actions) -> tuple[Array, Array]:
-            return log_prob(self, params, prepared, problem, actions)
+            return log_prob(choose, problem, actions, self.kept_steps)
 
         log_p, entropy = jax.lax.map(judge, lesson.actions, batch_size=CHUNK)
         bonus = ENTROPY_WEIGHT * 0.5 ** (update.astype(jnp.float32) / ENTROPY_HALVING)
@@ -243,15 +227,11 @@ class Stepwise(EpisodeLearner):
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
     ) -> Array:
         """Returns the greedy placement and `count - 1` samples, `[count, N]`."""
-        _, placements = sample(self, params, problem, key, count)
+        choose = self.chooser(params, problem)
+        _, placements = sample(choose, problem, key, count)
         nothing = jnp.zeros((problem.padded.padded_tasks, 2))
-        prepared = self.prepare(params, problem)
-        _, likeliest = run(self, params, prepared, problem, nothing, greedy=True)
+        _, likeliest = run(choose, problem, nothing, greedy=True)
         return placements.at[0].set(likeliest)
-
-
-def _no_members(problem: PolicyInputs) -> Array:
-    return jnp.zeros((problem.task_features.shape[0], 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,22 +245,17 @@ class Joint(Stepwise):
     name: ClassVar[str] = "joint"
     kept_steps: ClassVar[int] = 64
 
-    def prepare(self, params: ArrayTree, problem: PolicyInputs) -> PolicyTables:
-        """Returns the tables, which one pass of the encoder makes for all episodes."""
-        return model.apply(params, self.config, problem)
+    def chooser(self, params: ArrayTree, problem: PolicyInputs) -> Chooser:
+        """Returns the policy on a problem, whose tables serve all episodes."""
+        tables = model.apply(params, self.config, problem)
 
-    def pairs(
-        self,
-        params: ArrayTree,
-        prepared: PolicyTables,
-        problem: PolicyInputs,
-        state: ListSchedule,
-    ) -> Pairs:
-        """Returns the choices in a state of the list schedule."""
-        logits, est_s = place_logits(prepared.place, problem, state)
-        logits = logits + prepared.score[state.head][:, None]
-        possible = frontier(problem, state)[:, None]
-        return Pairs(logits=jnp.where(possible, logits, -jnp.inf), est_s=est_s)
+        def choose(state: ListSchedule) -> Pairs:
+            logits, est_s = place_logits(tables.place, problem, state)
+            logits = logits + tables.score[state.head][:, None]
+            possible = frontier(problem, state)[:, None]
+            return Pairs(logits=jnp.where(possible, logits, -jnp.inf), est_s=est_s)
+
+        return choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,27 +279,28 @@ class PerStep(Stepwise):
         seen = _with_features(problem, jnp.zeros((rows, NUM_DYNAMIC)))
         return model.init_params(key, self.config, seen)
 
-    def prepare(self, params: ArrayTree, problem: PolicyInputs) -> None:
-        """Returns nothing: steps share nothing."""
+    def chooser(self, params: ArrayTree, problem: PolicyInputs) -> Chooser:
+        """Returns the policy on a problem; steps share nothing."""
 
-    def pairs(
-        self, params: ArrayTree, prepared: None, problem: PolicyInputs, state: ListSchedule
-    ) -> Pairs:
-        """Returns the choices in a state of the list schedule."""
-        placed = state.device != problem.padded.num_devices
-        times_s = jnp.stack([state.start_s, state.finish_s], axis=-1)
-        times = jnp.log1p(jnp.where(placed[:, None], times_s, 0.0) / problem.unit_s)
-        dynamic = jnp.concatenate([placed[:, None].astype(times.dtype), times], axis=-1)
-        tables = model.apply(params, self.config, _with_features(problem, dynamic))
+        def choose(state: ListSchedule) -> Pairs:
+            placed = state.device != problem.padded.num_devices
+            times_s = jnp.stack([state.start_s, state.finish_s], axis=-1)
+            times = jnp.log1p(jnp.where(placed[:, None], times_s, 0.0) / problem.unit_s)
+            dynamic = jnp.concatenate([placed[:, None].astype(times.dtype), times], axis=-1)
+            tables = model.apply(params, self.config, _with_features(problem, dynamic))
 
-        logits, est_s = place_logits(tables.place, problem, state)
-        possible = frontier(problem, state)
-        scores = jnp.where(possible, tables.score[state.head], -jnp.inf)
-        # A row that is masked, or an empty frontier, must not make a gradient of nan.
-        scores = jax.nn.log_softmax(jnp.where(possible.any(), scores, 0.0))
-        legal = possible[:, None] & jnp.isfinite(logits)
-        logits = jax.nn.log_softmax(jnp.where(possible[:, None], logits, 0.0), axis=-1)
-        return Pairs(logits=jnp.where(legal, scores[:, None] + logits, -jnp.inf), est_s=est_s)
+            logits, est_s = place_logits(tables.place, problem, state)
+            possible = frontier(problem, state)
+            scores = jnp.where(possible, tables.score[state.head], -jnp.inf)
+            # A row that is masked, or an empty frontier, must not make a gradient of nan.
+            scores = jax.nn.log_softmax(jnp.where(possible.any(), scores, 0.0))
+            legal = possible[:, None] & jnp.isfinite(logits)
+            logits = jax.nn.log_softmax(jnp.where(possible[:, None], logits, 0.0), axis=-1)
+            return Pairs(
+                logits=jnp.where(legal, scores[:, None] + logits, -jnp.inf), est_s=est_s
+            )
+
+        return choose
 
 
 def _with_features(problem: PolicyInputs, dynamic: Array) -> PolicyInputs:

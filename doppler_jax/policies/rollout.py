@@ -120,7 +120,7 @@ def teach(key: PRNGKey, problem: PolicyInputs) -> Episode:
         return _after(features, earliest.astype(first_s.dtype))
 
     draw = jax.random.uniform(key, (problem.padded.padded_tasks, 2))
-    return _run(problem, _no_members(problem), select, place, draw)
+    return _run(problem, no_members(problem), select, place, draw)
 
 
 def follow(problem: PolicyInputs, tables: PolicyTables, placement: Array) -> Episode:
@@ -139,7 +139,7 @@ def follow(problem: PolicyInputs, tables: PolicyTables, placement: Array) -> Epi
         return _after(features, (devices == where[choice.task]).astype(jnp.float32))
 
     draw = jnp.zeros((problem.padded.padded_tasks, 2))
-    return _run(problem, _no_members(problem), select, place, draw, _num_features(tables))
+    return _run(problem, no_members(problem), select, place, draw, _num_features(tables))
 
 
 def log_prob(
@@ -175,7 +175,8 @@ def _num_features(tables: PolicyTables) -> int:
     return tables.place.kernel.shape[0]
 
 
-def _no_members(problem: PolicyInputs) -> Array:
+def no_members(problem: PolicyInputs) -> Array:
+    """Returns members `[N + 1, 1]` for episodes that do without."""
     return jnp.zeros((problem.task_features.shape[0], 1))
 
 

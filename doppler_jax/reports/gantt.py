@@ -1,6 +1,5 @@
 """Pictures of schedules: which device ran what, when."""
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 from doppler_jax.files import PathLike
 from doppler_jax.reports.pictures import OTHER, PALETTE, add_legend, write_png
 from doppler_jax.reports.tables import format_seconds, time_unit
+from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.types import Schedule
 
 if TYPE_CHECKING:  # an import of matplotlib costs too much for those who draw nothing
@@ -49,24 +49,11 @@ def op_type(name: str) -> str:
     return re.sub(r"(_\d+)+$", "", name.split("[")[0].rpartition(".")[2])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Panel:
-    title: str
-    device: np.ndarray  # [N]
-    start_s: np.ndarray  # [N]
-    finish_s: np.ndarray  # [N]
-    names: Sequence[str]  # [N]
-    ops: np.ndarray  # [N] str
-    transfers: np.ndarray  # [X, 2, 2] ends (time in seconds, device) of each
-    makespan_s: float
-
-
 def _check_panel(
     title: str, schedule: Schedule, names: Sequence[str], num_devices: int
-) -> _Panel:
+) -> None:
     device = np.asarray(schedule.placement, np.int64)
-    start_s = np.asarray(schedule.start_s, np.float64)
-    finish_s = np.asarray(schedule.finish_s, np.float64)
+    start_s, finish_s = np.asarray(schedule.start_s), np.asarray(schedule.finish_s)
     lengths = len(names), len(device), len(start_s), len(finish_s)
     if len(set(lengths)) != 1:
         raise ValueError(
@@ -83,12 +70,6 @@ def _check_panel(
             f"panel {title!r}: task {v} runs from {start_s[v]} to {finish_s[v]} s; "
             "expected 0 <= start <= finish < inf"
         )
-    ops = np.array([op_type(name) for name in names], dtype=str)
-    times = [schedule.transfer_start_s, schedule.transfer_finish_s]
-    ends = [schedule.transfer_source, schedule.transfer_destination]
-    transfers = np.array([times, ends], np.float64).transpose(2, 1, 0)
-    makespan_s = float(np.max(finish_s, initial=0.0))
-    return _Panel(title, device, start_s, finish_s, names, ops, transfers, makespan_s)
 
 
 def draw_gantt(
@@ -101,53 +82,62 @@ def draw_gantt(
 
     if not panels:
         raise ValueError("no schedule to draw: panels is empty")
-    checked = [_check_panel(*panel, num_devices) for panel in panels]
-    colours = _op_colours(checked)
-    longest_s = max(panel.makespan_s for panel in checked)
+    for panel in panels:
+        _check_panel(*panel, num_devices)
+    colours = _op_colours([op_type(name) for *_, names in panels for name in names])
+    longest_s = max(makespan_s(schedule) for _, schedule, _ in panels)
     scale, unit = time_unit(longest_s)
     height = 0.9 + len(panels) * (0.55 + 0.36 * num_devices)
     figure = Figure(figsize=(11, height), dpi=150, layout="constrained")
     axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for ax, panel in zip(axes, checked, strict=True):
-        _draw_panel(ax, panel, num_devices, scale, colours)
-        _write_names(ax, panel, scale, longest_s)
+    for ax, (title, schedule, names) in zip(axes, panels, strict=True):
+        label = f"{title}: makespan {format_seconds(makespan_s(schedule))}"
+        ax.set_title(label, loc="left", fontsize=11)
+        _draw_schedule(ax, schedule, names, num_devices, scale, colours)
+        _write_names(ax, schedule, names, scale, longest_s)
     axes[-1].set_xlim(0, 1.01 * longest_s / scale or 1)
     axes[-1].set_xlabel(f"time ({unit})")
     legend = {op: colour for op, colour in colours.items() if colour != OTHER}
     if len(legend) < len(colours):
         legend["other"] = OTHER
     handles: list[Any] = [Patch(color=colour, label=op) for op, colour in legend.items()]
-    if any(len(panel.transfers) for panel in checked):
+    if any(len(schedule.transfer_tensor) for _, schedule, _ in panels):
         handles.append(Line2D([], [], color=TRANSFER, linewidth=0.8, label="transfer"))
     add_legend(figure, handles, most=len(handles))
     return figure
 
 
-def _draw_panel(
-    ax: "Axes", panel: _Panel, num_devices: int, scale: float, colours: Mapping[str, str]
+def _draw_schedule(
+    ax: "Axes",
+    schedule: Schedule,
+    names: Sequence[str],
+    num_devices: int,
+    scale: float,
+    colours: Mapping[str, str],
 ) -> None:
     from matplotlib.collections import LineCollection
 
-    duration_s = panel.finish_s - panel.start_s
-    for op in np.unique(panel.ops):
-        tasks = panel.ops == op
+    ops = np.array([op_type(name) for name in names], dtype=str)
+    duration_s = schedule.finish_s - schedule.start_s
+    for op in np.unique(ops):
+        tasks = ops == op
         ax.barh(
-            panel.device[tasks],
+            schedule.placement[tasks],
             duration_s[tasks] / scale,
-            left=panel.start_s[tasks] / scale,
+            left=schedule.start_s[tasks] / scale,
             height=0.8,
             color=colours[op],
             edgecolor="white",
             linewidth=0.4,
         )
-    ends = panel.transfers / [scale, 1]
+    times_s = schedule.transfer_start_s, schedule.transfer_finish_s
+    rows = schedule.transfer_source, schedule.transfer_destination
+    ends = np.array([times_s, rows], np.float64).transpose(2, 1, 0) / [scale, 1]
     ax.add_collection(LineCollection(list(ends), colors=TRANSFER, linewidths=0.5))
-    ax.axvline(panel.makespan_s / scale, color="black", linestyle="--", linewidth=1)
-    ax.set_title(
-        f"{panel.title}: makespan {format_seconds(panel.makespan_s)}", loc="left", fontsize=11
-    )
-    busy_s = np.bincount(panel.device, weights=duration_s, minlength=num_devices)
-    shares = busy_s / (panel.makespan_s or 1.0)
+    longest_s = makespan_s(schedule)
+    ax.axvline(longest_s / scale, color="black", linestyle="--", linewidth=1)
+    busy_s = np.bincount(schedule.placement, weights=duration_s, minlength=num_devices)
+    shares = busy_s / (longest_s or 1.0)
     labels = [f"device {d} ({share:.0%} busy)" for d, share in enumerate(shares)]
     ax.set_yticks(range(num_devices), labels)
     ax.set_ylim(num_devices - 0.4, -0.6)  # device 0 on top
@@ -157,22 +147,23 @@ def _draw_panel(
     ax.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _write_names(ax: "Axes", panel: _Panel, scale: float, longest_s: float) -> None:
+def _write_names(
+    ax: "Axes", schedule: Schedule, names: Sequence[str], scale: float, longest_s: float
+) -> None:
     """Writes the names of those tasks whose bars have room for them."""
-    long_s = panel.finish_s - panel.start_s
+    long_s = schedule.finish_s - schedule.start_s
     for v in np.flatnonzero(long_s > longest_s / _LETTERS).tolist():
-        if len(panel.names[v]) * longest_s / _LETTERS < long_s[v]:
-            middle = (panel.start_s[v] + panel.finish_s[v]) / 2 / scale
+        if len(names[v]) * longest_s / _LETTERS < long_s[v]:
+            middle = (schedule.start_s[v] + schedule.finish_s[v]) / 2 / scale
             ax.text(
-                middle, panel.device[v], panel.names[v],
+                middle, schedule.placement[v], names[v],
                 ha="center", va="center", fontsize=6, clip_on=True,
             )  # fmt: skip
 
 
-def _op_colours(panels: Sequence[_Panel]) -> dict[str, str]:
+def _op_colours(ops: Sequence[str]) -> dict[str, str]:
     """Returns the colour of every operation, most frequent first; the rare ones share grey."""
-    counts = Counter(op for panel in panels for op in panel.ops.tolist())
     return {
         op: PALETTE[i] if i < len(PALETTE) else OTHER
-        for i, (op, _) in enumerate(counts.most_common())
+        for i, (op, _) in enumerate(Counter(ops).most_common())
     }

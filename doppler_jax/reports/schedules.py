@@ -85,44 +85,36 @@ class ScheduleExplanation:
 
     def chain_text(self) -> str:
         """Returns what the makespan went on along the critical chain, and its longest links."""
-        spent = self.chain_seconds
-        parts = {
-            "compute": spent.compute_s,
-            "transfer": spent.transfer_s,
-            "queueing": spent.queueing_s,
-            "idle": spent.idle_s,
-        }
         went = ", ".join(
-            f"{name} {format_seconds(seconds)} ({seconds / (self.makespan_s or 1.0):.0%})"
-            for name, seconds in parts.items()
+            f"{name.removesuffix('_s')} {format_seconds(seconds)} "
+            f"({seconds / (self.makespan_s or 1.0):.0%})"
+            for name, seconds in dataclasses.asdict(self.chain_seconds).items()
         )
         tasks = sum(link.kind == "task" for link in self.chain)
-        return (
-            f"critical chain: {tasks} tasks, {len(self.chain) - tasks} transfers: {went}\n\n"
-            f"{self._chain()}"
-        )
-
-    def _chain(self) -> str:
         length_s = np.array([link.finish_s - link.start_s for link in self.chain])
         shown = np.sort(np.argsort(-length_s, kind="stable")[:SHOWN]).tolist()
         rows = [
             (
-                self._what(link),
-                _place(link),
-                format_seconds(link.start_s),
+                *self._item(self.chain[j]),
+                format_seconds(self.chain[j].start_s),
                 format_seconds(length_s[j]),
-                link.waited_for,
+                self.chain[j].waited_for,
             )
-            for j, link in ((j, self.chain[j]) for j in shown)
+            for j in shown
         ]
-        table = format_table(("chain", "device", "start", "takes", "waited for"), rows)
         left_out = len(self.chain) - len(shown)
-        return table + (f"and {left_out} shorter ones\n" if left_out else "")
+        return (
+            f"critical chain: {tasks} tasks, {len(self.chain) - tasks} transfers: {went}\n\n"
+            + format_table(("chain", "device", "start", "takes", "waited for"), rows)
+            + (f"and {left_out} shorter ones\n" if left_out else "")
+        )
 
-    def _what(self, link: ChainLink) -> str:
+    def _item(self, link: ChainLink) -> tuple[str, str]:
+        """Returns what a link of the chain is, and where."""
         if link.kind == "task":
-            return self.names[link.item]
-        return f"tensor {link.item}" if link.item >= 0 else f"graph input {~link.item}"
+            return self.names[link.item], str(link.device)
+        where = f"{link.source} to {link.device}"
+        return f"tensor {link.item}" if link.item >= 0 else f"graph input {~link.item}", where
 
 
 def explain_schedule(
@@ -169,12 +161,6 @@ def explain_schedule(
         chain_seconds=chain_seconds(chain),
         names=tuple(names),
     )
-
-
-def _place(link: ChainLink) -> str:
-    if link.kind == "task":
-        return str(link.device)
-    return f"{link.source} to {link.device}"
 
 
 def _covered_s(start_s: np.ndarray, finish_s: np.ndarray) -> float:

@@ -27,37 +27,29 @@ class WaitingChain:
 
 
 def mutate(
-    key: chex.PRNGKey,
-    padded: PaddedProblem,
-    placements: chex.Array,
-    chain: WaitingChain | None = None,
+    keys: chex.PRNGKey, padded: PaddedProblem, placements: chex.Array, chain: WaitingChain
 ) -> chex.Array:
     """Returns placements `[B, N]`, each one random move away from the one given.
 
-    A move takes a task, half of the time one of the critical chain if that is given, to
-    another device at random or to the device of a neighbour (a producer, a reader, another
-    producer of a reader, another reader of a producer), at times with a path of its
-    producers or readers or several of them; or it swaps the devices of two tasks. A move
-    that no device permits changes nothing.
+    A move takes a task, half of the time one of the critical chain, to another device at random
+    or to the device of a neighbour (a producer, a reader, another producer of a reader, another
+    reader of a producer), at times with a path of its producers or readers or several of them;
+    or it swaps the devices of two tasks. A move that no device permits changes nothing.
 
     Args:
-      key: of the draws, one for all or one for each placement `[B]`; consumed.
+      keys: `[B]` of the draws; consumed.
       padded: the problem.
       placements: `[B, N]` int32 devices.
       chain: from `waiting_chain`, for these placements or for recent ancestors.
     """
     count = 10 + GROUP + padded.num_devices
-    if key.ndim:
-        draw = jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32))(key).T
-    else:
-        draw = jax.random.uniform(key, (count, len(placements)), jnp.float32)
     # One call, for it costs little to compile.
+    draw = jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32))(keys).T
     draw, walk, score = jnp.split(draw, (10, 10 + GROUP))
     task = _uniform_index(draw[0], padded.num_tasks)
-    if chain is not None:
-        lane = jnp.arange(len(task), dtype=jnp.int32)
-        position = _uniform_index(draw[1], chain.length)
-        task = jnp.where(draw[2] < _CRITICAL, chain.task[lane, position], task)
+    lane = jnp.arange(len(task), dtype=jnp.int32)
+    position = _uniform_index(draw[1], chain.length)
+    task = jnp.where(draw[2] < _CRITICAL, chain.task[lane, position], task)
     neighbour = _neighbour(padded, task, draw[3], draw[4:6])
     device = _other_device(score.T, padded, placements, task)
     theirs, mine = _device(placements, neighbour), _device(placements, task)
@@ -219,7 +211,7 @@ def _assign(
     placements: chex.Array,
     tasks: chex.Array,
     devices: chex.Array,
-    together: chex.Array | None = None,
+    together: chex.Array,
 ) -> chex.Array:
     """Returns placements with `tasks` `[B, G]` on `devices` `[B, G]` where those can run them.
 
@@ -227,8 +219,7 @@ def _assign(
     """
     tasks = jnp.minimum(tasks, padded.padded_tasks)
     able = jnp.isfinite(padded.compute_s[tasks, devices]) & (tasks < padded.num_tasks)
-    if together is not None:
-        able = able & (able.all(axis=1, keepdims=True) | ~together)
+    able = able & (able.all(axis=1, keepdims=True) | ~together)
     lane = jnp.arange(len(placements), dtype=jnp.int32)[:, None]
     # The padding row is no column of the placements: what goes there is dropped.
     target = jnp.where(able, tasks, padded.padded_tasks)

@@ -133,23 +133,14 @@ class MeasurementLog:
             incumbent_s = float(np.median(paired.incumbent_s))
         found = Measurement(update, episode, *wanted, incumbent_s * paired.ratio, paired)
         with self._path.open("a") as file:
-            file.write(json.dumps(_to_json(found)) + "\n")
+            line = json.dumps(
+                dataclasses.asdict(found), default=lambda x: np.asarray(x).tolist()
+            )
+            file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._known[update, episode] = found
         return found
-
-
-def _to_json(found: Measurement) -> dict[str, Any]:
-    trace = found.paired.trace
-    paired = dataclasses.asdict(dataclasses.replace(found.paired, trace=None))
-    if trace is not None:
-        paired["trace"] = {
-            field.name: np.asarray(getattr(trace, field.name)).tolist()
-            for field in dataclasses.fields(trace)
-        }
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    return {**fields, "paired": paired}
 
 
 def _from_json(entry: dict[str, Any]) -> Measurement:

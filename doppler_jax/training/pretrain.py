@@ -28,7 +28,6 @@ from doppler_jax.objective import Objective
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs, stack_problems
 from doppler_jax.policies.model import PolicyConfig, init_list_scheduler
-from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.problems import use_host_devices
 from doppler_jax.simulator.simulate import simulate, simulate_padded
@@ -174,10 +173,8 @@ class Pretraining:
                 print(f"{name}: {settings.problems} problems", flush=True)
         params = self._initial
         if params is None:
-            problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
-            params = init_list_scheduler(
-                jax.random.key(settings.seed), settings.policy, problem
-            )
+            key, problem = jax.random.key(settings.seed), self._tasks[0].drawn[0].problem
+            params = init_list_scheduler(key, settings.policy, problem)
         state = self.begin(params)
         for task in self._tasks:
             self._step(state, task, np.arange(settings.group))
@@ -186,8 +183,7 @@ class Pretraining:
     def begin(self, params: ArrayTree) -> PretrainState:
         """Returns the state before the first update of some parameters."""
         count = sum(len(task.drawn) for task in self._tasks)
-        problem = jax.tree.map(lambda leaf: leaf[0], self._tasks[0].problems)
-        key = jax.random.key(self._settings.seed)
+        problem, key = self._tasks[0].drawn[0].problem, jax.random.key(self._settings.seed)
         return begin_pretraining(key, params, problem, np.full(count, np.inf, np.float32))
 
     def search(self, state: PretrainState) -> PretrainState:
@@ -228,15 +224,12 @@ class Pretraining:
     ) -> tuple[PretrainState, Array]:
         settings, shards = self._settings, most_shards(self._settings.group)
         progress = self.budget.progress(0)
-        weights = Weights(
-            learning_rate=jnp.float32(settings.learning_rate * (1 - 0.95 * progress)),
-            entropy=jnp.float32(settings.entropy * (1 - progress)),
-        )
         return pretrain_update(
             # Where the last update left it: elsewhere it would compile afresh.
             jax.device_put(state, everywhere(shards)),
             jax.tree.map(lambda leaf: leaf[chosen], task.problems),
-            weights,
+            jnp.float32(settings.learning_rate * (1 - 0.95 * progress)),
+            jnp.float32(settings.entropy * (1 - progress)),
             policy=settings.policy,
             batch=settings.batch,
             links=task.bucket.links,
@@ -349,14 +342,6 @@ def _plain(settings: PretrainSettings) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
 
 
-@pytree
-class Weights:
-    """What an update's parts count for; traced, so that they may change in a run."""
-
-    learning_rate: Array  # []
-    entropy: Array  # []
-
-
 def begin_pretraining(
     key: PRNGKey, params: ArrayTree, problem: PolicyInputs, held_out_s: np.ndarray
 ) -> PretrainState:
@@ -371,7 +356,8 @@ def begin_pretraining(
 def pretrain_update(
     state: PretrainState,
     problems: PolicyInputs,
-    weights: Weights,
+    learning_rate: Array,
+    entropy_weight: Array,
     *,
     policy: PolicyConfig,
     batch: int,
@@ -383,7 +369,8 @@ def pretrain_update(
     Args:
       state: the state.
       problems: G of one bucket, stacked.
-      weights: see `Weights`.
+      learning_rate: `[]`, traced, so that it may change in a run.
+      entropy_weight: `[]` likewise, beside the policy gradient's 1.
       policy: sizes of the networks.
       batch: episodes of each problem, 1 or more.
       links: of what is simulated.
@@ -392,50 +379,40 @@ def pretrain_update(
     Returns:
       The new state and the mean loss.
     """
+
+    def learn(
+        keys: PRNGKey, params: ArrayTree, problems: PolicyInputs, entropy_weight: Array
+    ) -> tuple[Array, ArrayTree]:
+        """Returns losses and gradients of problems, stacked, computed one after another."""
+
+        def one(inputs: tuple[PRNGKey, PolicyInputs]) -> tuple[Array, ArrayTree]:
+            key, problem = inputs
+            tables, pull_back = jax.vjp(lambda p: model.apply(p, policy, problem), params)
+            episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(
+                jax.random.split(key, batch), problem, tables
+            )
+            makespan_s = simulate_padded(
+                problem.padded, episodes.placement, links=links
+            ).makespan_s
+            lesson = Lesson(
+                episodes=episodes,
+                weight=normalised_advantage(makespan_s) / batch,
+                entropy_weight=jnp.full(batch, entropy_weight / batch),
+            )
+            loss, gradient = loss_and_gradient(problem, tables, lesson)
+            return loss, pull_back(gradient)[0]
+
+        return jax.lax.map(one, (keys, problems))
+
     count = problems.unit_s.shape[0]
     keys = jax.random.split(jax.random.fold_in(state.key, state.update), count)
-    run = partial(_gradients, policy=policy, batch=batch, links=links)
-    run_cut = cut_over(shards, run, (CUT, WHOLE, CUT, WHOLE), CUT)
-    losses, gradients = run_cut(keys, state.params, problems, weights)
+    run_cut = cut_over(shards, learn, (CUT, WHOLE, CUT, WHOLE), CUT)
+    losses, gradients = run_cut(keys, state.params, problems, entropy_weight)
     gradient = jax.tree.map(lambda leaf: leaf.mean(0), gradients)
-    params, opt_state = descend(state, gradient, make_optimizer(weights.learning_rate))
+    params, opt_state = descend(state, gradient, make_optimizer(learning_rate))
     state = dataclasses.replace(state, params=params, opt_state=opt_state)
     spent = count * batch
     return count_batch(state, episodes=spent, evaluations=spent), losses.mean()
-
-
-def _gradients(
-    keys: PRNGKey,
-    params: ArrayTree,
-    problems: PolicyInputs,
-    weights: Weights,
-    *,
-    policy: PolicyConfig,
-    batch: int,
-    links: str,
-) -> tuple[Array, ArrayTree]:
-    """Returns losses and gradients of G problems, stacked, computed one after another."""
-
-    def one(inputs: tuple[PRNGKey, PolicyInputs]) -> tuple[Array, ArrayTree]:
-        key, problem = inputs
-
-        def tables_of(params: ArrayTree) -> PolicyTables:
-            return model.apply(params, policy, problem)
-
-        tables, pull_back = jax.vjp(tables_of, params)
-        episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(
-            jax.random.split(key, batch), problem, tables
-        )
-        makespan_s = simulate_padded(problem.padded, episodes.placement, links=links).makespan_s
-        lesson = Lesson(
-            episodes=episodes,
-            weight=normalised_advantage(makespan_s) / batch,
-            entropy_weight=jnp.full(batch, weights.entropy / batch),
-        )
-        loss, gradient = loss_and_gradient(problem, tables, lesson)
-        return loss, pull_back(gradient)[0]
-
-    return jax.lax.map(one, (keys, problems))
 
 
 @partial(jax.jit, static_argnames=("policy", "samples", "links"))

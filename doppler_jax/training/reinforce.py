@@ -161,6 +161,16 @@ def count_batch(state: StateT, *, episodes: int, evaluations: int) -> StateT:
     )
 
 
+def episode_metrics(state: TrainState, loss: Array, makespan_s: Array) -> dict[str, Array]:
+    """Returns what an update of simulated episodes reports, given their makespans."""
+    return {
+        "loss": loss,
+        "makespan_mean_s": makespan_s.mean(),
+        "makespan_min_s": makespan_s.min(),
+        "best_makespan_s": state.best_makespan_s,
+    }
+
+
 def descend_batch(
     state: TrainState,
     problem: PolicyInputs,

@@ -24,7 +24,12 @@ from doppler_jax.training.devices import (
     most_shards,
 )
 from doppler_jax.training.loop import Phase
-from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
+from doppler_jax.training.reinforce import (
+    Descent,
+    count_batch,
+    descend_batch,
+    episode_metrics,
+)
 from doppler_jax.training.state import (
     Placements,
     TrainState,
@@ -94,27 +99,21 @@ def sim_phase(
     config: SimConfig,
     num_updates: float = math.inf,
 ) -> Phase[TrainState]:
-    """Returns stage 2 of a problem; the key is consumed."""
-    return Phase(
-        begin=lambda params: init_sim_state(key, params, problem, config),
-        update=lambda state: sim_update(state, problem, policy, config),
-        num_updates=num_updates,
-        evaluations=config.evaluations,
-        episodes=config.batch,
-    )
-
-
-def init_sim_state(
-    key: PRNGKey, params: ArrayTree, problem: PolicyInputs, config: SimConfig
-) -> TrainState:
-    """Returns the state before the first update of stage 2; the key is consumed.
+    """Returns stage 2 of a problem; the key is consumed.
 
     Raises:
       ValueError: see `check_sim_config`.
     """
     check_sim_config(config)
     optimizer = make_optimizer(config.learning_rate)
-    return init_state(key, params, optimizer, problem, config.num_elites, config.num_chains)
+    counts = config.num_elites, config.num_chains
+    return Phase(
+        begin=lambda params: init_state(key, params, optimizer, problem, *counts),
+        update=lambda state: sim_update(state, problem, policy, config),
+        num_updates=num_updates,
+        evaluations=config.evaluations,
+        episodes=config.batch,
+    )
 
 
 def sim_update(
@@ -161,13 +160,7 @@ def update_on(
     state = keep_best(state, met.placement, met.makespan_s)
     state, loss = descend_batch(state, problem, episodes, episode_s, policy, config, shards)
     state = count_batch(state, episodes=config.batch, evaluations=config.evaluations)
-    metrics = {
-        "loss": loss,
-        "makespan_mean_s": episode_s.mean(),
-        "makespan_min_s": episode_s.min(),
-        "best_makespan_s": state.best_makespan_s,
-    }
-    return state, metrics
+    return state, episode_metrics(state, loss, episode_s)
 
 
 def _draw(

@@ -1,7 +1,7 @@
 """The three training stages as runs in folders, which resume exactly where they stopped.
 
-`run_stage1`, `run_stage2` and `run_stage3` take a problem; `stage1` and `stage2` are the
-commands, which take settings. Stage 3's command is the engine's, which measures.
+`run_stage1`, `run_stage2` and `run_stage3` take a problem; `run_stage` is the command of the
+first two, which takes settings. Stage 3's command is the engine's, which measures.
 """
 
 import dataclasses
@@ -57,42 +57,29 @@ class StageResult:
     comparison: Comparison | None = None  # of stage 3: with what it started from
 
 
-def stage1(settings: Stage1Settings) -> StageResult:
-    """Does `python -m doppler_jax stage1`: trains and says where the result is."""
+def run_stage(settings: Stage1Settings | Stage2Settings) -> StageResult:
+    """Does `python -m doppler_jax stage1` or `stage2`: trains, says where the result is."""
     check_settings(settings)
     use_host_devices(settings.host_devices)
-    chosen = choose(settings, settings.runs / "stage1")
-    result = run_stage1(
-        chosen,
-        settings.runs / "stage1" / chosen.name,
-        seed=settings.seed,
-        num_updates=settings.num_updates,
-        config=settings.training,
-        policy=settings.policy,
-        save_every_s=settings.save_every_s,
-    )
-    print(f"stage 1: {format_seconds(result.seconds, 6)} simulated, in {result.folder}")
-    return result
-
-
-def stage2(settings: Stage2Settings) -> StageResult:
-    """Does `python -m doppler_jax stage2`: trains and says where the result is."""
-    check_settings(settings)
-    use_host_devices(settings.host_devices)
-    chosen = choose(settings, settings.runs / "stage2")
-    result = run_stage2(
-        chosen,
-        settings.runs / "stage2" / chosen.name,
-        find_policy(settings.runs / "stage1" / chosen.name, "stage1"),
-        seed=settings.seed,
-        num_updates=settings.num_updates,
-        config=settings.training,
-        budget=Budget(
+    number = 1 if isinstance(settings, Stage1Settings) else 2
+    folder = settings.runs / f"stage{number}"
+    chosen = choose(settings, folder)
+    options: dict[str, Any] = {
+        "seed": settings.seed,
+        "num_updates": settings.num_updates,
+        "config": settings.training,
+        "save_every_s": settings.save_every_s,
+    }
+    if isinstance(settings, Stage1Settings):
+        options["policy"] = settings.policy
+        result = run_stage1(chosen, folder / chosen.name, **options)
+    else:
+        before = find_policy(settings.runs / "stage1" / chosen.name, "stage1")
+        options["budget"] = Budget(
             episodes=settings.episodes, seconds=settings.budget_s, target_s=settings.target_s
-        ),
-        save_every_s=settings.save_every_s,
-    )
-    print(f"stage 2: {format_seconds(result.seconds, 6)} simulated, in {result.folder}")
+        )
+        result = run_stage2(chosen, folder / chosen.name, before, **options)
+    print(f"stage {number}: {format_seconds(result.seconds, 6)} simulated, in {result.folder}")
     return result
 
 

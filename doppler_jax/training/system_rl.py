@@ -50,12 +50,6 @@ class SystemConfig(Descent):
     links: Literal["parallel", "serial", "duplex"] = "serial"  # in the search's simulator
     num_elites: int = 4
 
-    @property
-    def descent(self) -> Descent:
-        """The part that compiled code depends on."""
-        fields = dataclasses.fields(Descent)
-        return Descent(**{field.name: getattr(self, field.name) for field in fields})
-
 
 @dataclasses.dataclass(frozen=True)
 class System:
@@ -122,7 +116,7 @@ def system_update(state: TrainState, system: System) -> tuple[TrainState, dict[s
     worth_s.confirm_best()
     measured_s = jnp.asarray([worth_s.known[p.tobytes()] for p in samples], jnp.float32)
     state = worth_s.remember(state)
-    state, loss = _learn(state, problem, episodes, measured_s, system.policy, config.descent)
+    state, loss = _learn(state, problem, episodes, measured_s, system.policy, config)
     state = count_batch(state, episodes=config.batch, evaluations=worth_s.num_measured)
     metrics = {
         "best_measured_s": state.best_makespan_s,

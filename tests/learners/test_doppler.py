@@ -16,7 +16,7 @@ from doppler_jax.policies import model
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training import imitation, sim_rl
 from doppler_jax.training.reinforce import Lesson, lesson_loss
-from doppler_jax.training.sim_rl import SimConfig, init_sim_state
+from doppler_jax.training.sim_rl import SimConfig, sim_phase
 from tests.generators import random_params
 from tests.policies.cases import CONFIG, EPISODES, case, init, keys, sample, teach
 from tests.training.cases import IMITATION, SIM, chains_case, sim_update
@@ -118,9 +118,9 @@ def test_no_bound_and_counts_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="no bound"):
         trained()
     with pytest.raises(ValueError, match="at most batch, 4"):
-        init_sim_state(jax.random.key(0), {}, chains_case()[2], SimConfig(batch=4))
+        sim_phase(jax.random.key(0), chains_case()[2], CONFIG, SimConfig(batch=4))
     with pytest.raises(ValueError, match="minibatches is 3; expected a divisor of batch, 256"):
-        init_sim_state(jax.random.key(0), {}, chains_case()[2], SimConfig(minibatches=3))
+        sim_phase(jax.random.key(0), chains_case()[2], CONFIG, SimConfig(minibatches=3))
 
 
 def test_training_goes_on_from_given_parameters_without_stage_1(monkeypatch):

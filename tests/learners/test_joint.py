@@ -10,6 +10,7 @@ from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners import stepwise
 from doppler_jax.learners.learner import episode_update
 from doppler_jax.learners.stepwise import Joint, PerStep
+from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_params
@@ -42,13 +43,16 @@ def drawn(request, problem):
 
     @jax.jit
     def draw(params, key):
-        actions, placement = stepwise.sample(learner, params, problem, key, DRAWS)
-        prepared = learner.prepare(params, problem)
+        choose = learner.chooser(params, problem)
+        actions, placement = stepwise.sample(choose, problem, key, DRAWS)
 
         def judge(actions):
-            return stepwise.log_prob(learner, params, prepared, problem, actions)
+            return stepwise.log_prob(choose, problem, actions, learner.kept_steps)
 
-        return actions, placement, *jax.vmap(judge)(actions), prepared
+        tables = (
+            model.apply(params, learner.config, problem) if request.param == "joint" else None
+        )
+        return actions, placement, *jax.vmap(judge)(actions), tables
 
     return jax.tree.map(np.asarray, draw(params, jax.random.key(1)))
 

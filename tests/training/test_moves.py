@@ -13,7 +13,18 @@ from tests.search.cases import DEVICES, pinned_problem
 
 LANES = 4096
 SIZE = 16
-MUTATE = jax.jit(mutate)
+
+
+@jax.jit
+def move(key, padded, placements, chain=None):
+    """Moves that draw from one key; without a chain as if every task were on it."""
+    if chain is None:
+        tasks = jnp.broadcast_to(jnp.arange(SIZE, dtype=jnp.int32), placements.shape)
+        length = jnp.broadcast_to(padded.num_tasks, len(placements))
+        chain = WaitingChain(task=tasks, length=length)
+    return mutate(jax.random.split(key, len(placements)), padded, placements, chain)
+
+
 CHAIN = jax.jit(waiting_chain)
 
 
@@ -37,7 +48,7 @@ def test_moves_are_small_possible_and_reach_everything(num_tasks):
     graph, costs = pinned_problem(num_tasks, num_tasks)
     placement = placed_on_able(costs, rng)
     before = jnp.broadcast_to(placement[None], (LANES, SIZE))
-    after = np.asarray(MUTATE(jax.random.key(num_tasks), pad(graph, costs), before))
+    after = np.asarray(move(jax.random.key(num_tasks), pad(graph, costs), before))
     assert after.dtype == np.int32
     changed = after != placement
     assert (changed.sum(1) <= GROUP).all()
@@ -52,7 +63,7 @@ def test_moves_are_small_possible_and_reach_everything(num_tasks):
 def test_one_device_changes_nothing():
     graph, costs = random_problem(np.random.default_rng(0), 12, 1)
     before = jnp.zeros((64, SIZE), jnp.int32)
-    after = MUTATE(jax.random.key(0), pad(graph, costs), before)
+    after = move(jax.random.key(0), pad(graph, costs), before)
     np.testing.assert_array_equal(after, before)
 
 
@@ -60,7 +71,7 @@ def test_every_kind_of_move_is_made():
     graph, costs = random_problem(np.random.default_rng(5), 16, DEVICES)
     placement = np.arange(SIZE, dtype=np.int32) % DEVICES
     before = jnp.broadcast_to(placement[None], (LANES, SIZE))
-    after = np.asarray(MUTATE(jax.random.key(1), pad(graph, costs), before))
+    after = np.asarray(move(jax.random.key(1), pad(graph, costs), before))
     changed = after != placement
     count = changed.sum(1)
     assert (count == 1).mean() > 0.4
@@ -76,7 +87,7 @@ def test_half_of_the_moves_are_on_the_chain():
     chain = WaitingChain(
         task=jnp.full((LANES, SIZE), 7, jnp.int32), length=jnp.ones(LANES, jnp.int32)
     )
-    after = MUTATE(jax.random.key(1), pad(graph, costs), before, chain)
+    after = move(jax.random.key(1), pad(graph, costs), before, chain)
     moved = np.asarray(after)[(np.asarray(after) != 0).sum(1) == 1]
     assert 0.45 < (moved[:, 7] != 0).mean() < 0.65
 

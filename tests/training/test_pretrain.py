@@ -25,7 +25,6 @@ from doppler_jax.training.pools import TRAINED, Bucket, best_known_s, draw_probl
 from doppler_jax.training.pretrain import (
     Pretraining,
     PretrainSettings,
-    Weights,
     begin_pretraining,
     evaluate,
     pretrain,
@@ -60,15 +59,10 @@ def greedy_episode(params, problem):
     return rollout.greedy(problem, model.apply(params, POLICY, problem))
 
 
-def weights(**changed):
-    values = {"learning_rate": 1e-3, "entropy": 1e-2}
-    arrays = {name: jnp.float32(value) for name, value in {**values, **changed}.items()}
-    return Weights(**arrays)
-
-
-def update(state, problems, **changed):
+def update(state, problems, learning_rate=1e-3):
     options = {"policy": POLICY, "batch": 16, "links": "parallel"}
-    return pretrain_update(state, problems, weights(**changed), **options)[0]
+    weights = jnp.float32(learning_rate), jnp.float32(1e-2)
+    return pretrain_update(state, problems, *weights, **options)[0]
 
 
 def test_problems_are_of_the_bucket_and_seeded(drawn):

@@ -19,7 +19,7 @@ from doppler_jax.training.settings import (
     Stage3Settings,
     check_settings,
 )
-from doppler_jax.training.stages import stage1, stage2
+from doppler_jax.training.stages import run_stage
 from tests.commands import (
     TEXT,
     assert_refused,
@@ -30,7 +30,11 @@ from tests.commands import (
     snapshot,
 )
 
-STAGES = {1: (stage1, Stage1Settings), 2: (stage2, Stage2Settings), 3: (stage3, Stage3Settings)}
+STAGES = {
+    1: (run_stage, Stage1Settings),
+    2: (run_stage, Stage2Settings),
+    3: (stage3, Stage3Settings),
+}
 # Of a graph file, without an update: what a checkpoint needs and little compilation.
 NO_UPDATE = ["--graph", "g.txt", "--num-updates", "0"]
 SMALL = {1: [*NO_UPDATE, "--policy.width", "4", "--policy.rounds", "1"], 2: NO_UPDATE}
