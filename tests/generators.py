@@ -45,24 +45,16 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
 
 def small_graph(flops, tensors=(), inputs=(), **others):
     """A graph of tensors (producer, bytes, readers) and inputs (home, bytes, readers)."""
-    (producer, tensor_bytes, _), (home, input_bytes, _) = (
-        zip(*rows, strict=True) if rows else ((), (), ()) for rows in (tensors, inputs)
-    )
-    edges, reads = (
-        np.array([(x, v) for x, (*_, readers) in enumerate(rows) for v in readers], int)
-        for rows in (tensors, inputs)
-    )
-    edges, reads = edges.reshape(-1, 2), reads.reshape(-1, 2)
     return make_graph(
         flops=flops,
-        tensor_producer=producer,
-        tensor_bytes=tensor_bytes,
-        edge_tensor=edges[:, 0],
-        edge_reader=edges[:, 1],
-        input_bytes=input_bytes,
-        input_home=home,
-        input_edge_input=reads[:, 0],
-        input_edge_reader=reads[:, 1],
+        tensor_producer=[u for u, _, _ in tensors],
+        tensor_bytes=[size for _, size, _ in tensors],
+        edge_tensor=[x for x, (*_, readers) in enumerate(tensors) for _ in readers],
+        edge_reader=[v for *_, readers in tensors for v in readers],
+        input_bytes=[size for _, size, _ in inputs],
+        input_home=[home for home, _, _ in inputs],
+        input_edge_input=[i for i, (*_, readers) in enumerate(inputs) for _ in readers],
+        input_edge_reader=[v for *_, readers in inputs for v in readers],
         **others,
     )
 

@@ -1,13 +1,12 @@
 """The commands that `make` would run, without running them."""
 
 import os
-import pathlib
 import shlex
 import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.commands import ROOT
 
 
 def run_make(*words, cwd=ROOT):

@@ -1,7 +1,6 @@
 """What the documentation shows must run: its Python, its make targets, its modules."""
 
 import importlib.util
-import pathlib
 import re
 import shlex
 import sys
@@ -10,8 +9,8 @@ import types
 import pytest
 
 import doppler_jax as dj
+from tests.commands import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELLS = {"bash", "console", "sh", "shell"}

@@ -11,7 +11,7 @@ from doppler_jax.baselines.etf import etf_schedule
 from doppler_jax.baselines.heft import heft_schedule
 from doppler_jax.baselines.listing import ListSchedule
 from doppler_jax.baselines.peft import optimistic_costs, peft_schedule
-from doppler_jax.graphs.build import task_edges
+from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.graphs.levels import b_level, b_path, mean_transfer_s, t_level
 from tests.baselines.listing_cases import (
     ARABNEJAD,
@@ -91,29 +91,16 @@ def peft_rule(graph, costs):
 
 
 def naive_table(graph, costs):
-    """The optimistic costs by the recursion as it is written."""
+    """The optimistic costs by the recursion as it is written, edge by edge."""
     senders, readers = task_edges(graph)
     move_s = mean_transfer_s(costs)[graph.edge_tensor]
-    devices = range(costs.num_devices)
-    known = {}
-
-    def cost(t, p):
-        if (t, p) not in known:
-            known[t, p] = max(
-                (
-                    min(
-                        cost(readers[e], q)
-                        + costs.compute_s[readers[e], q]
-                        + (q != p) * move_s[e]
-                        for q in devices
-                    )
-                    for e in np.flatnonzero(senders == t)
-                ),
-                default=0.0,
-            )
-        return known[t, p]
-
-    return np.array([[cost(t, p) for p in devices] for t in range(graph.num_tasks)])
+    apart = 1 - np.eye(costs.num_devices)
+    table_s = np.zeros(costs.compute_s.shape)
+    for t in topological_order(graph)[::-1]:
+        for e in np.flatnonzero(senders == t):
+            there_s = table_s[readers[e]] + costs.compute_s[readers[e]]
+            table_s[t] = np.maximum(table_s[t], (there_s + move_s[e] * apart).min(axis=1))
+    return table_s
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -155,41 +155,36 @@ def test_searches_start_from_all_that_was_measured(tmp_path, taught_nothing, sea
     assert {tuple(placement) for placement in starts.tolist()} >= measured
 
 
+def propose(ran, starts, known=(), costs=None):
+    graph, true, _ = chains_case()
+    options = {"count": 4, "evaluations": 64, "links": "parallel"}
+    traces, key = list(map(simulated, ran)), jax.random.key(0)
+    return system_rl.propose(graph, costs or true, traces, starts, known, key, **options)
+
+
 def test_proposals_simulate_better_than_the_incumbent(searches):
-    graph, costs, _ = chains_case()
-
-    def propose(starts, known=()):
-        return system_rl.propose(
-            graph, costs, [simulated(POOR)], starts, known, jax.random.key(0),
-            count=4, evaluations=64, links="parallel",
-        )  # fmt: skip
-
     incumbent = POOR
-    while found := propose(np.tile(incumbent, (100, 1))):
+    while found := propose([POOR], np.tile(incumbent, (100, 1))):
         incumbent_s = makespan_s(simulated(incumbent))
         assert all(makespan_s(simulated(p)) < incumbent_s for p in found)
         assert len(searches.call_args.args[2]) == 8  # an eighth of the evaluations
         incumbent = found[0]
     assert makespan_s(simulated(incumbent)) < makespan_s(simulated(POOR))
-    known = {p.tobytes() for p in propose(POOR[None])}
-    again = {p.tobytes() for p in propose(POOR[None], known)}
+    known = {p.tobytes() for p in propose([POOR], POOR[None])}
+    again = {p.tobytes() for p in propose([POOR], POOR[None], known)}
     assert again
     assert not again & known
 
 
 def test_searches_take_handling_for_free_until_runs_tell_what_it_takes(searches):
     """All that was measured moved as much, so nothing says that it is as dear as believed."""
-    graph, costs, _ = chains_case()
+    costs = chains_case()[1]
     num_devices = costs.num_devices
     handling = {"handling_s": np.full(num_devices, 9.0)}
     believed = costs.replace(**handling, handling_s_per_byte=np.zeros(num_devices))
 
     def handling_s(placements):
-        found = system_rl.propose(
-            graph, believed, list(map(simulated, placements)), placements, (),
-            jax.random.key(0), count=1, evaluations=64, links="parallel",
-        )  # fmt: skip
-        assert found
+        assert propose(placements, placements, costs=believed)
         return np.asarray(searches.call_args.args[1].costs.handling_s)
 
     alike = np.tile(POOR, (6, 1))
