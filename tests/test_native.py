@@ -47,8 +47,9 @@ def warm():
 def run(tmp_path):
     """Runs the program in a new process, on the modules with a factor; returns what it says."""
     folder = tmp_path / "pkg"
-    folder.mkdir()
-    (folder / "native.py").write_bytes(pathlib.Path(native.__file__).read_bytes())
+    (folder / "native").mkdir(parents=True)
+    source = pathlib.Path(native.__file__).read_bytes()
+    (folder / "native" / "__init__.py").write_bytes(source)
     (folder / "first.py").write_text(FIRST)
 
     def run(factor, kind="jit", home=tmp_path / "home"):
@@ -92,7 +93,7 @@ def test_old_folders_go_and_those_in_use_stay(run, tmp_path):
 
 
 def test_all_native_modules_are_known():
-    root = pathlib.Path(native.__file__).parent
+    root = pathlib.Path(native.__file__).parents[1]
     users = {
         f"doppler_jax.{'.'.join(path.relative_to(root).with_suffix('').parts)}"
         for path in root.rglob("*.py")

@@ -16,17 +16,21 @@ are copied by loops, for Numba compiles each assignment to a slice as a function
 # NumPy scalars and Python ints are one kind to Numba.
 # mypy: disable-error-code="assignment, arg-type, return-value, call-overload, no-any-return"
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
-from doppler_jax.native import inlined, inner, jit
-from doppler_jax.simulator.memory_kernels import (
-    MemoryProblem,
-    make_memory_work,
-    peak_bytes,
+from doppler_jax.native import inner, jit
+from doppler_jax.simulator.memory_kernels import MemoryProblem, MemoryWork, peak_bytes
+from doppler_jax.simulator.native_kernels import (
+    NOBODY,
+    ONE,
+    SERIAL,
+    NativeProblem,
+    Rows,
+    Work,
 )
-from doppler_jax.simulator.native_kernels import ONE, SERIAL, NativeProblem, Rows, run_rows
 
 Array = np.ndarray
 
@@ -55,6 +59,7 @@ IN_VAIN, TURN = range(2)
 class Aim(NamedTuple):
     """What is to be found: the problem, and what makes one plan better than another."""
 
+    simulate: Any  # `run_rows`
     problem: NativeProblem
     links: int
     waits: bool  # `in_order`, else `fifo`
@@ -71,6 +76,16 @@ class Aim(NamedTuple):
     capacity_bytes: Array  # [D], or [0] where everything fits everywhere
 
 
+class Trial(NamedTuple):
+    """A plan that is executed as a whole, and room to do so."""
+
+    rows: Rows  # of one row
+    work: Work
+    memory: MemoryWork
+    peak: Array  # [D] bytes
+    draws_s: Array  # [K] makespans under noise
+
+
 class Walker(NamedTuple):
     """A plan that is changed step by step, and the best that it has been."""
 
@@ -83,6 +98,8 @@ class Walker(NamedTuple):
     done_s: Array  # [2, N] finishes
     arrival_s: Array  # [2, E] by edge as readers list them, under `serial` links
     mark_s: Array  # [2, M, 1 + D (1 + D)] latest finish, devices and links, every STRIDE
+    state_s: Array  # [1 + D (1 + D)], scratch
+    trial: Trial  # of the plan
 
 
 class Population(NamedTuple):
@@ -94,9 +111,10 @@ class Population(NamedTuple):
     energy: Array  # [P] seconds, inf for what has not been looked at
     value_s: Array  # [P] inf where memory is exceeded
     moved: Array  # [2, GROUP] uint32, scratch
+    trial: Trial  # of a child
 
 
-@inlined
+@inner
 def _bits(random: Array) -> np.uint64:
     """Draws 64 bits (SplitMix64, Steele et al. 2014)."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -126,30 +144,6 @@ def _copy(source: Array, goal: Array) -> None:
 
 
 @inner
-def _makespan_s(aim: Aim, placement: Array, order: Array, draw: int, times: Array) -> float:
-    """Returns a plan's makespan in a draw of noise (-1: without) and may write its times.
-
-    `times` is `[0, 0]`, or `[4, N or F + E]` for starts and finishes of tasks and transfers.
-    """
-    n, moves, none = len(placement), len(aim.problem.reader), np.empty((0, 0))
-    makespan_s, keeps = np.empty(1), len(times) > 0
-    rows = Rows(
-        placement.reshape((1, n)),
-        none,
-        order if aim.waits else order[:0],
-        aim.compute_factor[draw] if draw >= 0 else none.reshape(0),
-        aim.transfer_factor[draw] if draw >= 0 else none,
-        makespan_s,
-        times[0, :n].reshape((1, n)) if keeps else none,
-        times[1, :n].reshape((1, n)) if keeps else none,
-        times[2, :moves].reshape((1, moves)) if keeps else none,
-        times[3, :moves].reshape((1, moves)) if keeps else none,
-    )
-    run_rows(aim.problem, rows, aim.waits, aim.waits, aim.links)
-    return makespan_s[0]
-
-
-@inner
 def _statistic(draws_s: Array, quantile: float) -> float:
     """Returns the mean, or a quantile between the two draws next to it."""
     if np.isnan(quantile):
@@ -170,25 +164,23 @@ def _statistic(draws_s: Array, quantile: float) -> float:
 
 
 @inner
-def plan_worth(aim: Aim, placement: Array, order: Array) -> tuple[float, float]:
+def plan_worth(aim: Aim, trial: Trial) -> tuple[float, float]:
     """Returns a plan's value in seconds, inf if it exceeds memory, and what is made small.
 
     The latter, its energy, is the value, and more by as many times as peaks exceed devices.
     """
-    draws, limited = len(aim.compute_factor), len(aim.capacity_bytes) > 0
-    times = np.empty((4 * limited, max(len(placement), len(aim.problem.reader)) * limited))
-    value_s = 0.0
-    if draws == 0 or limited:
-        value_s = _makespan_s(aim, placement, order, -1, times)
-    if draws > 0:
-        draws_s, none = np.empty(draws), np.empty((0, 0))
-        for k in range(draws):
-            draws_s[k] = _makespan_s(aim, placement, order, k, none)
-        value_s = _statistic(draws_s, aim.quantile)
-    over = 0.0
+    rows, draws = trial.rows, len(trial.draws_s)
+    limited, waits, over = len(aim.capacity_bytes) > 0, aim.waits, 0.0
+    # The last is without noise: its times count for memory.
+    for draw in range(draws - 1, -2 if limited or draws == 0 else -1, -1):
+        aim.simulate(aim.problem, rows, trial.work, draw, waits, waits, aim.links)
+        if draw >= 0:
+            trial.draws_s[draw] = rows.makespan_s[0]
+    value_s = _statistic(trial.draws_s, aim.quantile) if draws else rows.makespan_s[0]
     if limited:
-        peak, work = np.empty(len(aim.capacity_bytes)), make_memory_work(aim.memory)
-        peak_bytes(aim.memory, work, placement, times[0], times[1], times[2], times[3], peak)
+        peak = trial.peak
+        times = rows.start_s[0], rows.finish_s[0], rows.sent_s[0], rows.arrival_s[0]
+        peak_bytes(aim.memory, trial.memory, rows.placements[0], *times, peak)
         for d in range(len(peak)):
             if peak[d] > aim.capacity_bytes[d]:
                 over += (peak[d] - aim.capacity_bytes[d]) / max(aim.capacity_bytes[d], 1.0)
@@ -197,11 +189,12 @@ def plan_worth(aim: Aim, placement: Array, order: Array) -> tuple[float, float]:
 
 @jit
 def score_rows(
-    aim: Aim, placements: Array, order: Array, value_s: Array, energy: Array
+    aim: Aim, trial: Trial, placements: Array, value_s: Array, energy: Array
 ) -> None:
-    """Writes what placements `[B, N]` are worth."""
+    """Writes what placements `[B, N]` are worth, in the order of the trial."""
     for b in range(len(placements)):
-        value_s[b], energy[b] = plan_worth(aim, placements[b], order)
+        _copy(placements[b], trial.rows.placements[0])
+        value_s[b], energy[b] = plan_worth(aim, trial)
 
 
 @inner
@@ -266,20 +259,6 @@ def mutate(
     return count
 
 
-@jit
-def mutate_rows(
-    compute_s: Array,
-    near_first: Array,
-    near: Array,
-    random: Array,
-    placements: Array,
-    moved: Array,
-) -> None:
-    """Makes a random move of each placement `[B, N]`."""
-    for placement in placements:
-        mutate(compute_s, near_first, near, random, placement, moved)
-
-
 @inner
 def _move_task(plan: Array, source: int, goal: int) -> None:
     """Moves the task at position `source` to `goal`; those between move up or down by one."""
@@ -326,7 +305,15 @@ def first_changed(aim: Aim, plan: Array, moved: Array, count: int) -> int:
 
 @inner
 def pass_from(
-    aim: Aim, plan: Array, done_s: Array, arrival_s: Array, marks: Array, first: int
+    aim: Aim,
+    plan: Array,
+    done_s: Array,
+    arrival_s: Array,
+    marks: Array,
+    state: Array,
+    sent: Array,
+    sent_s: Array,
+    first: int,
 ) -> float:
     """Executes a plan from position `first` on; returns its makespan.
 
@@ -335,11 +322,10 @@ def pass_from(
     p, serial, devices = aim.problem, aim.links == SERIAL, aim.input_s.shape[1]
     placement, order = plan[PLACEMENT], plan[ORDER]
     begin = first // STRIDE * STRIDE
-    state, sent, sent_s = np.empty(marks.shape[1]), np.empty(devices), np.empty(devices)
     for i in range(len(state)):
         state[i] = marks[begin // STRIDE, i]
     for d in range(devices):
-        sent[d] = -1.0
+        sent[d] = NOBODY
     free_s, link_s, latest_s = state[1 : 1 + devices], state[1 + devices :], state[0]
     for k in range(begin, len(order)):
         if k % STRIDE == 0:
@@ -472,10 +458,12 @@ def walk(
         if changed:
             first = first_changed(aim, plan, moved, changed)
         if aim.is_plain:
-            energy = pass_from(aim, plan, w.done_s[1], w.arrival_s[1], w.mark_s[1], first)
+            parts = w.done_s[1], w.arrival_s[1], w.mark_s[1], w.state_s
+            room = w.trial.work.device[0], w.trial.work.device_s[0]
+            energy = pass_from(aim, plan, *parts, *room, first)
             value_s = energy
         else:
-            value_s, energy = plan_worth(aim, plan[PLACEMENT], plan[ORDER])
+            value_s, energy = plan_worth(aim, w.trial)
         before = worth[ENERGY]
         limit = before
         if kicks == 0 and not is_new:
@@ -559,8 +547,8 @@ def breed(
       target_s: seconds of a plan after which it stops.
     """
     random, energy, compute_s = pool.random, pool.energy, aim.problem.compute_s
-    size, n = pool.placement.shape
-    child, order = np.empty(n, np.uint32), np.empty(n, np.uint32)
+    size = len(pool.placement)
+    child, order = pool.trial.rows.placements[0], pool.trial.rows.order[0]
     for step in range(steps):
         worst = 0
         for k in range(1, size):  # one of those that do not fit, if there are any
@@ -578,7 +566,7 @@ def breed(
                 _cross(aim.rank, random, child, pool.placement[_below(random, size)])
             for _ in range(1 + _below(random, mutations)):
                 mutate(compute_s, aim.near_first, aim.near, random, child, pool.moved)
-        value_s, cost = plan_worth(aim, child, order)
+        value_s, cost = plan_worth(aim, pool.trial)
         # What fits is not driven out by what does not.
         is_better = cost < energy[worst] and (value_s < np.inf or pool.value_s[worst] == np.inf)
         for k in range(size):
@@ -593,7 +581,7 @@ def breed(
 
 
 def warm() -> None:
-    """Compiles all on a graph of two tasks."""
+    """Compiles all, as a search on a graph of two tasks calls it."""
     from doppler_jax.costs.build import from_edge_delays
     from doppler_jax.objective import Objective
     from doppler_jax.search.populations import make_population
@@ -602,7 +590,11 @@ def warm() -> None:
 
     graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 1.0)], num_devices=2)
     problem = make_search_problem(graph, costs, Objective())
-    start = np.zeros((1, 2), np.uint32)
-    problem.score(start)
-    walk(problem.aim, make_walker(problem, start[0], 0), 4, 0.5, 0.1, 1, 0.0)
-    breed(problem.aim, make_population(problem, start, 0), 4, 1, 0.5, False, 0.0)
+    aim, start = problem.aim, np.zeros((1, 2), np.uint32)
+    walker, pool = make_walker(problem, start[0], 0), make_population(problem, start, 0)
+    for function, *example in (
+        (walk, aim, walker, 4, 0.5, 0.1, 1, 0.0),
+        (breed, aim, pool, 4, 1, 0.5, False, 0.0),
+        (score_rows, aim, walker.trial, start, np.zeros(1), np.zeros(1)),
+    ):
+        function.compile(tuple(map(numba.typeof, example)))

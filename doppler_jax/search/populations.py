@@ -121,4 +121,5 @@ def make_population(problem: SearchProblem, starts: np.ndarray, seed: int) -> "P
         energy=np.full(size, np.inf),
         value_s=np.full(size, np.inf),
         moved=np.zeros((2, GROUP), np.uint32),
+        trial=problem.make_trial(order.copy(), order),
     )

@@ -1,6 +1,7 @@
 """What a search minimises: the makespan, or a statistic of it under noise, within memory."""
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 if TYPE_CHECKING:
-    from doppler_jax.search.kernels import Aim
+    from doppler_jax.search.kernels import Aim, Trial
     from doppler_jax.simulator.native_kernels import NativeProblem
 
 
@@ -44,6 +45,7 @@ class SearchProblem:
         """The same for compiled code."""
         from doppler_jax.search.kernels import Aim
         from doppler_jax.simulator.memory_kernels import prepare_memory
+        from doppler_jax.simulator.native_kernels import Entry
 
         graph, costs, n = self.graph, self.costs, self.graph.num_tasks
         devices = costs.num_devices
@@ -61,6 +63,7 @@ class SearchProblem:
         waits = find_discipline(self.queue).waits
         is_serial, has_homes = links == "serial", reads > 0
         return Aim(
+            simulate=Entry(),
             problem=problem,
             links=LINKS.index(links),
             waits=waits,
@@ -82,6 +85,20 @@ class SearchProblem:
             and not self.is_limited,
         )
 
+    def make_trial(self, placement: np.ndarray, order: np.ndarray) -> "Trial":
+        """Returns what executes a plan, uint32 `[N]` each, which may change; for one thread."""
+        from doppler_jax.search.kernels import Trial
+        from doppler_jax.simulator.memory_kernels import make_memory_work
+        from doppler_jax.simulator.native_kernels import make_rows, make_work
+
+        aim, limited = self.aim, self.is_limited
+        factors = aim.compute_factor, aim.transfer_factor
+        times = {"schedule": limited, "transfers": limited}
+        rows = make_rows(aim.problem, placement[None], None, order[None], factors, **times)
+        room = make_work(aim.problem), make_memory_work(aim.memory)
+        peak, draws_s = np.empty(self.costs.num_devices), np.empty(len(aim.compute_factor))
+        return Trial(rows, *room, peak, draws_s)
+
     def score(self, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns values and energies `[B]` of placements `[B, N]`, in seconds.
 
@@ -90,11 +107,13 @@ class SearchProblem:
         from doppler_jax.search.kernels import score_rows
 
         value_s, energy = np.full((2, len(placements)), np.inf)
-        aim, order = self.aim, np.argsort(self.aim.rank).astype(np.uint32)
         given = np.ascontiguousarray(placements, np.uint32)
 
-        def run(rows: slice) -> bool:
-            score_rows(aim, given[rows], order, value_s[rows], energy[rows])
+        def run(parts: Iterator[slice]) -> bool:
+            order = np.argsort(self.aim.rank).astype(np.uint32)
+            trial = self.make_trial(np.empty_like(order), order)
+            for part in parts:
+                score_rows(self.aim, trial, given[part], value_s[part], energy[part])
             return True
 
         if len(given) and self.graph.num_tasks:

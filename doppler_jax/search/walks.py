@@ -106,20 +106,23 @@ class LocalSearch(_Walks):
 
 def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Walker":
     """Returns a walker at a placement `[N]`, its tasks in topological order."""
-    from doppler_jax.search.kernels import GROUP, STRIDE, Walker
+    from doppler_jax.search.kernels import GROUP, ORDER, PLACEMENT, STRIDE, Walker
 
     aim, devices = problem.aim, problem.costs.num_devices
     n = len(placement)
     order = np.argsort(aim.rank)
     kept = n if aim.is_plain else 0
     is_serial = problem.objective.links == "serial"
+    plan = np.stack([placement, order, aim.rank, *[placement, order] * 2]).astype(np.uint32)
     return Walker(
         random=np.array([seed], np.uint64),
-        plan=np.stack([placement, order, aim.rank, *[placement, order] * 2]).astype(np.uint32),
+        plan=plan,
         worth=np.full(3, np.inf),
         count=np.zeros(2, np.int64),
         moved=np.zeros((2, GROUP), np.uint32),
         done_s=np.zeros((2, kept)),
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
         mark_s=np.zeros((2, kept // STRIDE + 1, 1 + devices * (1 + devices))),
+        state_s=np.zeros(1 + devices * (1 + devices)),
+        trial=problem.make_trial(plan[PLACEMENT], plan[ORDER]),
     )

@@ -10,9 +10,10 @@ another order there.
 
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
-from doppler_jax.native import jit
+from doppler_jax.native import inner, jit
 from doppler_jax.simulator.native_kernels import NOBODY, NativeProblem, sort_by_key
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
@@ -77,23 +78,17 @@ def prepare_memory(
     )
 
 
-@jit
 def make_memory_work(memory: MemoryProblem) -> MemoryWork:
     """Returns the room that `peak_bytes` needs; one for each thread."""
     most, devices = len(memory.item_bytes) + len(memory.reader), len(memory.enough_bytes)
+    device, item, order, spare = (np.empty(k * most, np.uint32) for k in (1, 1, 2, 2))
+    last, stay = np.empty((2, devices), np.int64)
     return MemoryWork(
-        np.empty(most, np.uint32),
-        np.empty(most, np.uint32),
-        np.empty(2 * most),
-        np.empty(2 * most, np.uint32),
-        np.empty(2 * most, np.uint32),
-        np.empty(devices, np.int64),
-        np.empty(devices, np.int64),
-        np.empty(devices),
+        device, item, np.empty(2 * most), order, spare, last, stay, np.empty(devices)
     )
 
 
-@jit
+@inner
 def _write_stays(
     memory: MemoryProblem,
     work: MemoryWork,
@@ -192,14 +187,12 @@ def peak_bytes(
 
 
 def warm() -> None:
-    """Compiles `peak_bytes`, on a task."""
+    """Compiles `peak_bytes`."""
     from doppler_jax.costs.build import from_edge_delays
     from doppler_jax.simulator.native import prepare
 
     graph, costs = from_edge_delays([1.0], [], num_devices=1)
     memory = prepare_memory(graph, costs, prepare(graph, costs))
-    times = np.zeros((4, 1))
-    start_s, finish_s, sent_s, arrival_s = times
-    placement, peak = np.zeros(1, np.uint32), np.empty(1)
-    work = make_memory_work(memory)
-    peak_bytes(memory, work, placement, start_s, finish_s, sent_s, arrival_s, peak)
+    row = np.zeros(1)
+    example = memory, make_memory_work(memory), np.zeros(1, np.uint32), *[row] * 5
+    peak_bytes.compile(tuple(map(numba.typeof, example)))

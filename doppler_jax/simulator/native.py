@@ -5,7 +5,7 @@ Results equal those of `oracle.py` in every bit. The compiled loops are in
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,13 @@ from doppler_jax.simulator.durations import check_placement, check_placements
 from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
 
 if TYPE_CHECKING:
-    from doppler_jax.simulator.native_kernels import NativeProblem
+    from doppler_jax.simulator.native_kernels import NativeProblem, Rows
 
 SHARE = 1 << 17
 """Tasks to simulate that are worth a thread: about a millisecond."""
+
+PART = 1 << 18
+"""Tasks of a part."""
 
 
 def prepare(graph: TaskGraph, costs: Costs) -> "NativeProblem":
@@ -72,40 +75,64 @@ def _bounds(rows: np.ndarray, n: int) -> np.ndarray:
     return np.append(0, np.cumsum(np.bincount(rows, minlength=n))).astype(np.uint32)
 
 
-def as_devices(graph: TaskGraph, costs: Costs, given: ArrayLike) -> np.ndarray:
-    """Returns placements `[B, N]` or `[N]` as uint32 `[B, N]`, or raises a `ValueError`."""
-    placements = np.atleast_2d(np.asarray(given))
-    if placements.shape[1:] != (graph.num_tasks,) or (
-        placements.size and not np.issubdtype(placements.dtype, np.integer)
-    ):
-        return check_placements(graph, costs, given).astype(np.uint32)
-    devices = np.empty(placements.shape, np.uint32)
+class Plans:
+    """B placements of a problem, and ranks of each if they differ, as a caller gave them.
 
-    def convert(rows: slice) -> bool:
-        devices[rows] = placements[rows]
-        return bool(0 <= placements[rows].min() <= placements[rows].max() < costs.num_devices)
+    The threads that first simulate them check and copy them: a pass of its own would take a
+    tenth of that time. Copies are small, for memory that is new costs as much.
+    """
 
-    if devices.size and not in_threads(convert, len(devices), graph.num_tasks):
-        check_placements(graph, costs, placements)  # says which
-    return devices
+    def __init__(self, graph: TaskGraph, costs: Costs, placements: ArrayLike) -> None:
+        """Takes placements `[B, N]` or `[N]`, or raises a `ValueError` if they are others."""
+        given = np.atleast_2d(np.asarray(placements))
+        if given.shape[1:] != (graph.num_tasks,) or not np.issubdtype(given.dtype, np.integer):
+            given = check_placements(graph, costs, placements)
+        self.graph, self.costs, self.problem = graph, costs, prepare(graph, costs)
+        self.placements, self.is_new = given, True
+        self.ranks: np.ndarray | None = None  # `[B, N]`
+        self.order: np.ndarray | None = None  # `[B, N]`, in place of ranks once it is known
 
+    def begin(self, ranks: np.ndarray | None, *, waits: bool) -> None:
+        """Makes room for the copy; ranks are `[B, N]`, under `in_order` or not."""
+        self.ranks, self._waits, shape = ranks, waits, self.placements.shape
+        self._devices = np.empty(shape, np.min_scalar_type(self.costs.num_devices))
+        if ranks is not None:
+            self._keys = np.empty(shape, np.min_scalar_type(shape[1]) if waits else ranks.dtype)
 
-def as_ranks(ranks: np.ndarray) -> np.ndarray:
-    """Returns a copy of ranks `[B, N]` in float64."""
-    copy = np.empty(ranks.shape)
+    def read(self, part: slice) -> dict[str, np.ndarray] | None:
+        """Returns fields of `Rows` of a part; None if a device or a rank is invalid."""
+        given, limit = self.placements[part], self.costs.num_devices
+        # Negative numbers are large as unsigned ones.
+        if self.is_new and given.view(given.dtype.str.replace("i", "u")).max() >= limit:
+            return None
+        found = {"placements": given.astype(np.uint32)}
+        if self.ranks is not None:
+            found["ranks"] = self.ranks[part].astype(np.float64)
+            if self._waits:
+                found["order"] = np.empty(given.shape, np.uint32)
+            if self.ranks.dtype.kind not in "iu" and not np.isfinite(found["ranks"]).all():
+                return None
+        elif self.order is not None:
+            found["order"] = self.order[part].astype(np.uint32)
+        return found
 
-    def convert(rows: slice) -> bool:
-        copy[rows] = ranks[rows]
-        return True
+    def keep(self, part: slice, rows: "Rows") -> None:
+        """Copies a part that was simulated."""
+        self._devices[part] = rows.placements
+        if self.ranks is not None:
+            self._keys[part] = rows.order if self._waits else rows.ranks
 
-    in_threads(convert, len(copy), copy[:1].size)
-    return copy
+    def settle(self) -> None:
+        """Goes over to the copy, once all parts are there."""
+        self.is_new, self.placements = False, self._devices
+        if self.ranks is not None and self._waits:
+            self.ranks, self.order = None, self._keys
+        elif self.ranks is not None:
+            self.ranks = self._keys
 
 
 def simulate_native(
-    graph: TaskGraph,
-    problem: "NativeProblem",
-    placements: np.ndarray,
+    plans: Plans,
     *,
     links: str = "parallel",
     queue: str = "fifo",
@@ -115,16 +142,15 @@ def simulate_native(
     schedule: bool = False,
     transfers: bool = False,
 ) -> tuple[np.ndarray, ...]:
-    """Simulates placements under one draw of noise, if any.
+    """Simulates plans under one draw of noise, if any.
 
     Args:
-      graph: the task graph, N tasks and T tensors.
-      problem: what `prepare` made of it and of costs on D devices.
-      placements: `[B, N]` uint32 devices, all of which exist (`as_devices`).
+      plans: B placements of N tasks.
       links: one of `LINKS`.
       queue: one of `QUEUES`.
-      ranks: `[N]` of all placements or `[B, N]`; None under `fifo`.
-      compute_factor: `[N]` multiplies the seconds of each task.
+      ranks: `[N]` of all placements, or `[B, N]`, of which plans keep those of the first call;
+        None under `fifo`.
+      compute_factor: `[N]` multiplies the seconds of each task; given with the next, or not.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
       schedule: whether starts and finishes are wanted.
       transfers: whether those of transfers are wanted, too.
@@ -136,49 +162,56 @@ def simulate_native(
       seconds, inf for what never starts or never ends.
 
     Raises:
-      ValueError: ranks are invalid under the queue.
+      ValueError: a placement names a device that does not exist, or ranks are invalid under
+        the queue.
     """
     from doppler_jax.simulator import native_kernels
 
-    discipline = find_discipline(queue)
-    batch, n = placements.shape
-    order, none = np.empty(0, np.uint32), np.empty((0, 0))
-    shared = ranks is None or ranks.ndim == 1
-    if shared:
-        ranks = check_ranks(graph, queue, ranks)
-    keys = none if ranks is None else np.atleast_2d(_floats(ranks))
-    if discipline.waits and shared:
-        order = rank_order(keys[0]).astype(np.uint32)
-    makespan_s = np.zeros(batch)
-    times = start_s, finish_s, sent_s, arrival_s = [
-        np.empty((batch, size) if wanted else (0, 0))
-        for wanted, size in ((schedule, n), (transfers, len(problem.reader)))
-        for _ in range(2)
-    ]
+    discipline, problem, shared = find_discipline(queue), plans.problem, dict[str, Any]()
+    if ranks is None or ranks.ndim == 1:
+        ranks, each = check_ranks(plans.graph, queue, ranks), None
+        if ranks is not None and discipline.waits:
+            shared["order"] = rank_order(ranks)[None].astype(np.uint32)
+        elif ranks is not None:
+            shared["ranks"] = _floats(ranks[None])
+    else:
+        each = ranks
+    if compute_factor is not None and transfer_factor is not None:
+        shared["factors"] = _floats(compute_factor[None]), _floats(transfer_factor[None])
+    rows = native_kernels.make_rows(
+        problem, plans.placements, **shared, schedule=schedule, transfers=transfers
+    )
+    names, times = rows._fields[-5:], rows[-5:]
+    switches = (
+        -1 + ("factors" in shared),
+        discipline.ranked,
+        discipline.waits,
+        LINKS.index(links),
+    )
 
-    def run(rows: slice) -> bool:
-        mine = keys if shared else keys[rows]
-        share = native_kernels.Rows(
-            placements=placements[rows],
-            ranks=mine,
-            order=order,
-            compute_factor=np.empty(0) if compute_factor is None else _floats(compute_factor),
-            transfer_factor=none if transfer_factor is None else _floats(transfer_factor),
-            makespan_s=makespan_s[rows],
-            start_s=start_s[rows],
-            finish_s=finish_s[rows],
-            sent_s=sent_s[rows],
-            arrival_s=arrival_s[rows],
-        )
-        code = native_kernels.run_rows(
-            problem, share, discipline.ranked, discipline.waits, LINKS.index(links)
-        )
-        return code == native_kernels.OK and (shared or bool(np.isfinite(mine).all()))
+    def run(parts: Iterator[slice]) -> bool:
+        work = native_kernels.make_work(problem)
+        for part in parts:
+            found = plans.read(part)
+            if found is None:
+                return False
+            found |= {name: array[part] for name, array in zip(names, times, strict=True)}
+            mine = rows._replace(**found)
+            if native_kernels.run_rows(problem, mine, work, *switches) != native_kernels.OK:
+                return False
+            if plans.is_new:
+                plans.keep(part, mine)
+        return True
 
-    if batch and n and not in_threads(run, batch, n):
-        for row in keys:
-            check_ranks(graph, queue, row)  # says which task, and why
-    return makespan_s, *times[: 2 * (schedule + transfers)]
+    if plans.is_new:
+        plans.begin(each, waits=discipline.waits)
+    if plans.placements.size and not in_threads(run, *plans.placements.shape):
+        check_placements(plans.graph, plans.costs, plans.placements)  # says which is invalid
+        for row in () if plans.ranks is None else plans.ranks:
+            check_ranks(plans.graph, queue, row)  # says which task, and why
+    if plans.is_new:
+        plans.settle()
+    return times[: 1 + 2 * (schedule + transfers)]
 
 
 def simulate_one(
@@ -203,23 +236,14 @@ def simulate_one(
     Raises:
       ValueError: as `simulate_oracle` does.
     """
-    device, ranks = (
-        check_placement(graph, costs.num_devices, placement),
-        check_ranks(graph, queue, priority),
+    device = check_placement(graph, costs.num_devices, placement)
+    ranks = check_ranks(graph, queue, priority)
+    plans = Plans(graph, costs, device)
+    _, *times = simulate_native(
+        plans, links=links, queue=queue, ranks=ranks, schedule=True, transfers=True
     )
-    problem = prepare(graph, costs)
-    options: dict[str, Any] = {"links": links, "queue": queue, "ranks": ranks}
-    _, start_s, finish_s, sent_s, arrival_s = (
-        array[0]
-        for array in simulate_native(
-            graph,
-            problem,
-            device[None].astype(np.uint32),
-            **options,
-            schedule=True,
-            transfers=True,
-        )
-    )
+    start_s, finish_s, sent_s, arrival_s = (array[0] for array in times)
+    problem = plans.problem
     source = np.append(problem.home, device[problem.producer]).astype(np.int64)
     destination, item = device[problem.reader], problem.item.astype(np.int64)
     item = np.where(item < problem.num_inputs, ~item, item - problem.num_inputs)
@@ -246,18 +270,26 @@ def _floats(array: np.ndarray) -> np.ndarray:
     return np.require(array, np.float64, ["C_CONTIGUOUS", "WRITEABLE"])
 
 
-def in_threads(run: Callable[[slice], bool], batch: int, n: int) -> bool:
-    """Runs slices of the batch in threads of our own; returns whether all went well.
+def in_threads(run: Callable[[Iterator[slice]], bool], batch: int, n: int) -> bool:
+    """Runs parts of the batch in threads of our own; returns whether all went well.
 
     Numba's own threads abort or hang where two Python threads use them, or after a fork.
     """
     threads = min(num_cores(), batch * n // SHARE, batch)
+    # More parts than threads, since another process may take part of a core.
+    count = min(max(4 * threads, batch * n // PART), batch) if threads > 1 else 1
+    bounds = np.linspace(0, batch, count + 1).astype(int).tolist()
+    parts = map(slice, bounds, bounds[1:])  # each thread takes the next
     if threads <= 1:
-        return run(slice(0, batch))
-    # More slices than threads, since another process may take part of a core.
-    bounds = np.linspace(0, batch, min(4 * threads, batch) + 1).astype(int).tolist()
-    with ThreadPoolExecutor(threads) as pool:
-        return all(pool.map(run, map(slice, bounds, bounds[1:])))
+        return run(parts)
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(run, parts) for _ in range(threads - 1)]
+        try:
+            is_good = run(parts)
+        finally:
+            for _ in parts:  # where this one is stopped the others end, too
+                pass
+        return all(other.result() for other in others) and is_good
 
 
 def num_cores() -> int:

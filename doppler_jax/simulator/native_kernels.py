@@ -12,19 +12,21 @@ are three loops over executions:
 
 Sums are made in the order in which the oracle makes them, without fast-math, so that results
 are equal and not merely close. Indices are unsigned: they need no test for negative ones.
-Functions that are called for every task are inlined: calls would count references to arrays.
+Nothing is allocated in here: without references to count, code is compiled in half the time.
 Slices are filled by loops, for Numba compiles each assignment to one as a function.
 """
 
 # NumPy scalars and Python ints are one kind to Numba.
 # mypy: disable-error-code="assignment, arg-type, return-value, call-overload"
 
-from collections.abc import Callable
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
+from numba import types
 
-from doppler_jax.native import inlined, jit
+from doppler_jax.native import inlined, inner, jit
 
 Array = np.ndarray
 
@@ -69,10 +71,10 @@ class Rows(NamedTuple):
     """B executions: what they are of, and where their times are written."""
 
     placements: Array  # [B, N] uint32
-    ranks: Array  # [B, N] float64, [1, N] for all rows, or [0, 0] under `fifo`
-    order: Array  # [N] uint32, the tasks by (rank, id) if that is one for all rows; else [0]
-    compute_factor: Array  # [N] noise of tasks, or [0]
-    transfer_factor: Array  # [T, D] noise of transfers, or [0, 0]
+    ranks: Array  # [B, N] or, for all rows, [1, N]; [0, 0] where no queue looks at them
+    order: Array  # [B, N] or [1, N] uint32, of `in_order` alone: the tasks by (rank, id)
+    compute_factor: Array  # [K, N] noise of tasks, K = 0 for none
+    transfer_factor: Array  # [K, T, D] noise of transfers
     makespan_s: Array  # [B], to be written
     start_s: Array  # [B, N], to be written; [0, 0] where it is not wanted
     finish_s: Array  # likewise
@@ -80,16 +82,73 @@ class Rows(NamedTuple):
     arrival_s: Array  # likewise: when it ends
 
 
-class Links(NamedTuple):
-    """Serial links, and what of the item in hand has been sent."""
+class Work(NamedTuple):
+    """Room to work in, for one thread; what is in it means nothing between calls."""
 
-    free_s: Array  # [D, D] when a link has carried all that was requested
-    sent: Array  # [D] int64, the item that was last sent to each device
-    sent_s: Array  # [D] when its transfer started
-    arrival_s: Array  # [D] and ended
+    task_s: Array  # [5, N]
+    task: Array  # [2, N] uint32
+    device_s: Array  # [3, D]
+    device: Array  # [8, D] uint32
+    link_s: Array  # [D, D]
+    link: Array  # [2, D, D] uint32
+    queue_s: Array  # [(N + 2) D]
+    queue: Array  # [2, (N + 2) D] uint32
+    move_s: Array  # [2, F + E]
+    move: Array  # [2, F + E] uint32
+    seen: Array  # [T, D] uint32, [0, D] where devices spend no time on transfers
 
 
-@jit
+def make_work(problem: NativeProblem) -> Work:
+    """Returns room to work in. Pages of it that nothing touches take no memory."""
+    n, devices = problem.compute_s.shape
+    moves, handles = len(problem.reader), len(problem.handling_s) > 0
+    return Work(
+        task_s=np.empty((5, n)),
+        task=np.empty((2, n), np.uint32),
+        device_s=np.empty((3, devices)),
+        device=np.empty((8, devices), np.uint32),
+        link_s=np.empty((devices, devices)),
+        link=np.empty((2, devices, devices), np.uint32),
+        queue_s=np.empty((n + 2) * devices),
+        queue=np.empty((2, (n + 2) * devices), np.uint32),
+        move_s=np.empty((2, moves)),
+        move=np.empty((2, moves), np.uint32),
+        seen=np.empty((problem.num_tensors * handles, devices), np.uint32),
+    )
+
+
+def make_rows(
+    problem: NativeProblem,
+    placements: Array,
+    ranks: Array | None = None,
+    order: Array | None = None,
+    factors: tuple[Array, Array] | None = None,
+    *,
+    schedule: bool = False,
+    transfers: bool = False,
+) -> Rows:
+    """Returns executions whose times are yet to be written."""
+    none, (batch, n), moves = np.empty((0, 0)), placements.shape, len(problem.reader)
+    start_s, finish_s, sent_s, arrival_s = (
+        np.empty((batch, size) if wanted else (0, 0))
+        for wanted, size in (*[(schedule, n)] * 2, *[(transfers, moves)] * 2)
+    )
+    compute_factor, transfer_factor = factors or (none, np.empty((0, 0, 0)))
+    return Rows(
+        placements=placements,
+        ranks=none if ranks is None else ranks,
+        order=np.empty((0, 0), np.uint32) if order is None else order,
+        compute_factor=compute_factor,
+        transfer_factor=transfer_factor,
+        makespan_s=np.zeros(batch),
+        start_s=start_s,
+        finish_s=finish_s,
+        sent_s=sent_s,
+        arrival_s=arrival_s,
+    )
+
+
+@inner
 def sort_by_key(key: Array, order: Array, spare: Array) -> None:
     """Sorts ids `[n]`, which ascend at first, by (key, id); `spare` `[n]` is overwritten."""
     n, width = len(order), 1
@@ -109,7 +168,7 @@ def sort_by_key(key: Array, order: Array, spare: Array) -> None:
         width *= 2
 
 
-@jit
+@inner
 def _write_order(ranks: Array, order: Array, spare: Array) -> None:
     """Writes the tasks by (rank, id): scattered if ranks are a permutation, else sorted."""
     n = len(order)
@@ -126,28 +185,32 @@ def _write_order(ranks: Array, order: Array, spare: Array) -> None:
         order[k] = v
 
 
-@jit
+@inner
 def _write_seconds(
-    problem: NativeProblem, rows: Rows, b: int, seen: Array, seconds: Array
+    problem: NativeProblem, rows: Rows, work: Work, b: int, draw: int, seconds: Array
 ) -> None:
     """Writes how long every task takes where it is, with noise and handling.
 
-    `seen` `[T, D]` holds the row for which a tensor's transfer to a device was last counted;
-    transfers and their bytes are added up in the order (reader, tensor).
+    Transfers and their bytes are added up in the order (reader, tensor).
     """
-    placement, noisy = rows.placements[b], len(rows.compute_factor) > 0
+    placement, seen = rows.placements[b], work.seen
     for v in range(len(seconds)):
-        factor = rows.compute_factor[v] if noisy else 1.0
+        factor = rows.compute_factor[draw, v] if draw >= 0 else 1.0
         seconds[v] = problem.compute_s[v, placement[v]] * factor
     if len(problem.handling_s) == 0:
         return
-    count, size = np.zeros(len(seconds)), np.zeros(len(seconds))
+    count, size = work.task_s[3], work.task_s[4]
+    for x in range(len(seen)):
+        for d in range(seen.shape[1]):
+            seen[x, d] = 0  # whether a tensor's transfer to a device was counted
+    for v in range(len(seconds)):
+        count[v] = size[v] = 0.0
     for v in range(len(seconds)):
         here = placement[v]
-        for e in range(problem.in_first[v], problem.in_first[v + 1]):
+        for e in range(problem.in_first[v], problem.in_first[v + ONE]):
             u, x = problem.in_producer[e], problem.in_tensor[e]
-            if placement[u] != here and seen[x, here] != b:
-                seen[x, here] = b
+            if placement[u] != here and seen[x, here] == 0:
+                seen[x, here] = 1
                 count[u] += 1.0
                 size[u] += problem.in_bytes[e]
                 count[v] += 1.0
@@ -158,72 +221,73 @@ def _write_seconds(
         seconds[v] += count[v] * each_s + size[v] * per_byte
 
 
-@jit
-def _write_move_seconds(problem: NativeProblem, rows: Rows, b: int, move_s: Array) -> None:
+@inner
+def _write_move_seconds(
+    problem: NativeProblem, rows: Rows, b: int, draw: int, move_s: Array
+) -> None:
     """Writes how long every move takes, with noise; 0 where an item is already there."""
     placement, reads = rows.placements[b], len(problem.home)
     for k in range(len(move_s)):
         here = problem.home[k] if k < reads else placement[problem.producer[k - reads]]
         there = placement[problem.reader[k]]
-        move_s[k] = _move_s(problem, here, there, problem.num_bytes[k])
-    if len(rows.transfer_factor) > 0:
-        for k in range(reads, len(move_s)):
+        per_byte = problem.seconds_per_byte[here, there]
+        move_s[k] = problem.latency_s[here, there] + problem.num_bytes[k] * per_byte
+        if draw >= 0 and k >= reads:
             tensor = problem.item[k] - np.uint32(problem.num_inputs)
-            move_s[k] *= rows.transfer_factor[tensor, placement[problem.reader[k]]]
+            move_s[k] *= rows.transfer_factor[draw, tensor, there]
 
 
-@inlined
-def _move_s(problem: NativeProblem, here: int, there: int, size: float) -> float:
-    return problem.latency_s[here, there] + size * problem.seconds_per_byte[here, there]
-
-
-@jit
-def _make_links(devices: int) -> Links:
-    square, row = np.empty((devices, devices)), np.empty(devices)
-    return Links(square, np.empty(devices, np.int64), row, np.empty(devices))
-
-
-@inlined
+@inner
 def _send(
-    links: Links, serial: bool, here: int, there: int, item: int, made_s: float, move_s: float
-) -> tuple[float, float]:
-    """Returns when the transfer of what was made at `made_s` starts and ends.
+    last: Array,
+    sent_s: Array,
+    link_s: Array,
+    here: np.uint32,
+    there: np.uint32,
+    item: np.uint32,
+    made_s: float,
+    move_s: float,
+) -> None:
+    """Lets a serial link carry an item that was made at `made_s`, once to a destination.
 
-    A serial link carries an item once to a destination, in the order of calls.
+    `last` `[D]` holds the item that was last sent to each device, `sent_s` `[D]` when that
+    began, and `link_s` `[D, D]` when a link has carried all that it was given.
     """
-    sent_s, arrival_s = made_s, made_s + move_s
-    if serial and here != there:
-        if links.sent[there] != item:
-            links.sent[there] = item
-            links.sent_s[there] = max(made_s, links.free_s[here, there])
-            links.arrival_s[there] = links.sent_s[there] + move_s
-            links.free_s[here, there] = links.arrival_s[there]
-        sent_s, arrival_s = links.sent_s[there], links.arrival_s[there]
-    return sent_s, arrival_s
+    if last[there] != item:
+        last[there] = item
+        sent_s[there] = max(made_s, link_s[here, there])
+        link_s[here, there] = sent_s[there] + move_s
 
 
-@jit
+@inner
 def _carry_inputs(
-    problem: NativeProblem, rows: Rows, b: int, links: Links, serial: bool, ready_s: Array
+    problem: NativeProblem, rows: Rows, work: Work, b: int, serial: bool, ready_s: Array
 ) -> None:
     """Frees the links; writes when graph inputs are there, which they carry first, by id."""
-    for k in range(len(links.sent)):
-        links.sent[k] = -1
-        for j in range(len(links.sent)):
-            links.free_s[k, j] = 0.0
+    last, last_s, link_s = work.device[0], work.device_s[0], work.link_s
+    for k in range(len(last)):
+        last[k] = NOBODY
+        for j in range(len(last)):
+            link_s[k, j] = 0.0
     for v in range(len(ready_s)):
         ready_s[v] = 0.0
     for f in range(len(problem.home)):
         v, here = problem.reader[f], problem.home[f]
         there = rows.placements[b, v]
-        move_s = _move_s(problem, here, there, problem.num_bytes[f])
-        sent_s, arrival_s = _send(links, serial, here, there, problem.item[f], 0.0, move_s)
+        per_byte = problem.seconds_per_byte[here, there]
+        sent_s, arrival_s = (
+            0.0,
+            problem.latency_s[here, there] + problem.num_bytes[f] * per_byte,
+        )
+        if serial and here != there:
+            _send(last, last_s, link_s, here, there, problem.item[f], 0.0, arrival_s)
+            sent_s, arrival_s = last_s[there], link_s[here, there]
         ready_s[v] = max(ready_s[v], arrival_s)
         if len(rows.sent_s) > 0:
             rows.sent_s[b, f], rows.arrival_s[b, f] = sent_s, arrival_s
 
 
-@jit
+@inner
 def _clear(rows: Rows, b: int) -> None:
     """Lets nothing start until something does."""
     if len(rows.start_s) > 0:
@@ -234,31 +298,35 @@ def _clear(rows: Rows, b: int) -> None:
             rows.sent_s[b, k] = rows.arrival_s[b, k] = np.inf
 
 
-@jit
-def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
+@inner
+def _in_order(problem: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool) -> int:
     n, devices = problem.compute_s.shape
-    noisy, keeps, shared = (
-        len(rows.transfer_factor) > 0,
-        len(rows.start_s) > 0,
-        len(rows.order) > 0,
+    keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
+    plain, pushes = draw < 0 and len(problem.handling_s) == 0, serial or sends
+    compute_s, latency_s, per_byte = (
+        problem.compute_s,
+        problem.latency_s,
+        problem.seconds_per_byte,
     )
-    handles, sends = len(problem.handling_s) > 0, len(rows.sent_s) > 0
-    plain, pushes = len(rows.compute_factor) == 0 and not handles, serial or sends
-    order = rows.order.copy() if shared else np.empty(n, np.uint32)
-    spare = np.empty(n, np.uint32)
-    done_s, seconds, free_s, ready_s = np.empty(n), np.empty(n), np.empty(devices), np.zeros(n)
-    seen = np.full((problem.num_tensors * handles, devices), -1)
-    links, has_inputs = _make_links(devices), len(problem.home) > 0
+    done_s, ready_s, seconds = work.task_s[0], work.task_s[1], work.task_s[2]
+    last, last_s, link_s, free_s = (
+        work.device[0],
+        work.device_s[0],
+        work.link_s,
+        work.device_s[1],
+    )
+    for v in range(n):
+        ready_s[v] = 0.0
     for b in range(len(rows.placements)):
-        placement = rows.placements[b]
-        if not shared:
-            _write_order(rows.ranks[b], order, spare)
+        placement, order = rows.placements[b], rows.order[b if len(rows.order) > 1 else 0]
+        if len(rows.ranks) > 0:
+            _write_order(rows.ranks[b], order, work.task[0])
         if not plain:
-            _write_seconds(problem, rows, b, seen, seconds)
+            _write_seconds(problem, rows, work, b, draw, seconds)
         if keeps or sends:
             _clear(rows, b)
-        if pushes or has_inputs:
-            _carry_inputs(problem, rows, b, links, serial, ready_s)
+        if pushes or len(problem.home) > 0:
+            _carry_inputs(problem, rows, work, b, serial, ready_s)
         for k in range(devices):
             free_s[k] = 0.0
         for v in range(n):
@@ -272,11 +340,14 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
                 u = problem.in_producer[e]
                 least_s = min(least_s, done_s[u])  # -1 if the producer is still to come
                 if not pushes:
-                    move_s = _move_s(problem, placement[u], here, problem.in_bytes[e])
-                    if noisy:
-                        move_s *= rows.transfer_factor[problem.in_tensor[e], here]
+                    source = placement[u]
+                    move_s = (
+                        latency_s[source, here] + problem.in_bytes[e] * per_byte[source, here]
+                    )
+                    if draw >= 0:
+                        move_s *= rows.transfer_factor[draw, problem.in_tensor[e], here]
                     start = max(start, done_s[u] + move_s)
-            finish = start + (problem.compute_s[v, here] if plain else seconds[v])
+            finish = start + (compute_s[v, here] if plain else seconds[v])
             done_s[v] = free_s[here] = finish
             latest_s = max(latest_s, finish)
             if keeps:
@@ -286,401 +357,386 @@ def _in_order(problem: NativeProblem, rows: Rows, serial: bool) -> int:
                 for m in range(problem.first_move[v], problem.first_move[v + ONE]):
                     reader, item = problem.reader[m], problem.item[m]
                     there = placement[reader]
-                    move_s = _move_s(problem, here, there, problem.num_bytes[m])
-                    if noisy:
+                    move_s = (
+                        latency_s[here, there] + problem.num_bytes[m] * per_byte[here, there]
+                    )
+                    if draw >= 0:
                         tensor = item - np.uint32(problem.num_inputs)
-                        move_s *= rows.transfer_factor[tensor, there]
-                    sent_s, arrival_s = _send(links, serial, here, there, item, finish, move_s)
-                    ready_s[reader] = max(ready_s[reader], arrival_s)
+                        move_s *= rows.transfer_factor[draw, tensor, there]
+                    sent, arrival = finish, finish + move_s
+                    if serial and here != there:
+                        _send(last, last_s, link_s, here, there, item, finish, move_s)
+                        sent, arrival = last_s[there], link_s[here, there]
+                    ready_s[reader] = max(ready_s[reader], arrival)
                     if sends:
-                        rows.sent_s[b, m], rows.arrival_s[b, m] = sent_s, arrival_s
+                        rows.sent_s[b, m], rows.arrival_s[b, m] = sent, arrival
         if least_s < 0.0:
             return b
         rows.makespan_s[b] = latest_s
     return OK
 
 
-@jit
+@inner
 def _is_before(a: float, u: np.uint32, b: float, v: np.uint32) -> bool:
     """Whether task u with key a goes before task v with key b."""
     return a < b or (a == b and u < v)
 
 
-@inlined
-def _push_heap(heap: Array, base: int, length: Array, d: int, key: Array, task: int) -> None:
+@inner
+def _push_heap(
+    heap: Array, base: int, length: Array, d: int, key: Array, task: np.uint32
+) -> None:
     """Adds a task to device d's binary heap by (key, id)."""
-    i = np.uint32(length[d])
+    i = length[d]
     length[d] = i + ONE
     while i > 0:
-        parent = (i - ONE) >> ONE
+        parent = np.uint32((i - ONE) >> ONE)
         above = heap[base + parent]
         if _is_before(key[above], above, key[task], task):
             break
         heap[base + i] = above
-        i = np.uint32(parent)
+        i = parent
     heap[base + i] = task
 
 
-@inlined
+@inner
 def _pop_heap(heap: Array, base: int, length: Array, d: int, key: Array) -> np.uint32:
     """Removes and returns the least task of device d's heap."""
     end, i = np.uint32(length[d] - ONE), np.uint32(0)
     least, last = heap[base], heap[base + end]
     length[d] = end
     while True:
-        child = np.uint32(2 * i + ONE)
-        if child >= end:
+        j = np.uint32(2 * i + ONE)
+        if j >= end:
             break
-        other = np.uint32(child + ONE)
-        if other < end and _is_before(
-            key[heap[base + other]],
-            heap[base + other],
-            key[heap[base + child]],
-            heap[base + child],
-        ):
-            child = other
-        if not _is_before(key[heap[base + child]], heap[base + child], key[last], last):
+        child, other = heap[base + j], heap[base + j + ONE]
+        if j + ONE < end and _is_before(key[other], other, key[child], child):
+            child, j = other, np.uint32(j + ONE)
+        if not _is_before(key[child], child, key[last], last):
             break
-        heap[base + i] = heap[base + child]
-        i = child
+        heap[base + i] = child
+        i = j
     heap[base + i] = last
     return least
 
 
-def _make_by_start(ranked: bool) -> Callable[[NativeProblem, Rows, bool], int]:
-    """Returns the loop over starts; under `fifo` without what ranks need: an eighth faster."""
+class Queues(NamedTuple):
+    """What waits for each device.
 
-    @jit
-    def by_start(problem: NativeProblem, rows: Rows, serial: bool) -> int:
-        n, devices = problem.compute_s.shape
-        keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
-        noisy, handles = len(rows.transfer_factor) > 0, len(problem.handling_s) > 0
-        plain = len(rows.compute_factor) == 0 and not handles
-        # Locals, for the loop over moves is slower where it reads tuples.
-        compute_s, latency_s, per_byte = (
-            problem.compute_s,
-            problem.latency_s,
-            problem.seconds_per_byte,
-        )
-        first_move, item, reader, num_bytes = (
-            problem.first_move,
-            problem.item,
-            problem.reader,
-            problem.num_bytes,
-        )
-        links, seconds, ready_s = _make_links(devices), np.empty(n), np.empty(n)
-        last, last_s, free_link_s = links.sent, links.sent_s, links.free_s
-        seen = np.full((problem.num_tensors * handles, devices), -1)
-        num_reads, missing = np.empty(n, np.int32), np.empty(n, np.int32)
-        # Per device: tasks that wait, by (ready time, key, id), from head to tail, -inf before
-        # and inf behind; under ranks a heap of those that are ready when it is idle, too.
-        # Pages of these tables that nothing touches take no memory.
-        stride = n + 2
-        queue_s, queue = np.empty(stride * devices), np.empty(stride * devices, np.uint32)
-        heap = np.empty(stride * devices if ranked else 0, np.uint32)
-        head, tail = np.empty(devices, np.uint32), np.empty(devices, np.uint32)
-        length = np.empty(devices, np.uint32)
-        free_s, next_s = np.empty(devices), np.empty(devices)  # when idle, when next busy
-        key = ready_s
+    By (ready time, key, id), from head to tail, -inf before and inf behind; under ranks in a
+    heap what is ready when the device is idle, too.
+    """
 
-        # Functions in here are inlined by Numba as they are, without a table being passed.
-        def first_task(d: int) -> np.uint32:
-            return heap[d * stride] if ranked and length[d] else queue[head[d]]
+    stride: int  # entries of a device
+    ready_s: Array  # [D stride]
+    task: Array  # [D stride] uint32
+    heap: Array  # [D stride] uint32
+    head: Array  # [D] uint32
+    tail: Array  # [D] uint32
+    length: Array  # [D] uint32, of the heap
+    free_s: Array  # [D] when it is idle
+    next_s: Array  # [D] when it is next busy
 
-        def release(d: int, task: int, at_s: float, key: Array) -> None:
-            """Lets a task wait for device d."""
-            next_s[d] = min(next_s[d], max(free_s[d], at_s))
-            if ranked and at_s <= free_s[d]:
-                _push_heap(heap, d * stride, length, d, key, task)
-            else:
-                # Sorted in from the end, where what became ready last belongs.
-                i = tail[d]
-                tail[d] = i + ONE
-                queue_s[i + ONE] = np.inf
-                while True:
-                    ahead_s, ahead = queue_s[i - ONE], queue[i - ONE]
-                    if ahead_s < at_s or (
-                        ahead_s == at_s and _is_before(key[ahead], ahead, key[task], task)
-                    ):
-                        break
-                    queue_s[i], queue[i] = ahead_s, ahead
-                    i -= ONE
-                queue_s[i], queue[i] = at_s, task
 
-        for v in range(n):
-            num_reads[v] = problem.in_first[v + 1] - problem.in_first[v]
-        for b in range(len(rows.placements)):
-            placement = rows.placements[b]
-            if ranked:
-                key = rows.ranks[b if len(rows.ranks) > 1 else 0]
-            if not plain:
-                _write_seconds(problem, rows, b, seen, seconds)
-            if keeps or sends:
-                _clear(rows, b)
-            if serial or len(problem.home) > 0:
-                _carry_inputs(problem, rows, b, links, serial, ready_s)
-            else:
-                for v in range(n):
-                    ready_s[v] = 0.0
-            for d in range(devices):
-                head[d] = tail[d] = d * stride + 1
-                length[d] = 0
-                free_s[d] = 0.0
-                next_s[d] = queue_s[head[d]] = np.inf
-                queue_s[head[d] - ONE] = -np.inf
+@inlined
+def _first_task(q: Queues, d: int, ranked: bool) -> np.uint32:
+    return q.heap[d * q.stride] if ranked and q.length[d] else q.task[q.head[d]]
+
+
+@inlined
+def _release(
+    q: Queues, d: np.uint32, task: np.uint32, at_s: float, key: Array, ranked: bool
+) -> None:
+    """Lets a task wait for device d."""
+    q.next_s[d] = min(q.next_s[d], max(q.free_s[d], at_s))
+    if ranked and at_s <= q.free_s[d]:
+        _push_heap(q.heap, d * q.stride, q.length, d, key, task)
+        return
+    # Sorted in from the end, where what became ready last belongs.
+    i = q.tail[d]
+    q.tail[d] = i + ONE
+    q.ready_s[i + ONE] = np.inf
+    while True:
+        ahead_s, ahead = q.ready_s[i - ONE], q.task[i - ONE]
+        if ahead_s < at_s or (
+            ahead_s == at_s and _is_before(key[ahead], ahead, key[task], task)
+        ):
+            break
+        q.ready_s[i], q.task[i] = ahead_s, ahead
+        i -= ONE
+    q.ready_s[i], q.task[i] = at_s, task
+
+
+@inlined
+def _by_start(
+    problem: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool, ranked: bool
+) -> int:
+    n, devices = problem.compute_s.shape
+    keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
+    plain = draw < 0 and len(problem.handling_s) == 0
+    # Locals, for the loop over moves is slower where it reads tuples.
+    compute_s, latency_s, per_byte = (
+        problem.compute_s,
+        problem.latency_s,
+        problem.seconds_per_byte,
+    )
+    first_move, item, reader, num_bytes = (
+        problem.first_move,
+        problem.item,
+        problem.reader,
+        problem.num_bytes,
+    )
+    ready_s, seconds, missing = work.task_s[0], work.task_s[1], work.task[0]
+    last, last_s, link_s = work.device[0], work.device_s[0], work.link_s
+    stride, queue_s, queue, heap = n + 2, work.queue_s, work.queue[0], work.queue[1]
+    head, tail, length = work.device[1], work.device[2], work.device[3]
+    free_s, next_s, key = work.device_s[1], work.device_s[2], ready_s
+    q = Queues(stride, queue_s, queue, heap, head, tail, length, free_s, next_s)
+    for b in range(len(rows.placements)):
+        placement = rows.placements[b]
+        if ranked:
+            key = rows.ranks[b if len(rows.ranks) > 1 else 0]
+        if not plain:
+            _write_seconds(problem, rows, work, b, draw, seconds)
+        if keeps or sends:
+            _clear(rows, b)
+        if serial or len(problem.home) > 0:
+            _carry_inputs(problem, rows, work, b, serial, ready_s)
+        else:
             for v in range(n):
-                missing[v] = num_reads[v]
-                if num_reads[v] == 0:
-                    release(placement[v], np.uint32(v), ready_s[v], key)
-            latest_s = 0.0
-            for _ in range(n):
-                # The device whose next task is first by (start, key, id) of all. Without
-                # branches, for they could not be predicted.
-                here, start, second = np.uint32(0), next_s[0], np.inf
-                for d in range(1, devices):
-                    here = np.uint32(d) if next_s[d] < start else here
-                    second = min(second, max(start, next_s[d]))
-                    start = min(start, next_s[d])
-                if start == second:
-                    if start == np.inf:  # a task that cannot run, and what waits for it
-                        latest_s = np.inf
-                        break
-                    best = first_task(here)
-                    for d in range(here + ONE, devices):
-                        if next_s[d] == start:
-                            v = first_task(d)
-                            if _is_before(key[v], v, key[best], best):
-                                here, best = np.uint32(d), v
-                i = head[here]
-                if ranked and length[here]:
-                    u = _pop_heap(heap, here * stride, length, here, key)
-                else:
-                    u = queue[i]
-                    queue_s[i] = -np.inf
+                ready_s[v] = 0.0
+        for d in range(devices):
+            head[d] = tail[d] = d * stride + 1
+            length[d] = 0
+            free_s[d] = 0.0
+            next_s[d] = queue_s[head[d]] = np.inf
+            queue_s[head[d] - ONE] = -np.inf
+        for v in range(n):
+            missing[v] = problem.in_first[v + 1] - problem.in_first[v]
+            if missing[v] == 0:
+                _release(q, placement[v], np.uint32(v), ready_s[v], key, ranked)
+        latest_s = 0.0
+        for _ in range(n):
+            # The device whose next task is first by (start, key, id) of all. Without
+            # branches, for they could not be predicted.
+            here, start, second = np.uint32(0), next_s[0], np.inf
+            for d in range(1, devices):
+                here = np.uint32(d) if next_s[d] < start else here
+                second = min(second, max(start, next_s[d]))
+                start = min(start, next_s[d])
+            if start == second:
+                if start == np.inf:  # a task that cannot run, and what waits for it
+                    latest_s = np.inf
+                    break
+                best = _first_task(q, here, ranked)
+                for d in range(here + ONE, devices):
+                    if next_s[d] == start:
+                        v = _first_task(q, d, ranked)
+                        if _is_before(key[v], v, key[best], best):
+                            here, best = np.uint32(d), v
+            i = head[here]
+            if ranked and length[here]:
+                u = _pop_heap(heap, here * stride, length, here, key)
+            else:
+                u = queue[i]
+                queue_s[i] = -np.inf
+                i += ONE
+            finish = start + (compute_s[u, here] if plain else seconds[u])
+            latest_s = max(latest_s, finish)
+            free_s[here] = finish
+            if ranked:
+                while queue_s[i] <= finish and queue_s[i] < np.inf:
+                    _push_heap(heap, here * stride, length, here, key, queue[i])
                     i += ONE
-                finish = start + (compute_s[u, here] if plain else seconds[u])
-                latest_s = max(latest_s, finish)
-                free_s[here] = finish
-                if ranked:
-                    while queue_s[i] <= finish and queue_s[i] < np.inf:
-                        _push_heap(heap, here * stride, length, here, key, queue[i])
-                        i += ONE
-                head[here] = i
-                next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
-                if keeps:
-                    rows.start_s[b, u], rows.finish_s[b, u] = start, finish
-                for k in range(first_move[u], first_move[u + ONE]):
-                    v = reader[k]
-                    there = placement[v]
-                    move_s = latency_s[here, there] + num_bytes[k] * per_byte[here, there]
-                    if noisy:
-                        tensor = item[k] - np.uint32(problem.num_inputs)
-                        move_s *= rows.transfer_factor[tensor, there]
-                    sent, arrival = finish, finish + move_s
-                    if serial and here != there:  # what `_send` does, which is slower here
-                        if last[there] != item[k]:
-                            last[there] = item[k]
-                            last_s[there] = max(finish, free_link_s[here, there])
-                            free_link_s[here, there] = last_s[there] + move_s
-                        sent, arrival = last_s[there], free_link_s[here, there]
-                    if sends:
-                        rows.sent_s[b, k], rows.arrival_s[b, k] = sent, arrival
-                    at_s = max(ready_s[v], arrival)
-                    ready_s[v] = at_s
-                    left = missing[v] - np.int32(1)
-                    missing[v] = left
-                    if left == 0:
-                        release(there, v, at_s, key)
-            rows.makespan_s[b] = latest_s
-        return OK
-
-    return by_start
-
-
-_fifo, _ranked = _make_by_start(False), _make_by_start(True)
+            head[here] = i
+            next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
+            if keeps:
+                rows.start_s[b, u], rows.finish_s[b, u] = start, finish
+            for k in range(first_move[u], first_move[u + ONE]):
+                v = reader[k]
+                there = placement[v]
+                move_s = latency_s[here, there] + num_bytes[k] * per_byte[here, there]
+                if draw >= 0:
+                    tensor = item[k] - np.uint32(problem.num_inputs)
+                    move_s *= rows.transfer_factor[draw, tensor, there]
+                sent, arrival = finish, finish + move_s
+                if serial and here != there:
+                    _send(last, last_s, link_s, here, there, item[k], finish, move_s)
+                    sent, arrival = last_s[there], link_s[here, there]
+                if sends:
+                    rows.sent_s[b, k], rows.arrival_s[b, k] = sent, arrival
+                at_s = max(ready_s[v], arrival)
+                ready_s[v] = at_s
+                left = np.uint32(missing[v] - ONE)
+                missing[v] = left
+                if left == 0:
+                    _release(q, there, v, at_s, key, ranked)
+        rows.makespan_s[b] = latest_s
+    return OK
 
 
 class Waiting(NamedTuple):
     """Transfers, named by their first move; those of a pair of devices wait in a list."""
 
     request_s: Array  # [F + E]
-    before: Array  # [F + E] int64, the one before it in its list, or -1
-    behind: Array  # [F + E]
-    front: Array  # [D, D] int64, the first of each list, or -1
-    back: Array  # [D, D]
+    item: Array  # [F + E] uint32
+    before: Array  # [F + E] uint32, the one before it in its list, or NOBODY
+    behind: Array  # [F + E] uint32
+    front: Array  # [D, D] uint32, the first of each list, or NOBODY
+    back: Array  # [D, D] uint32
 
 
-@inlined
-def _goes_first(wait: Waiting, item: Array, k: int, other: int) -> bool:
+@inner
+def _goes_first(wait: Waiting, k: np.uint32, other: np.uint32) -> bool:
     """Whether a transfer goes before another by (request, item), graph inputs first."""
-    return (wait.request_s[k] < wait.request_s[other]) | (
-        (wait.request_s[k] == wait.request_s[other]) & (item[k] < item[other])
-    )
+    return _is_before(wait.request_s[k], wait.item[k], wait.request_s[other], wait.item[other])
 
 
-@jit
+@inner
 def _request(
-    wait: Waiting, item: Array, k: np.int64, here: np.int64, there: np.int64, now: float
+    wait: Waiting, k: np.uint32, here: np.uint32, there: np.uint32, now: float
 ) -> None:
     """Lets a transfer wait in the list of its pair of devices, sorted in from the end."""
     wait.request_s[k] = now
-    j = wait.back[here, there]
-    while j >= 0 and _goes_first(wait, item, k, j):
+    j, behind = wait.back[here, there], NOBODY
+    while j != NOBODY and _goes_first(wait, k, j):
+        behind = j
         j = wait.before[j]
-    behind = wait.front[here, there] if j < 0 else wait.behind[j]
     wait.before[k], wait.behind[k] = j, behind
-    if j < 0:
+    if j == NOBODY:
         wait.front[here, there] = k
     else:
         wait.behind[j] = k
-    if behind < 0:
+    if behind == NOBODY:
         wait.back[here, there] = k
     else:
         wait.before[behind] = k
 
 
-@inlined
-def _next_transfer(
-    wait: Waiting, item: Array, sending: Array, receives: Array
-) -> tuple[int, int, int]:
-    """Returns the transfer that starts next, or -1, and from where to where it goes.
+class Ready(NamedTuple):
+    """What tasks still miss, and per device a heap of those that are ready, by (key, id)."""
 
-    Of equal requests of one item that with the smaller destination goes first.
-    """
-    best, source, goal = -1, 0, 0
-    for here in range(len(sending)):
-        for there in range(len(sending)):
-            k = wait.front[here, there]
-            can_start = k >= 0 and sending[here] < 0 and not receives[there]
-            if can_start and (best < 0 or _goes_first(wait, item, k, best)):
-                best, source, goal = k, here, there
-    return best, source, goal
+    placement: Array  # [N] uint32
+    missing: Array  # [N] uint32
+    ready_s: Array  # [N]
+    table: Array
+    length: Array  # [D] uint32
 
 
-@jit
-def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> int:
+@inner
+def _arrive(r: Ready, waits: bool, v: np.uint32, now: float, key: Array) -> None:
+    """Lets a task miss one input less."""
+    r.missing[v] -= ONE
+    if r.missing[v] == 0 and not waits:
+        r.ready_s[v] = now
+        d = r.placement[v]
+        _push_heap(r.table, d * (len(r.missing) + 1), r.length, d, key, v)
+
+
+@inner
+def _by_event(
+    problem: NativeProblem, rows: Rows, work: Work, draw: int, ranked: bool, waits: bool
+) -> int:
     n, devices = problem.compute_s.shape
     moves, reads, stride = len(problem.reader), len(problem.home), n + 1
     item, reader, first_move = problem.item, problem.reader, problem.first_move
-    keeps, sends, shared = len(rows.start_s) > 0, len(rows.sent_s) > 0, len(rows.order) > 0
-    seen = np.full((problem.num_tensors * (len(problem.handling_s) > 0), devices), -1)
-    seconds, move_s = np.empty(n), np.empty(moves)
-    missing, ready_s = np.empty(n, np.int32), np.empty(n)  # inputs to come; last arrival
-    done, fresh = np.empty(n, np.bool_), np.empty(n, np.uint32)  # tasks that became ready now
-    order, spare = np.empty(n, np.uint32), np.empty(n, np.uint32)
+    keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
+    ready_s, seconds, position = work.task_s[0], work.task_s[1], work.task_s[2]
+    missing, move_s = work.task[0], work.move_s[0]  # inputs to come
     # Per device: a heap of the ready tasks, or under `in_order` all that have not started.
-    table = np.empty(stride * devices, np.uint32)
-    head, length = np.empty(devices, np.uint32), np.empty(devices, np.uint32)
-    running, end_s = np.empty(devices, np.uint32), np.empty(devices)
-    wait = Waiting(
-        np.empty(moves),
-        np.empty(moves, np.int64),
-        np.empty(moves, np.int64),
-        np.empty((devices, devices), np.int64),
-        np.empty((devices, devices), np.int64),
-    )
-    sending, goal = np.empty(devices, np.int64), np.empty(devices, np.int64)
-    receives, busy = np.empty(devices, np.bool_), np.empty(devices, np.bool_)
-    last = np.empty(devices, np.int64)  # the item that was last requested for each device
-    began_s, sent_s = np.empty(devices), np.empty(devices)
+    table, head, length = work.queue[0], work.device[0], work.device[1]
+    running, end_s, busy = work.device[2], work.device_s[0], work.device[3]
+    wait = Waiting(work.move_s[1], item, work.move[0], work.move[1], work.link[0], work.link[1])
+    front, back = wait.front, wait.back
+    sending, goal, receives = work.device[4], work.device[5], work.device[6]
+    last = work.device[7]  # the item that was last requested for each device
+    began_s, sent_s = work.device_s[1], work.device_s[2]
     for b in range(len(rows.placements)):
         placement, key = rows.placements[b], ready_s
-        if ranked:
+        if ranked and not waits:
             key = rows.ranks[b if len(rows.ranks) > 1 else 0]
         for d in range(devices):
             head[d] = d * stride
-            length[d] = 0
+            length[d] = busy[d] = receives[d] = 0
             end_s[d] = sent_s[d] = np.inf
-            sending[d] = last[d] = -1
-            receives[d] = busy[d] = False
+            sending[d] = last[d] = NOBODY
             for there in range(devices):
-                wait.front[d, there] = wait.back[d, there] = -1
+                front[d, there] = back[d, there] = NOBODY
         if waits:
-            if shared:
-                for k in range(n):
-                    order[k] = rows.order[k]
-            else:
-                _write_order(key, order, spare)
-            for v in range(n):
-                done[v] = False
+            key, order = position, rows.order[b if len(rows.order) > 1 else 0]
+            if len(rows.ranks) > 0:
+                _write_order(rows.ranks[b], order, work.task[1])
             for k in range(n):
                 v = order[k]
-                done[v] = True
-                for e in range(problem.in_first[v], problem.in_first[v + ONE]):
-                    if not done[problem.in_producer[e]]:
-                        return b
                 d = placement[v]
+                position[v] = k
                 table[head[d] + length[d]] = v
                 length[d] += ONE
-        _write_seconds(problem, rows, b, seen, seconds)
-        _write_move_seconds(problem, rows, b, move_s)
+        _write_seconds(problem, rows, work, b, draw, seconds)
+        _write_move_seconds(problem, rows, b, draw, move_s)
         if keeps or sends:
             _clear(rows, b)
+
+        ready = Ready(placement, missing, ready_s, table, length)
+        now, latest_s, started = 0.0, 0.0, 0
         for v in range(n):
-            missing[v] = problem.in_first[v + 1] - problem.in_first[v]
-        count, now, latest_s, started = 0, 0.0, 0.0, 0
+            missing[v] = ONE + problem.in_first[v + 1] - problem.in_first[v]
+            for e in range(problem.in_first[v], problem.in_first[v + ONE]):
+                if waits and position[problem.in_producer[e]] > position[v]:
+                    return b
         for k in range(reads):
-            here, there = np.int64(problem.home[k]), np.int64(placement[reader[k]])
+            here, there = problem.home[k], placement[reader[k]]
             if there != here:
-                missing[reader[k]] += np.int32(1)
+                missing[reader[k]] += ONE
                 if last[there] != item[k]:
                     last[there] = item[k]
-                    _request(wait, item, np.int64(k), here, there, 0.0)
+                    _request(wait, np.uint32(k), here, there, 0.0)
         for v in range(n):
-            if missing[v] == 0:
-                fresh[count] = v
-                count += 1
+            _arrive(ready, waits, np.uint32(v), 0.0, key)
         while now < np.inf:
             # Completions and arrivals of this instant, and the start of one transfer, until
             # there are none left; then the start of one task.
-            for here in range(devices):
+            for d in range(devices):
+                here = np.uint32(d)
                 if end_s[here] == now:
                     u = running[here]
-                    end_s[here], busy[here] = np.inf, False
-                    for m in range(first_move[u], first_move[u + ONE]):
-                        v = reader[m]
-                        there = np.int64(placement[v])
+                    end_s[here], busy[here] = np.inf, 0
+                    for k in range(first_move[u], first_move[u + ONE]):
+                        there = placement[reader[k]]
                         if there == here:
-                            missing[v] -= np.int32(1)
-                            if missing[v] == 0:
-                                fresh[count] = v
-                                count += 1
-                        elif last[there] != item[m]:
-                            last[there] = item[m]
-                            _request(wait, item, np.int64(m), np.int64(here), there, now)
+                            _arrive(ready, waits, reader[k], now, key)
+                        elif last[there] != item[k]:
+                            last[there] = item[k]
+                            _request(wait, np.uint32(k), here, there, now)
                 if sent_s[here] == now:
                     k, there = sending[here], goal[here]
                     x = item[k]
-                    sent_s[here], sending[here], receives[there] = np.inf, -1, False
+                    sent_s[here], sending[here], receives[there] = np.inf, NOBODY, 0
                     while k < moves and item[k] == x:
-                        v = reader[k]
-                        if placement[v] == there:
+                        if placement[reader[k]] == there:
                             if sends:
                                 rows.sent_s[b, k], rows.arrival_s[b, k] = began_s[here], now
-                            missing[v] -= np.int32(1)
-                            if missing[v] == 0:
-                                fresh[count] = v
-                                count += 1
-                        k += 1
-            for j in range(count):
-                v = fresh[j]
-                d = placement[v]
-                ready_s[v] = now
-                if not waits:
-                    _push_heap(table, d * stride, length, d, key, v)
-            count = 0
-            k, here, there = _next_transfer(wait, item, sending, receives)
-            if k >= 0:
-                behind = wait.behind[k]
-                wait.front[here, there] = behind
-                if behind < 0:
-                    wait.back[here, there] = -1
+                            _arrive(ready, waits, reader[k], now, key)
+                        k += ONE
+            # Of equal requests of one item that with the smaller destination goes first.
+            best, here, to = NOBODY, 0, 0
+            for d in range(devices):
+                for there in range(devices):
+                    k = front[d, there]
+                    can_start = k != NOBODY and sending[d] == NOBODY and not receives[there]
+                    if can_start and (best == NOBODY or _goes_first(wait, k, best)):
+                        best, here, to = k, d, there
+            if best != NOBODY:
+                behind = wait.behind[best]
+                front[here, to] = behind
+                if behind == NOBODY:
+                    back[here, to] = NOBODY
                 else:
-                    wait.before[behind] = -1
-                sending[here], goal[here], receives[there] = k, there, True
-                began_s[here], sent_s[here] = now, now + move_s[k]
+                    wait.before[behind] = NOBODY
+                sending[here], goal[here], receives[to] = best, to, 1
+                began_s[here], sent_s[here] = now, now + move_s[best]
                 continue
-            task, here = NOBODY, 0
+            task = NOBODY
             for d in range(devices):
                 if not busy[d] and length[d] > 0:
                     v = table[head[d]]
@@ -694,7 +750,7 @@ def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> 
                 else:
                     _pop_heap(table, here * stride, length, here, key)
                 started += 1
-                running[here], busy[here] = task, True
+                running[here], busy[here] = task, 1
                 end_s[here] = now + seconds[task]
                 latest_s = max(latest_s, end_s[here])
                 if keeps:
@@ -708,12 +764,22 @@ def _by_event(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool) -> 
 
 
 @jit
-def run_rows(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool, links: int) -> int:
+def run_rows(
+    problem: NativeProblem,
+    rows: Rows,
+    work: Work,
+    draw: int,
+    ranked: bool,
+    waits: bool,
+    links: int,
+) -> int:
     """Simulates executions one after another.
 
     Args:
       problem: graph and costs.
-      rows: the executions; their times are written.
+      rows: the executions; their times are written, and their order where they have ranks.
+      work: see `make_work`.
+      draw: of noise, -1 for none.
       ranked: see `disciplines.Discipline`.
       waits: likewise.
       links: `PARALLEL`, `SERIAL` or `DUPLEX`.
@@ -722,18 +788,40 @@ def run_rows(problem: NativeProblem, rows: Rows, ranked: bool, waits: bool, link
       `OK`, or the first row whose `in_order` ranks turn a precedence round.
     """
     if links == DUPLEX:
-        return _by_event(problem, rows, ranked, waits)
+        return _by_event(problem, rows, work, draw, ranked, waits)
     if waits:
-        return _in_order(problem, rows, links == SERIAL)
+        return _in_order(problem, rows, work, draw, links == SERIAL)
     if ranked:
-        return _ranked(problem, rows, links == SERIAL)
-    return _fifo(problem, rows, links == SERIAL)
+        return _by_start(problem, rows, work, draw, links == SERIAL, ranked)
+    return _by_start(problem, rows, work, draw, links == SERIAL, ranked)
+
+
+@functools.cache
+def entry_signature() -> Any:
+    """Returns the types of `run_rows`, which are the same for all graphs."""
+    from doppler_jax.costs.build import from_edge_delays
+    from doppler_jax.simulator.native import prepare
+
+    problem = prepare(*from_edge_delays([1.0], [], num_devices=1))
+    rows = make_rows(problem, np.zeros((1, 1), np.uint32))
+    arrays = map(numba.typeof, (problem, rows, make_work(problem)))
+    return types.int64(*arrays, types.int64, types.boolean, types.boolean, types.int64)
+
+
+class Entry(types.WrapperAddressProtocol):
+    """`run_rows` for other compiled code, which calls it where it is and holds no copy."""
+
+    def signature(self) -> Any:
+        """Returns its types."""
+        return entry_signature()
+
+    def __wrapper_address__(self) -> int:
+        """Returns where it is."""
+        compiled = run_rows.get_compile_result(entry_signature())
+        name = compiled.fndesc.llvm_cfunc_wrapper_name
+        return compiled.library.get_pointer_to_function(name)
 
 
 def warm() -> None:
-    """Compiles `run_rows`, on a task, as `native.simulate_native` calls it."""
-    from doppler_jax.costs.build import from_edge_delays
-    from doppler_jax.simulator.native import as_devices, prepare, simulate_native
-
-    graph, costs = from_edge_delays([1.0], [], num_devices=1)
-    simulate_native(graph, prepare(graph, costs), as_devices(graph, costs, [0]))
+    """Compiles `run_rows`."""
+    run_rows.compile(entry_signature().args)

@@ -20,9 +20,10 @@ from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.disciplines import check_ranks, find_discipline
+from doppler_jax.simulator.durations import check_placements
 from doppler_jax.simulator.lanes import run_batch
 from doppler_jax.simulator.lockstep import handling_seconds, run_lockstep
-from doppler_jax.simulator.native import as_devices, as_ranks, prepare, simulate_native
+from doppler_jax.simulator.native import Plans, simulate_native
 from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.types import Costs, TaskGraph, pytree
 
@@ -99,13 +100,17 @@ def simulate(
         are no permutation, or those of `in_order` have a reader before its producer.
     """
     check_costs(graph, costs)
-    devices = as_devices(graph, costs, placements)
+    plans = Plans(graph, costs, placements)
     factors = _factors(graph, costs, objective, factors, key)
-    ranks = _check_ranks(graph, len(devices), queue, priority)
+    ranks = _check_ranks(graph, len(plans.placements), queue, priority)
+    is_native = jax.default_backend() == "cpu" or objective.links == "duplex"
+    if ranks is not None and not (is_native and ranks.ndim == 2):
+        ranks = ranks.astype(np.float64)
     draws = _draws(factors, ranks, per_draw=find_discipline(queue).per_draw)
-    if jax.default_backend() == "cpu" or objective.links == "duplex":
-        run_draw = partial(simulate_native, graph, prepare(graph, costs), devices)
+    if is_native:
+        run_draw = partial(simulate_native, plans)
     else:
+        devices = check_placements(graph, costs, placements)
         run_draw = partial(simulate_in_lockstep, graph, costs, devices)
 
     def run(*, schedule: bool) -> list[np.ndarray]:
@@ -131,21 +136,20 @@ def simulate(
 def _check_ranks(
     graph: TaskGraph, batch: int, queue: str, priority: ArrayLike | None
 ) -> np.ndarray | None:
-    """Returns ranks `[N]`, `[B, N]` or, of draws, `[K, N]`, as a copy in float64.
+    """Returns ranks `[N]`, `[B, N]` or, of draws, `[K, N]`.
 
     Those of `[B, N]` are not looked at yet: the simulator does, as it takes them.
     """
     discipline = find_discipline(queue)
     if priority is None or not discipline.ranked or np.ndim(priority) != 2:
-        ranks = check_ranks(graph, queue, priority)
-        return None if ranks is None else ranks.copy()
+        return check_ranks(graph, queue, priority)
     array = np.asarray(priority)
     expected = (len(array) if discipline.per_draw else batch, graph.num_tasks)
     if array.shape != expected:
         raise ValueError(f"priority has shape {array.shape}, expected [N] or {expected}")
     if discipline.per_draw:
         return np.array([check_ranks(graph, queue, row) for row in array])
-    return as_ranks(array)
+    return array
 
 
 def _draws(

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numba
 import numpy as np
 import pytest
 
@@ -23,8 +24,14 @@ def moved_placements(graph, costs, placement, count=MOVES):
     random, moved = np.array([7], np.uint64), np.zeros((2, GROUP), np.uint32)
     after = np.tile(placement.astype(np.uint32), (count, 1))
     parts = (aim.problem.compute_s, aim.near_first, aim.near, random)
-    kernels.mutate_rows(*parts, after, moved)
+    mutate_rows(*parts, after, moved)
     return after
+
+
+@numba.njit
+def mutate_rows(compute_s, near_first, near, random, placements, moved):
+    for placement in placements:
+        kernels.mutate(compute_s, near_first, near, random, placement, moved)
 
 
 @pytest.mark.parametrize("num_tasks", [1, 2, 12, 16])

@@ -12,8 +12,9 @@ from doppler_jax.simulator import native, native_kernels, oracle
 from doppler_jax.simulator.disciplines import QUEUES
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.memory_kernels import make_memory_work, peak_bytes, prepare_memory
-from doppler_jax.simulator.native import as_devices, prepare, simulate_native, simulate_one
+from doppler_jax.simulator.native import Plans, prepare, simulate_native, simulate_one
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.simulate import simulate
 from tests.generators import coarsen, numbers, random_problem, topological_ranks, wide_problem
 from tests.simulator.cases import small_problem
 
@@ -25,9 +26,9 @@ SIZES = [0, 1, 2, 3, 5, 8, 13, 20, 34, 64]
 
 def native_times(graph, costs, placements, **options):
     """Makespans, starts and finishes; makespans alone must be the same."""
-    problem, devices = prepare(graph, costs), as_devices(graph, costs, np.asarray(placements))
-    found = simulate_native(graph, problem, devices, schedule=True, **options)
-    (alone,) = simulate_native(graph, problem, devices, **options)
+    plans = Plans(graph, costs, placements)
+    alone, *_ = simulate_native(plans, **options)
+    found = simulate_native(plans, schedule=True, **options)
     np.testing.assert_array_equal(alone, found[0])
     return found
 
@@ -190,18 +191,18 @@ def test_tensors_of_one_request_time_go_by_id_not_by_producer():
 @pytest.mark.parametrize("links", LINKS)
 def test_an_order_that_turns_a_precedence_round_is_refused(links):
     graph, costs = small_problem([1, 1, 1], [(2, 1, [0])], 2)
-    problem, devices = prepare(graph, costs), np.zeros((2, 3), np.uint32)
+    devices = np.zeros((2, 3), int)
     ranks = np.array([[2.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
     options = {"links": links, "queue": "in_order"}
     message = r"task 0 \(rank 0\) before task 2 \(rank 2\)"
     with pytest.raises(ValueError, match=message):
-        simulate_native(graph, problem, devices, ranks=ranks, **options)
+        native_times(graph, costs, devices, ranks=ranks, **options)
     with pytest.raises(ValueError, match=message):
-        simulate_native(graph, problem, devices, ranks=ranks[1], **options)
-    simulate_native(graph, problem, devices, ranks=ranks[:1].repeat(2, 0), **options)
+        native_times(graph, costs, devices, ranks=ranks[1], **options)
+    native_times(graph, costs, devices, ranks=ranks[:1].repeat(2, 0), **options)
     ranks[0, 1] = np.nan
     with pytest.raises(ValueError, match=r"priority\[1\] is nan"):
-        simulate_native(graph, problem, devices, ranks=ranks, **options)
+        native_times(graph, costs, devices, ranks=ranks, **options)
 
 
 def test_threads_share_a_batch_and_change_nothing(monkeypatch):
@@ -213,16 +214,18 @@ def test_threads_share_a_batch_and_change_nothing(monkeypatch):
     alone = native_times(graph, costs, placements, **options)
     monkeypatch.setattr(native, "SHARE", 100)
     monkeypatch.setattr(native, "num_cores", lambda: 3)
-    used = set()
+    used, all_began = set(), threading.Barrier(3)
     run_rows = native_kernels.run_rows
 
     def watched(*arguments):
-        used.add(threading.get_ident())
+        if threading.get_ident() not in used:
+            used.add(threading.get_ident())
+            all_began.wait(60)
         return run_rows(*arguments)
 
     monkeypatch.setattr(native_kernels, "run_rows", watched)
     together = native_times(graph, costs, placements, **options)
-    assert threading.get_ident() not in used
+    assert len(used) == 3
     for a, b in zip(together, alone, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -257,14 +260,13 @@ def test_one_schedule_is_the_oracles_with_its_transfers_and_its_memory(links, qu
             tensor_bytes=np.ceil(8 * costs.tensor_bytes),
             input_bytes=np.ceil(8 * costs.input_bytes),
         )
-        times = simulate_native(
+        times = native_times(
             graph,
-            prepare(graph, costs),
-            as_devices(graph, costs, placements),
+            costs,
+            placements,
+            ranks=ranks[queue],
             links=links,
             queue=queue,
-            ranks=ranks[queue],
-            schedule=True,
             transfers=True,
         )
         for b, placement in enumerate(placements if graph.num_tasks else ()):
@@ -287,3 +289,33 @@ def native_peak(graph, costs, placement, times, enough=None):
     peak = np.empty(costs.num_devices)
     peak_bytes(memory, make_memory_work(memory), placement.astype(np.uint32), *times, peak)
     return peak
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.int64])
+@pytest.mark.parametrize("queue", ["fifo", "priority", "in_order"])
+def test_what_is_asked_for_later_is_of_what_was_given(queue, kind, monkeypatch):
+    monkeypatch.setattr(native, "SHARE", 100)  # threads
+    rng = np.random.default_rng(3)
+    graph, costs = random_problem(rng, 30, 4)
+    placements = rng.integers(0, 4, (40, 30)).astype(kind)
+    ranks = np.array([topological_ranks(rng, graph) for _ in range(40)])
+    ranks = ranks.astype(kind) if kind != np.int64 else ranks / 3 - 1  # no permutation
+    given = {} if queue == "fifo" else {"priority": ranks.copy()}
+    expected = native_times(
+        graph, costs, placements, queue=queue, ranks=ranks if given else None
+    )
+    result = simulate(graph, costs, placements, queue=queue, **given)
+    placements[:], ranks[:] = 0, 0
+    for array in given.values():
+        array[:] = 0
+    for name, array in zip(("makespan_s", "start_s", "finish_s"), expected, strict=True):
+        np.testing.assert_array_equal(getattr(result, name), array)
+
+
+@pytest.mark.parametrize("device", [-1, 4, 255, 1 << 32, 1 << 63])
+def test_devices_that_do_not_exist_are_refused(device):
+    graph, costs = random_problem(np.random.default_rng(3), 9, 4)
+    placements = np.zeros((5, 9), np.int64 if device < 1 << 63 else np.uint64)
+    placements[3, 7] = device
+    with pytest.raises(ValueError, match=f"placement 3 puts task 7 on device {device};"):
+        simulate(graph, costs, placements)

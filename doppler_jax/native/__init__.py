@@ -40,33 +40,33 @@ KEPT = 8
 """Folders that are kept: several versions and checkouts may be in use beside each other."""
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit(function: Callable[..., Any]) -> Any:
     """Compiles a function of a native module at its first call; releases the GIL.
 
-    It computes as Python does: without fast-math, sums keep their order.
+    It computes as Python does: without fast-math, sums keep their order. It cannot allocate
+    arrays, so that no references are counted: half of the time to compile would go there.
     """
     return _compiled(function)
 
 
-def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+def inner(function: Callable[..., Any]) -> Any:
     """Compiles, in less time, a function that only compiled code calls."""
     return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any]) -> Any:
+    """Does what `inner` does, and copies the function into those that call it."""
+    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     import numba
 
-    compiled: Any = numba.njit(nogil=True, **options)(function)
+    options |= {"nogil": True, "_nrt": False}
+    compiled: Any = numba.njit(**options)(function)
     if (folder := _writable_folder()) is not None:
         compiled._cache = _make_cache(function, folder)
     return compiled
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copies a function into those that call it: calls would count references to arrays."""
-    import numba
-
-    return numba.njit(inline="always")(function)
 
 
 def is_compiled() -> bool:
@@ -75,13 +75,19 @@ def is_compiled() -> bool:
 
 
 def compile_all() -> None:
-    """Compiles what is not compiled yet, and notes that it is done; one process at a time."""
+    """Compiles what is not compiled yet, and notes that it is done; one process at a time.
+
+    The last module is compiled in another process, beside the first ones: they are as long.
+    """
     folder = _writable_folder()
     with contextlib.ExitStack() as stack:
         if folder is not None and fcntl is not None:
             fcntl.flock(stack.enter_context((folder / "lock").open("w")), fcntl.LOCK_EX)
         if not is_compiled():
+            beside = folder and _start(f"from {MODULES[-1]} import warm; warm()")
             for name in MODULES:
+                if beside and name == MODULES[-1]:
+                    beside.wait()  # what it has not done is done here
                 importlib.import_module(name).warm()
         if folder is not None:
             (folder / "complete").touch()
@@ -95,7 +101,7 @@ def wait_until_compiled(deadline_s: float | None) -> bool:
     """
     if is_compiled() or deadline_s is None or _writable_folder() is None:
         return True
-    _compile_beside()
+    _start("from doppler_jax import native; native.compile_all()")
     while not is_compiled():
         if time.monotonic() > deadline_s - 0.05:
             return False
@@ -104,10 +110,10 @@ def wait_until_compiled(deadline_s: float | None) -> bool:
 
 
 @functools.cache
-def _compile_beside() -> subprocess.Popen:
-    """Starts a process that compiles everything."""
+def _start(program: str) -> subprocess.Popen:
+    """Starts a process of a Python program, which outlives this one."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from doppler_jax import native; native.compile_all()"],
+        [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -121,7 +127,7 @@ def cache_folder() -> pathlib.Path:
     made_of = hashlib.sha256()
     here = pathlib.Path(__file__)
     for name in MODULES:
-        made_of.update((here.parents[1] / f"{name.replace('.', '/')}.py").read_bytes())
+        made_of.update((here.parents[2] / f"{name.replace('.', '/')}.py").read_bytes())
     made_of.update(here.read_bytes())
     python = f"{sys.implementation.cache_tag}{sys.abiflags}"
     for version in (python, importlib.metadata.version("numba"), _processor()):
@@ -185,7 +191,3 @@ def _make_cache(function: Callable[..., Any], folder: pathlib.Path) -> Any:
         _impl_class = Implementation
 
     return Cache(function)
-
-
-if __name__ == "__main__":
-    importlib.import_module("doppler_jax.native").compile_all()  # the one that others import
