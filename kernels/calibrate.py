@@ -9,7 +9,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -149,7 +149,7 @@ class _Bench:
         run(WARM_UPS)
         traces = run(self.repeats)
         seen = observe(sharded, traces)
-        while _is_noisy(seen) and len(traces) < PATIENCE * self.repeats:
+        while _error(seen) > TOLERANCE and len(traces) < PATIENCE * self.repeats:
             traces += run(self.repeats)
             seen = observe(sharded, traces)
         return seen
@@ -180,17 +180,15 @@ def _begin(devices: Devices, path: str | os.PathLike[str] | None) -> Calibration
     return found
 
 
-def _kernel_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
-    """Returns the measurements of the kernels that the calibration lacks."""
+def _kernel_steps(sharded: ShardedProgram, calibration: Calibration) -> Iterator[_Step]:
+    """Yields the measurements of the kernels that the calibration lacks."""
     flops = dict(zip(sharded.kernels, sharded.graph.flops.tolist(), strict=True))
     digests = kernel_digests(sharded.kernels)
     one_of_each = {digest: kernel for kernel, digest in digests.items()}
     missing = [k for digest, k in one_of_each.items() if digest not in calibration.kernels]
-    steps: list[_Step] = []
     for first in range(0, len(missing), KERNELS_AT_ONCE):
         chosen = {kernel: flops[kernel] for kernel in missing[first : first + KERNELS_AT_ONCE]}
-        steps.append((f"{len(chosen)} kernels", functools.partial(_with_kernels, flops=chosen)))
-    return steps
+        yield f"{len(chosen)} kernels", functools.partial(_with_kernels, flops=chosen)
 
 
 def _with_kernels(
@@ -227,10 +225,9 @@ def _pooled_medians(rows: Sequence[list[float]], kinds: Sequence[str]) -> tuple[
     return tuple(float(np.median(pools[kind])) for kind in kinds)
 
 
-def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_Step]:
-    """Returns the measurements of the transfers that the calibration lacks."""
+def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> Iterator[_Step]:
+    """Yields the measurements of the transfers that the calibration lacks."""
     sizes = _sizes(sharded)
-    steps: list[_Step] = []
     for s, t in itertools.combinations(range(calibration.num_devices), 2):
         links = [(s, t), (t, s)]
         missing = [
@@ -238,8 +235,7 @@ def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> list[_
         ]
         if missing:
             measure = functools.partial(_with_transfers, sizes=missing, s=s, t=t)
-            steps.append((f"transfers between {s} and {t}", measure))
-    return steps
+            yield f"transfers between {s} and {t}", measure
 
 
 def _sizes(sharded: ShardedProgram) -> list[int]:
@@ -301,9 +297,8 @@ def _handling(
     return found
 
 
-def _is_noisy(seen: Observations) -> bool:
-    errors = [_noise(row) / len(row) ** 0.5 for row in seen.tasks.values()]
-    return float(np.median(errors)) > TOLERANCE
+def _error(seen: Observations) -> float:
+    return float(np.median([_noise(row) / len(row) ** 0.5 for row in seen.tasks.values()]))
 
 
 def _noise(seconds: list[float]) -> float:

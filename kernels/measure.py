@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.programs.blocks import flatten_args
+from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
 from doppler_jax.types import Schedule, ShardedProgram
@@ -38,7 +39,7 @@ def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 
     _check_warmup(warmup)
     for _ in range(warmup):
         step(*args)
-    return float(np.median([_run(step, args)[0] for _ in range(repeats)]))
+    return float(np.median([makespan_s(step.run_traced(*args)) for _ in range(repeats)]))
 
 
 def make_paired_measure(
@@ -110,7 +111,7 @@ class _Pairing:
             self._warm_up(self._step)
         step = other = self._step
         if not np.array_equal(candidate, incumbent):
-            usual_s = _run(step, self._args)[0]
+            usual_s = makespan_s(step.run_traced(*self._args))
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._load(candidate, timeout_s=limit_s)
             try:
@@ -119,32 +120,27 @@ class _Pairing:
                 if not isinstance(error.__cause__, TimeoutError):
                     raise
                 return Paired((limit_s,), (usual_s,), is_aborted=True)
-        runs: list[tuple[float, Schedule]] = []
+        runs: list[Schedule] = []
         usual: list[float] = []
         for k in range(rounds):
             for is_candidate in (False, True) if k % 2 == 0 else (True, False):
                 if is_candidate:
-                    runs.append(_run(other, self._args))
+                    runs.append(other.run_traced(*self._args))
                 else:
-                    usual.append(_run(step, self._args)[0])
-            if k == 0 and runs[0][0] > self._max_slowdown * usual[0]:
+                    usual.append(makespan_s(step.run_traced(*self._args)))
+            if k == 0 and makespan_s(runs[0]) > self._max_slowdown * usual[0]:
                 break
-        median = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
+        median = sorted(runs, key=makespan_s)[len(runs) // 2]
         return Paired(
-            candidate_s=tuple(seconds for seconds, _ in runs),
+            candidate_s=tuple(map(makespan_s, runs)),
             incumbent_s=tuple(usual),
             is_aborted=len(runs) < rounds,
-            trace=median[1] if self._mode == "work_conserving" else None,
+            trace=median if self._mode == "work_conserving" else None,
         )
 
     def _warm_up(self, step: PlacedFunction) -> None:
         for _ in range(self._warmup):
-            _run(step, self._args)
-
-
-def _run(step: PlacedFunction, args: tuple[Any, ...]) -> tuple[float, Schedule]:
-    trace = step.run_traced(*args)
-    return float(trace.finish_s.max(initial=0.0)), trace
+            step(*self._args)
 
 
 def _check_warmup(warmup: int) -> None:

@@ -253,20 +253,26 @@ class _Call:
             ops.refuse_nan(results)
 
     def _receive(self, device: int) -> None:
+        num_tasks, here = self.record.num_tasks, self.program.devices[device]
         while batch := self._next_transfers(device):
             k = batch[0]
             try:
                 # All copies that were asked for are under way before the first is awaited.
                 copies: deque[tuple[int, jax.Array | np.ndarray]] = deque()
                 for k in batch:
-                    copies.append((k, self._start_transfer(k)))
+                    slot = self.plan.transfers[k].source_slot
+                    self.record.start_s[num_tasks + k] = self._clock.now_s()
+                    copies.append((k, ops.transfer(self._buffers.get(slot), here)))
                 while copies:
                     k, copy = copies.popleft()
                     ops.wait_for(copy)
-                    self._finish_transfer(k, copy)
+                    self.record.finish_s[num_tasks + k] = finish_s = self._clock.now_s()
+                    with self._lock:
+                        self._buffers.moved(k, copy)
+                        self._go_on(self._rules.arrived(k), finish_s)
                     del copy
             except BaseException as error:
-                self._fail(self.record.num_tasks + k, error)
+                self._fail(num_tasks + k, error)
                 return
 
     def _next_transfers(self, device: int) -> list[int]:
@@ -276,20 +282,6 @@ class _Call:
             batch = [] if self._stopped else list(self._requested[device])
             self._requested[device].clear()
             return batch
-
-    def _start_transfer(self, k: int) -> jax.Array | np.ndarray:
-        transfer = self.plan.transfers[k]
-        source = self._buffers.get(transfer.source_slot)
-        device = self.program.devices[transfer.destination]
-        self.record.start_s[self.record.num_tasks + k] = self._clock.now_s()
-        return ops.transfer(source, device)
-
-    def _finish_transfer(self, k: int, copy: jax.Array | np.ndarray) -> None:
-        finish_s = self._clock.now_s()
-        self.record.finish_s[self.record.num_tasks + k] = finish_s
-        with self._lock:
-            self._buffers.moved(k, copy)
-            self._go_on(self._rules.arrived(k), finish_s)
 
     def _fail(self, event: int, cause: BaseException) -> None:
         self._end_by(event_error(self.plan, self.program.devices, event, cause))

@@ -14,20 +14,3 @@ In the order of the work, which is the order to read in:
 * `explain`: for people, what a program was cut into.
 * `workloads/`: named functions to try all this on.
 """
-
-from doppler_jax.programs.evaluate import evaluate
-from doppler_jax.programs.partition import partition
-from doppler_jax.programs.program import Program
-from doppler_jax.programs.trace import trace
-from doppler_jax.programs.workloads import Workload, list_workloads, make_arrays, make_workload
-
-__all__ = [
-    "Program",
-    "Workload",
-    "evaluate",
-    "list_workloads",
-    "make_arrays",
-    "make_workload",
-    "partition",
-    "trace",
-]

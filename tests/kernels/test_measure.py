@@ -102,6 +102,8 @@ class Step:
             raise seconds
         return SimpleNamespace(finish_s=np.array([seconds]))
 
+    __call__ = run_traced
+
 
 class Bench:
     """Loads placement [0] as "old" and [1] as "new"."""

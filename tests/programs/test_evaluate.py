@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from doppler_jax.programs import evaluate, partition, trace
+from doppler_jax import evaluate, partition, trace
 from tests.programs.functions import CASES, assert_same, fresh
 from tests.programs.functions.registry import EXACT, SUMS, integers, normal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from doppler_jax.programs import evaluate, partition, trace
+from doppler_jax import evaluate, partition, trace
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.grids import max_counts
 from tests.programs.functions.registry import cut_as

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from doppler_jax.programs import trace
+from doppler_jax import trace
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.grids import choose_counts, max_counts, plan_uniform, uniform_counts
 from doppler_jax.programs.rules.labels import Labelling

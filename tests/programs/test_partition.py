@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from doppler_jax.programs import partition, trace
+from doppler_jax import partition, trace
 from doppler_jax.types import RESIDENT, InputBlock, InputRef, TensorRef
 
 

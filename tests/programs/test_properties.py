@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from doppler_jax.programs import evaluate, partition, trace
+from doppler_jax import evaluate, partition, trace
 
 # Few sizes, so that JAX's caches hit: even, odd, twice even.
 SIZES = (8, 4, 6, 3)

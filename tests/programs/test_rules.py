@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from doppler_jax.programs import evaluate, trace
+from doppler_jax import evaluate, trace
 from doppler_jax.programs.fuse import fuse
 from doppler_jax.programs.grids import max_counts
 from doppler_jax.programs.rules import ELEMENTWISE, RULES, get_labelling

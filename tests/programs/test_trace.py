@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from doppler_jax.programs import trace
+from doppler_jax import trace
 
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 

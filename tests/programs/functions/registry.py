@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.programs import trace
+from doppler_jax import trace
 from doppler_jax.programs.partition import shard
 from doppler_jax.programs.planner import PartitionPlan
 from doppler_jax.programs.task_kernels import KernelCache
