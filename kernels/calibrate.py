@@ -317,10 +317,8 @@ def kernel_program(
     Arguments are the operands of all kernels, flat.
     """
     avals = [aval for kernel in kernels for aval in kernel.operands]
-    refs: list[tuple[Ref, ...]] = []
-    for kernel in kernels:
-        first = sum(map(len, refs))
-        refs.append(tuple(InputRef(first + i) for i in range(len(kernel.operands))))
+    numbers = itertools.count()
+    refs = [tuple(InputRef(next(numbers)) for _ in kernel.operands) for kernel in kernels]
     first_kernel = _fill_kernel(None, 1)
     sharded = _program([first_kernel, *kernels] * num_devices, [(), *refs] * num_devices, avals)
     return sharded, np.repeat(np.arange(num_devices), len(kernels) + 1)

@@ -84,13 +84,10 @@ def transfer(array: jax.Array, device: jax.Device) -> jax.Array | np.ndarray:
     of what `jax.device_put` takes. The old array must not be donated then, the view may be:
     JAX copies it first.
     """
-    shares = device.platform == "cpu" and _is_on_cpu(array) and are_ready([array])
-    return np.asarray(array) if shares else jax.device_put(array, device)
-
-
-def _is_on_cpu(array: jax.Array) -> bool:
     is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return not is_key and all(device.platform == "cpu" for device in array.devices())
+    on_cpu = all(end.platform == "cpu" for end in (device, *array.devices()))
+    shares = on_cpu and not is_key and are_ready([array])
+    return np.asarray(array) if shares else jax.device_put(array, device)
 
 
 def wait_for(array: Any) -> None:

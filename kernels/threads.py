@@ -55,11 +55,8 @@ class LocalProgram(LoadedProgram):
 
         def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
             blocks: list[Any] = [slots[s] for s in wanted]
-            if (d := self.options.out_device) is None:
-                (where,) = blocks[0].devices()
-            else:
-                where = self.devices[d]
-            return jax.device_put(blocks, where)
+            d = self.options.out_device
+            return jax.device_put(blocks, blocks[0].device if d is None else self.devices[d])
 
         return self.execution(record, gather, list(map(ops.allocated_bytes, self.devices)))
 

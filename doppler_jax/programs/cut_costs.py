@@ -115,25 +115,6 @@ def make_rates(cluster: Cluster) -> Rates:
     )
 
 
-def _make_unit(group: Group, produced: tuple[bool, ...]) -> Unit:
-    labelling = group.labelling
-    first = group.results[0].aval.shape if group.results else ()  # one that prints has none
-    return Unit(
-        max_counts=tuple(max_counts(labelling).values()),
-        inner=labelling.aggregated,
-        operands=labelling.operands,
-        operand_bytes=tuple(map(_num_bytes, group.operands)),
-        produced=produced,
-        num_root_operands=group.num_root_operands,
-        results=labelling.results,
-        result_bytes=tuple(map(_num_bytes, group.results)),
-        partial_bytes=sum(map(_num_bytes, group.root.results)),
-        flops=labelling.flops * math.prod(labelling.sizes),
-        epilogue_flops=group.epilogue_flops * math.prod(first),
-        result_size=float(math.prod(first)),
-    )
-
-
 def _num_bytes(atom: Atom) -> float:
     return 0.0 if isinstance(atom, Literal) else float(num_bytes(atom.aval))
 
@@ -156,16 +137,15 @@ def list_choices(unit: Unit, limits: Limits, rates: Rates, pins: Counts) -> list
     most_tasks = max(limits.most_tasks, given)
     choices: list[tuple[Choice, int]] = [((), given)]
     for label, most in enumerate(unit.max_counts):
-        if label in pins:
-            choices = [((*choice, pins[label]), tasks) for choice, tasks in choices]
-        else:
-            powers = [1 << i for i in range(min(most, most_tasks).bit_length())]
-            choices = [
-                ((*choice, count), tasks * count)
-                for choice, tasks in choices
-                for count in powers
-                if tasks * count <= most_tasks
-            ]
+        powers = [1 << i for i in range(min(most, most_tasks).bit_length())]
+        # Counts, and by how much each multiplies the tasks.
+        ways = [(pins[label], 1)] if label in pins else [(count, count) for count in powers]
+        choices = [
+            ((*choice, count), tasks * more)
+            for choice, tasks in choices
+            for count, more in ways
+            if tasks * more <= most_tasks
+        ]
     work_s = max(
         (unit.flops + unit.epilogue_flops) / rates.flops_per_s,
         (sum(unit.operand_bytes) + sum(unit.result_bytes)) / rates.memory_bytes_per_s,
@@ -330,12 +310,29 @@ def find_links(groups: Sequence[Group]) -> list[Link]:
 
 
 def make_units(groups: Sequence[Group], links: Sequence[Link]) -> list[Unit]:
-    """Returns the cost signature of every group."""
+    """Returns what the costs of each group depend on."""
     produced = {(link.reader, link.operand) for link in links}
-    return [
-        _make_unit(group, tuple((number, i) in produced for i in range(len(group.operands))))
-        for number, group in enumerate(groups)
-    ]
+    units = []
+    for number, group in enumerate(groups):
+        labelling = group.labelling
+        first = group.results[0].aval.shape if group.results else ()  # one that prints has none
+        units.append(
+            Unit(
+                max_counts=tuple(max_counts(labelling).values()),
+                inner=labelling.aggregated,
+                operands=labelling.operands,
+                operand_bytes=tuple(map(_num_bytes, group.operands)),
+                produced=tuple((number, i) in produced for i in range(len(group.operands))),
+                num_root_operands=group.num_root_operands,
+                results=labelling.results,
+                result_bytes=tuple(map(_num_bytes, group.results)),
+                partial_bytes=sum(map(_num_bytes, group.root.results)),
+                flops=labelling.flops * math.prod(labelling.sizes),
+                epilogue_flops=group.epilogue_flops * math.prod(first),
+                result_size=float(math.prod(first)),
+            )
+        )
+    return units
 
 
 def make_network(

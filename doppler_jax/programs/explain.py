@@ -55,14 +55,8 @@ class Explanation:
     def tensor_rows(self) -> list[tuple[str, ...]]:
         """Returns per tensor: name, dtype and shape, blocks per dimension, line, reason."""
         return [
-            (
-                tensor.name,
-                _describe(tensor.aval),
-                format_grid(tensor.grid),
-                tensor.source,
-                tensor.reason,
-            )
-            for tensor in self.sharded.tensors
+            (t.name, _describe(t.aval), format_grid(t.grid), t.source, t.reason)
+            for t in self.sharded.tensors
         ]
 
     def task_rows(self) -> list[tuple[str, ...]]:

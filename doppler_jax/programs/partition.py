@@ -8,6 +8,7 @@ dimension is cut, `task_kernels` what a task computes; here the tasks are made.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -267,16 +268,16 @@ class TaskMaker:
         first = tuple(a // max(size, 1) for a, size in zip(start, block, strict=True))
         last = tuple(-(-b // size) if size else 1 for b, size in zip(limit, block, strict=True))
         grid = tuple(b - a for a, b in zip(first, last, strict=True))
-        refs = []
-        for offset in indices(grid):
-            index = tuple(a + b for a, b in zip(first, offset, strict=True))
-            refs.append(self._blocks[value, *_bounds(index, block)])
+        refs = tuple(
+            self._blocks[value, *_bounds(index, block)]
+            for index in itertools.product(*map(range, first, last))
+        )
         within = tuple(a - f * size for a, f, size in zip(start, first, block, strict=True))
         needed = tuple(b - a for a, b in zip(start, limit, strict=True))
         kernel = self._kernels.form(value.aval.dtype, block, grid, within, needed)
         ranges = ",".join(f"{a}:{b}" for a, b in zip(start, limit, strict=True))
         name, origin = f"{stored.name}.form[{ranges}]", _origin(stored.group, "form")
-        (ref,) = self._add(name, kernel, tuple(refs), 0.0, origin)
+        (ref,) = self._add(name, kernel, refs, 0.0, origin)
         return ref
 
     def _add(

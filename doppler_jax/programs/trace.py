@@ -104,8 +104,7 @@ class _Flattener:
 
     def __init__(self, unroll_scans: bool) -> None:
         self.equations: list[Equation] = []
-        self.consts: list[tuple[Value, Any]] = []
-        self._const_values: dict[int, Value] = {}
+        self._consts: dict[int, tuple[Value, Any]] = {}  # arrays by id, which they keep alive
         self._unroll_scans = unroll_scans
 
     def inline(
@@ -141,7 +140,7 @@ class _Flattener:
                 value,
                 array if isinstance(array, jax.Array) else jnp.array(array, value.aval.dtype),
             )
-            for value, array in self.consts
+            for value, array in self._consts.values()
             if value in used
         ]
 
@@ -216,12 +215,8 @@ class _Flattener:
         return Literal(np.asarray(literal.val, dtype=aval.dtype), aval)
 
     def _const(self, array: Any, aval: jax.ShapeDtypeStruct) -> Value:
-        # An array that the function names twice is one constant; `consts` keeps ids alive.
-        if id(array) not in self._const_values:
-            value = Value(aval)
-            self._const_values[id(array)] = value
-            self.consts.append((value, array))
-        return self._const_values[id(array)]
+        # An array that the function names twice is one constant.
+        return self._consts.setdefault(id(array), (Value(aval), array))[0]
 
 
 def _stack(*rows: jax.Array) -> jax.Array:
@@ -291,7 +286,7 @@ def _resident_leaves(
     entries = cast(Sequence[object], resident) if several else (resident,)
     parameters = _positional_parameters(fn)
     leaves = [_names(path, parameters) for path in paths]
-    chosen = [False] * len(leaves)
+    chosen: set[int] = set()
     for entry in entries:
         if isinstance(entry, bool) or not isinstance(entry, int | str):
             raise ValueError(
@@ -300,16 +295,20 @@ def _resident_leaves(
             )
         path = f"args[{entry}]" if isinstance(entry, int) else entry
         below = (f"{path}[", f"{path}.")
-        matched = [any(n == path or n.startswith(below) for n in names) for names in leaves]
-        if not any(matched):
+        matched = {
+            i
+            for i, names in enumerate(leaves)
+            if any(name == path or name.startswith(below) for name in names)
+        }
+        if not matched:
             known, rest = [names[-1] for names in leaves], len(leaves) - _SHOWN
             more = [f"and {rest} more"] if rest > 0 else []
             raise ValueError(
                 f"resident names {entry!r}, but no array of the arguments is called so or is "
                 f"part of it; there are: {', '.join([*known[:_SHOWN], *more]) or 'none'}"
             )
-        chosen = [a or b for a, b in zip(chosen, matched, strict=True)]
-    return tuple(chosen)
+        chosen |= matched
+    return tuple(i in chosen for i in range(len(leaves)))
 
 
 def _names(path: tuple[Any, ...], parameters: list[str]) -> list[str]:

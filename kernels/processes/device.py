@@ -51,16 +51,19 @@ class Failure:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class DeviceResult:
     """What one device has to tell after a call; seconds on its own clock."""
 
-    tasks: list[tuple[int, float, float]]  # (task, start, finish)
-    received: list[tuple[int, float, float]]  # (transfer, start by the source's clock, finish)
-    handled: list[tuple[float, float]]  # (start, finish) of moving tensors between tasks
-    outputs: dict[int, np.ndarray]  # by slot
-    failure: Failure | None
-    peak_bytes: int | None  # most since the process began, where the allocator tells
+    tasks: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    """(task, start, finish)"""
+    received: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    """(transfer, start by the source's clock, finish)"""
+    handled: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    """(start, finish) of moving tensors between tasks"""
+    outputs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot
+    failure: Failure | None = None
+    peak_bytes: int | None = None  # most since the process began, where the allocator tells
 
 
 class Worker:
@@ -204,40 +207,32 @@ class DeviceCall:
         self._is_asleep = False
         self._rules = WorkConserving(plan)
         self._ready = plan.ready_set(device)
-        self._tasks: list[tuple[int, float, float]] = []
-        self._received: list[tuple[int, float, float]] = []
-        self._handled: list[tuple[float, float]] = []
+        self._result = DeviceResult()
         self._signals: Counter[int] = Counter()
         self._num_unsent = 0
         self._num_awaited = 0  # transfers, so far, by bulk-synchronous rules
         self._stopped = False
         self._running: int | None = None
-        self._failure: Failure | None = None
         ready, self._first_transfers = self._rules.begin()
         self._make_ready((v for v in ready if plan.placement[v] == device), 0.0)
 
     def execute(self, start_at_s: float) -> DeviceResult:
         """Runs this device's part from `start_at_s` on its clock, and returns what it did."""
-        _wait_until(start_at_s)
+        time.sleep(max(0.0, start_at_s - time.perf_counter() - _SPIN_S))
+        while time.perf_counter() < start_at_s:
+            pass
         if self._shipment.mode == "bulk_synchronous":
             self._bulk_synchronous()
         else:
             self._work_conserving()
         self._wait(lambda: not self._num_unsent)
-        outputs = {}
         if not self._stopped:
             wanted = {s for blocks in self._plan.outputs for s in blocks}
             here = ((s, self._slots[s]) for s in wanted)
-            outputs = {s: to_host(array) for s, array in here if array is not None}
+            self._result.outputs = {s: to_host(a) for s, a in here if a is not None}
         self._slots[:] = [None] * len(self._slots)
-        return DeviceResult(
-            self._tasks,
-            self._received,
-            self._handled,
-            outputs,
-            self._failure,
-            allocated_bytes(jax.devices()[0]),
-        )
+        self._result.peak_bytes = allocated_bytes(jax.devices()[0])
+        return self._result
 
     def stop(self) -> int | None:
         """Ends the call after what it is at; returns the task that is running."""
@@ -251,7 +246,7 @@ class DeviceCall:
         reason = f"{type(error).__name__}: {error}"
         with self._lock:
             if not self._stopped:
-                self._failure = Failure(kind, what, time.perf_counter(), reason)
+                self._result.failure = Failure(kind, what, time.perf_counter(), reason)
         self.stop()
 
     def lose(self, peer: int) -> None:
@@ -275,7 +270,7 @@ class DeviceCall:
             return
         with self._lock:
             finish_s = time.perf_counter()
-            self._received.append((item, start_s, finish_s))
+            self._result.received.append((item, start_s, finish_s))
             self._buffers.keep(transfer.slot, array)
             self._make_ready(self._rules.arrived(item)[0], finish_s)
             self._tell()
@@ -297,7 +292,7 @@ class DeviceCall:
             self._start_transfers(transfers)
             destinations = [self._plan.transfers[k].destination for k in transfers]
             self._num_awaited += destinations.count(self._device)
-            self._wait(lambda: len(self._received) == self._num_awaited)
+            self._wait(lambda: len(self._result.received) == self._num_awaited)
             if transfers:
                 self._barrier(2 * number + 1)
 
@@ -317,7 +312,7 @@ class DeviceCall:
         while True:
             if self._mesh.poll():
                 last_s = time.perf_counter()
-                self._handled.append((began_s, last_s))
+                self._result.handled.append((began_s, last_s))
             with self._lock:
                 if self._stopped:
                     return None
@@ -357,7 +352,7 @@ class DeviceCall:
             return False
         del operands
         with self._lock:
-            self._tasks.append((v, start_s, finish_s))
+            self._result.tasks.append((v, start_s, finish_s))
             self._buffers.made(v, results)
             del results
             self._make_ready(self._rules.launched(v)[0], finish_s)
@@ -375,7 +370,7 @@ class DeviceCall:
             peer = self._shipment.peers[self._plan.transfers[k].destination]
             self._mesh.send(peer, Packet(self.call, k, self))
         if self._mesh.has_rings:
-            self._handled.append((began_s, time.perf_counter()))
+            self._result.handled.append((began_s, time.perf_counter()))
 
     def open(self, item: int) -> tuple[float, np.ndarray] | None:
         """Part of `Sender`; the items are those of `arrived`."""
@@ -406,9 +401,3 @@ class DeviceCall:
     def _make_ready(self, tasks: Iterable[int], now_s: float) -> None:
         for v in tasks:
             self._ready.add(v, now_s)
-
-
-def _wait_until(at_s: float) -> None:
-    time.sleep(max(0.0, at_s - time.perf_counter() - _SPIN_S))
-    while time.perf_counter() < at_s:
-        pass

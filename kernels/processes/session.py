@@ -17,6 +17,7 @@ A launcher is a file beside `ray.py` and does the following; nothing else here a
 import abc
 import dataclasses
 import hashlib
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -51,9 +52,8 @@ class Session(abc.ABC):
         )
         self.one_call = threading.Lock()
         self.forgotten: deque[tuple[str, int]] = deque()  # ("program" or "block", number)
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._blocks: dict[int, dict[Any, int]] = {}  # by id of the array
-        self._lock = threading.Lock()
 
     @property
     @abc.abstractmethod
@@ -89,9 +89,7 @@ class Session(abc.ABC):
 
     def new_number(self) -> int:
         """Returns a number that no program, block or call has had."""
-        with self._lock:
-            self._count += 1
-            return self._count
+        return next(self._numbers)
 
     def blocks_of(self, value: Any) -> dict[Any, int]:
         """Returns the blocks of an array that lie on devices: numbers by place and device.
