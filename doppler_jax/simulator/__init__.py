@@ -8,8 +8,9 @@ Read in this order:
 - `native`, `native_kernels`: the same rules compiled by Numba, for CPUs; `memory_kernels`: and
   the rule of `memory`.
 - `lockstep` (on `lanes`): the same rules in JAX, for accelerators and for use inside `jit`.
-- `validate`, `validate_transfers`: is a schedule, simulated or measured, legal?
-- `noise`: random durations and orders; `memory`: what lies where; `critical_chain`: why a
-  schedule takes so long; `finalists`: the best of several placements.
+- `validate`: is a schedule, simulated or measured, legal? `critical_chain`: why does it take so
+  long? Both look at a schedule as `activities`.
+- `noise`: random durations and orders; `memory`: what lies where; `finalists`: the best of
+  several placements.
 - `synchronous`: bulk-synchronous execution, the contrast.
 """

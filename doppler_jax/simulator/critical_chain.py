@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from doppler_jax.graphs.build import task_edges
+from doppler_jax.simulator.activities import list_activities, list_waits
 from doppler_jax.types import Schedule, TaskGraph
 
 
@@ -87,90 +87,53 @@ def chain_seconds(chain: tuple[ChainLink, ...]) -> ChainSeconds:
 
 
 class _Walk:
-    """Finds what each start waited for. Nodes are tasks, then transfers from N on."""
+    """Finds what the start of each activity waited for."""
 
     def __init__(self, graph: TaskGraph, schedule: Schedule) -> None:
-        n = graph.num_tasks
-        self.num_tasks = n
-        self.device = np.concatenate([schedule.placement, schedule.transfer_destination])
-        self.source = np.concatenate([schedule.placement, schedule.transfer_source])
-        self.start_s = np.concatenate([schedule.start_s, schedule.transfer_start_s])
-        self.finish_s = np.concatenate([schedule.finish_s, schedule.transfer_finish_s])
-        self.item = np.concatenate([np.arange(n), schedule.transfer_tensor])
-        self.needs: list[list[int]] = [[] for _ in self.item]
-        carrier: dict[tuple[int, int], int] = {}
-        for k in range(n, self.item.size):
-            x = int(self.item[k])
-            carrier[x, int(self.device[k])] = k
-            if x >= 0:
-                self.needs[k].append(int(graph.tensor_producer[x]))
-        senders, readers = task_edges(graph)
-        for x, u, v in zip(graph.edge_tensor.tolist(), senders, readers, strict=True):
-            here = int(self.device[v])
-            local = self.device[u] == here
-            if not local and (x, here) not in carrier:
-                raise ValueError(f"the schedule has no transfer of tensor {x} to device {here}")
-            self.needs[v].append(int(u) if local else carrier[x, here])
-        for i, v in zip(graph.input_edge_input.tolist(), graph.input_edge_reader, strict=True):
-            if (~i, int(self.device[v])) in carrier:
-                self.needs[v].append(carrier[~i, int(self.device[v])])
+        self.done = list_activities(schedule)
+        self.needs: list[list[int]] = [[] for _ in self.done.item]
+        for k, cause in zip(*list_waits(graph, self.done, need_inputs=False), strict=True):
+            self.needs[k].append(int(cause))
 
     def explain(self, node: int) -> tuple[ChainLink, int | None]:
-        """Returns the node as a link of the chain, and the node before it."""
-        is_task = node < self.num_tasks
+        """Returns the activity as a link of the chain, and the one before it."""
+        done, is_task = self.done, node < self.done.num_tasks
         needs = sorted(self.needs[node])
-        cause: int | None = max(needs, key=lambda u: self.finish_s[u], default=None)
-        ready_s = 0.0 if cause is None else float(self.finish_s[cause])
+        cause: int | None = max(needs, key=lambda u: done.finish_s[u], default=None)
+        ready_s = 0.0 if cause is None else float(done.finish_s[cause])
         waited_for = "input"
         holder = self._holder(node)
-        if holder is not None and self.finish_s[holder] > ready_s:
+        if holder is not None and done.finish_s[holder] > ready_s:
             cause, waited_for = holder, "device" if is_task else "link"
-        if cause is None or self.start_s[node] <= 0:
+        if cause is None or done.start_s[node] <= 0:
             cause, waited_for = None, "nothing"
         link = ChainLink(
             kind="task" if is_task else "transfer",
-            item=int(self.item[node]),
-            source=int(self.source[node]),
-            device=int(self.device[node]),
-            start_s=float(self.start_s[node]),
-            finish_s=float(self.finish_s[node]),
+            item=int(done.item[node]),
+            source=int(done.source[node]),
+            device=int(done.device[node]),
+            start_s=float(done.start_s[node]),
+            finish_s=float(done.finish_s[node]),
             waited_for=waited_for,
             ready_s=ready_s,
         )
         return link, cause
 
     def _holder(self, node: int) -> int | None:
-        """Returns what last held, and gave up, the device or the link of a node."""
-        n = self.num_tasks
-        shares = self.device == self.device[node]
-        if node < n:
-            shares[n:] = False
-        else:
-            shares |= self.source == self.source[node]
-            shares[:n] = False
-        shares &= (self.start_s < self.start_s[node]) & (self.finish_s <= self.start_s[node])
-        shares &= self.start_s < self.finish_s  # what takes no time holds nothing
-        candidates = np.flatnonzero(shares)
-        if node < n and not (self.finish_s[candidates] == self.start_s[node]).any():
-            turn = self._turn(node)
-            candidates = candidates if turn is None else np.array([turn])
-        if not candidates.size:
-            return None
-        both = (self.device == self.device[node]) & (self.source == self.source[node])
-        order = np.lexsort((both[candidates], self.finish_s[candidates]))
-        return int(candidates[order[-1]])
-
-    def _turn(self, node: int) -> int | None:
-        """Returns the task without length, here and now, whose turn it was before the node's.
-
-        Under `in_order` a task may wait for one that takes no time but came first in order.
-        It is one that an input made wait until now: the node's own inputs were there earlier.
-        """
-        now = self.start_s[node]
-        brief = (self.device == self.device[node]) & (self.start_s == now)
-        brief &= self.finish_s == now
-        brief[self.num_tasks :] = brief[node] = False
-        for u in np.flatnonzero(brief).tolist():
-            if any(self.finish_s[k] == now for k in self.needs[u]):
-                return int(u)
-        return None
+        """Returns what last held, and gave up, the device or the link of an activity."""
+        done, now = self.done, self.done.start_s[node]
+        is_task = np.arange(done.item.size) < done.num_tasks
+        same_source, same_device = (a == a[node] for a in (done.source, done.device))
+        shares = (same_source | same_device) & (is_task == is_task[node])
+        # What takes no time holds nothing.
+        gone = np.flatnonzero(shares & (done.start_s < done.finish_s) & (done.finish_s <= now))
+        if is_task[node] and not (done.finish_s[gone] == now).any():
+            # Under `in_order` a task may wait for one that takes no time but comes first. It is
+            # one that an input made wait until now: the node's own inputs were there earlier.
+            shares &= (done.start_s == now) & (done.finish_s == now)
+            shares[node] = False
+            for u in np.flatnonzero(shares).tolist():
+                if (done.finish_s[self.needs[u]] == now).any():
+                    return int(u)
+        order = np.lexsort(((same_source & same_device)[gone], done.finish_s[gone]))
+        return int(gone[order[-1]]) if gone.size else None

@@ -1,10 +1,42 @@
-"""Seconds of tasks and transfers once devices are chosen, noise included; float64."""
+"""Who reads what from where, and the seconds of tasks and transfers once devices are chosen.
+
+Items are what is moved: tensor x is x, graph input i is ~i. So tables of items end with the
+graph inputs, in reverse: an item is an index into them. Seconds are float64, noise included.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.costs.handling import task_handling_s
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
+
+
+class Reads(NamedTuple):
+    """What tasks read: a row for each edge, then for each read of a graph input."""
+
+    item: np.ndarray  # [E + F]
+    reader: np.ndarray  # [E + F] task
+    source: np.ndarray  # [E + F] device that has the item first; `RESIDENT` if all have it
+    destination: np.ndarray  # [E + F] device of the reader
+
+    @property
+    def moves(self) -> np.ndarray:
+        """Whether the item has to be moved `[E + F]`."""
+        return (self.source != RESIDENT) & (self.source != self.destination)
+
+
+def list_reads(graph: TaskGraph, device: np.ndarray) -> Reads:
+    """Returns what tasks on devices `[N]` read."""
+    item = np.concatenate([graph.edge_tensor, ~graph.input_edge_input])
+    reader = np.concatenate([graph.edge_reader, graph.input_edge_reader])
+    return Reads(item, reader, item_sources(graph, device)[item], device[reader])
+
+
+def item_sources(graph: TaskGraph, device: np.ndarray) -> np.ndarray:
+    """Returns the device `[T + I]` that has each item first, `RESIDENT` if all have it."""
+    return np.concatenate([device[graph.tensor_producer], graph.input_home[::-1]])
 
 
 def check_placement(graph: TaskGraph, num_devices: int, placement: ArrayLike) -> np.ndarray:
@@ -53,25 +85,22 @@ def task_seconds(
     return seconds + task_handling_s(graph, costs, device)
 
 
-def transfer_seconds(
+def move_seconds(
     graph: TaskGraph, costs: Costs, device: np.ndarray, factor: ArrayLike | None
 ) -> np.ndarray:
-    """Returns the seconds `[T, D]` of moving each tensor from its producer to each device.
+    """Returns the seconds `[T + I, D]` of moving each item from its source to each device.
 
-    They are multiplied by the factors `[T, D]`; without a move they are 0.
+    Those of tensors are multiplied by the factors `[T, D]`. Resident inputs take none.
     """
-    seconds = _move_s(costs, costs.tensor_bytes, device[graph.tensor_producer])
-    return seconds * check_factor("transfer_factor", factor, seconds.shape)
-
-
-def input_seconds(graph: TaskGraph, costs: Costs) -> np.ndarray:
-    """Returns the seconds `[I, D]` of moving each graph input from its home to each device.
-
-    Those of resident inputs are 0.
-    """
-    home = np.asarray(graph.input_home)
-    resident = (home == RESIDENT)[:, None]
-    return np.where(resident, 0.0, _move_s(costs, costs.input_bytes, home))
+    source = item_sources(graph, device)
+    num_bytes = np.concatenate([costs.tensor_bytes, np.asarray(costs.input_bytes)[::-1]])
+    latency_s = np.asarray(costs.latency_s, np.float64)[source]
+    per_byte = np.asarray(costs.seconds_per_byte, np.float64)[source]
+    seconds = latency_s + num_bytes.astype(np.float64)[:, None] * per_byte
+    tensors = seconds[: graph.num_tensors]
+    tensors *= check_factor("transfer_factor", factor, tensors.shape)
+    seconds[source == RESIDENT] = 0.0
+    return seconds
 
 
 def check_factor(name: str, factor: ArrayLike | None, shape: tuple[int, ...]) -> np.ndarray:
@@ -85,16 +114,6 @@ def check_factor(name: str, factor: ArrayLike | None, shape: tuple[int, ...]) ->
     array = np.asarray(factor, np.float64)
     if array.shape != shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
-    bad = np.argwhere(~((array > 0) & np.isfinite(array)))
-    if len(bad):
-        where = tuple(bad[0].tolist())
-        index = ", ".join(map(str, where))
-        raise ValueError(f"{name}[{index}] is {array[where]}; expected a positive number")
+    for where in np.argwhere(~((array > 0) & np.isfinite(array)))[:1].tolist():
+        raise ValueError(f"{name}{where} is {array[tuple(where)]}; expected a positive number")
     return array
-
-
-def _move_s(costs: Costs, num_bytes: ArrayLike, source: np.ndarray) -> np.ndarray:
-    """Returns the seconds `[X, D]` of moving items of `num_bytes` `[X]` from `source` `[X]`."""
-    latency_s = np.asarray(costs.latency_s, np.float64)[source]
-    per_byte = np.asarray(costs.seconds_per_byte, np.float64)[source]
-    return latency_s + np.asarray(num_bytes, np.float64)[:, None] * per_byte

@@ -7,21 +7,20 @@ per device, and shares no code with what it judges.
 import dataclasses
 import heapq
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import LINKS
 from doppler_jax.simulator.disciplines import ReadySet, check_ranks, find_discipline
 from doppler_jax.simulator.durations import (
     check_placement,
-    input_seconds,
+    list_reads,
+    move_seconds,
     task_seconds,
-    transfer_seconds,
 )
-from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, Schedule, TaskGraph
 
 
 def simulate_oracle(
@@ -73,19 +72,13 @@ def simulate_oracle(
     device = check_placement(graph, costs.num_devices, placement)
     ranks = check_ranks(graph, queue, priority)
     keys, discipline = None if ranks is None else ranks.tolist(), find_discipline(queue)
-    run = _Run(
-        device,
-        task_seconds(graph, costs, device, compute_factor),
-        task_transfers(graph, costs, device, transfer_factor),
-        [
-            ReadySet(discipline, keys, np.flatnonzero(device == d).tolist())
-            for d in range(costs.num_devices)
-        ],
-        Links(links),
-    )
-    run.expect_tensors(graph)
-    for transfer in input_transfers(graph, costs, device):
-        run.expect_input(transfer)
+    ready = [
+        ReadySet(discipline, keys, np.flatnonzero(device == d).tolist())
+        for d in range(costs.num_devices)
+    ]
+    seconds = task_seconds(graph, costs, device, compute_factor)
+    transfers = list_transfers(graph, costs, device, transfer_factor)
+    run = _Run(graph, device, seconds, transfers, ready, Links(links))
     run.play()
     return make_schedule(device, run.start_s, run.finish_s, run.carried)
 
@@ -104,7 +97,6 @@ class Transfer:
     destination: int
     duration_s: float
     readers: list[int]  # tasks that wait for it
-    request_s: float = 0.0
     start_s: float = math.inf  # when its link began to carry it
 
 
@@ -124,35 +116,32 @@ class Links:
         self.links = links
         self.busy: set[Hashable] = set()
         self.num_requests = 0
-        self.num_waiting = 0
         # Transfers that hold the same resources wait in one heap, in the order of service.
         self.waiting: dict[tuple[Hashable, ...], list[tuple[tuple[float, ...], Transfer]]] = {}
 
-    def request(self, transfer: Transfer) -> None:
+    def request(self, transfer: Transfer, now_s: float) -> None:
         """Lets a transfer wait for its link."""
         self.num_requests += 1
-        self.num_waiting += 1
         order: tuple[float, ...] = (self.num_requests,)
         if self.links == "duplex":
             x = transfer.item
-            order = (transfer.request_s, x >= 0, x if x >= 0 else ~x, transfer.destination)
+            order = (now_s, x >= 0, max(x, ~x), transfer.destination)
         queue = self.waiting.setdefault(self._needs(transfer), [])
         heapq.heappush(queue, (order, transfer))
 
     def start_next(self, now_s: float) -> Transfer | None:
         """Starts and returns the transfer that is next at this instant, if one can start."""
-        if not self.num_waiting:
-            return None
         heads = [
             (queue[0][0], needs)
             for needs, queue in self.waiting.items()
-            if queue and self.busy.isdisjoint(needs)
+            if self.busy.isdisjoint(needs)
         ]
         if not heads:
             return None
         _, needs = min(heads)
         _, transfer = heapq.heappop(self.waiting[needs])
-        self.num_waiting -= 1
+        if not self.waiting[needs]:
+            del self.waiting[needs]
         self.busy.update(needs)
         transfer.start_s = now_s
         return transfer
@@ -170,10 +159,12 @@ class Links:
         return (("send", source), ("receive", destination))
 
 
-def task_transfers(
+def list_transfers(
     graph: TaskGraph, costs: Costs, device: np.ndarray, factor: ArrayLike | None
 ) -> list[list[Transfer]]:
-    """Returns the transfers of each task's tensors, by tensor id and destination.
+    """Returns the transfers of each task's tensors `[N]`, and those of graph inputs at the end.
+
+    Each list is by id and destination.
 
     Args:
       graph: the task graph, N tasks and T tensors.
@@ -181,58 +172,37 @@ def task_transfers(
       device: `[N]` of each task.
       factor: `[T, D]` multiplies the seconds of each tensor's transfer to each device.
     """
-    move_s = transfer_seconds(graph, costs, device, factor)
-    transfers: list[list[Transfer]] = [[] for _ in range(graph.num_tasks)]
-    for (x, there), readers in _readers(graph.edge_tensor, graph.edge_reader, device):
-        producer = int(graph.tensor_producer[x])
-        here = int(device[producer])
-        if there != here:
-            seconds = float(move_s[x, there])
-            transfers[producer].append(Transfer(x, here, there, seconds, readers))
-    return transfers
-
-
-def input_transfers(graph: TaskGraph, costs: Costs, device: np.ndarray) -> list[Transfer]:
-    """Returns the transfers of graph inputs, by id and destination, for devices `[N]`."""
-    move_s = input_seconds(graph, costs)
-    transfers = []
-    groups = _readers(graph.input_edge_input, graph.input_edge_reader, device)
-    for (i, there), readers in groups:
-        home = int(graph.input_home[i])
-        if home not in (RESIDENT, there):
-            transfers.append(Transfer(~i, home, there, float(move_s[i, there]), readers))
+    move_s, reads = move_seconds(graph, costs, device, factor), list_reads(graph, device)
+    readers: dict[tuple[int, int, int, int], list[int]] = {}
+    for x, v, here, there in np.stack(reads, axis=1)[reads.moves].tolist():
+        readers.setdefault((max(x, ~x), x, here, there), []).append(v)
+    producer = np.append(graph.tensor_producer, np.full(graph.num_inputs, -1))
+    transfers: list[list[Transfer]] = [[] for _ in range(graph.num_tasks + 1)]
+    for (_, x, here, there), waiting in sorted(readers.items()):
+        seconds = float(move_s[x, there])
+        transfers[producer[x]].append(Transfer(x, here, there, seconds, waiting))
     return transfers
 
 
 def make_schedule(
-    device: np.ndarray, start_s: ArrayLike, finish_s: ArrayLike, carried: Sequence[Transfer]
+    device: np.ndarray, start_s: ArrayLike, finish_s: ArrayLike, carried: Iterable[Transfer]
 ) -> Schedule:
     """Returns the schedule of tasks `[N]` and of the transfers that were carried.
 
     Transfers are listed by (start, item, destination).
     """
-    carried = sorted(carried, key=lambda t: (t.start_s, t.item, t.destination))
-    transfer_start_s = np.array([t.start_s for t in carried], dtype=np.float64)
+    rows = sorted((t.start_s, t.item, t.destination, t.source, t.duration_s) for t in carried)
+    sent_s, item, destination, source, seconds = np.array(rows, np.float64).reshape(-1, 5).T
     return Schedule(
         placement=device,
         start_s=np.array(start_s, dtype=np.float64),
         finish_s=np.array(finish_s, dtype=np.float64),
-        transfer_tensor=np.array([t.item for t in carried], dtype=np.int64),
-        transfer_source=np.array([t.source for t in carried], dtype=np.int64),
-        transfer_destination=np.array([t.destination for t in carried], dtype=np.int64),
-        transfer_start_s=transfer_start_s,
-        transfer_finish_s=transfer_start_s + [t.duration_s for t in carried],
+        transfer_tensor=item.astype(np.int64),
+        transfer_source=source.astype(np.int64),
+        transfer_destination=destination.astype(np.int64),
+        transfer_start_s=sent_s,
+        transfer_finish_s=sent_s + seconds,
     )
-
-
-def _readers(
-    item: np.ndarray, reader: np.ndarray, device: np.ndarray
-) -> list[tuple[tuple[int, int], list[int]]]:
-    """Returns ((item, device), its readers there), sorted, for all that is read."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for x, v, d in zip(item.tolist(), reader.tolist(), device[reader].tolist(), strict=True):
-        groups.setdefault((x, d), []).append(v)
-    return sorted(groups.items())
 
 
 class _Run:
@@ -240,19 +210,24 @@ class _Run:
 
     def __init__(
         self,
+        graph: TaskGraph,
         device: np.ndarray,
         task_s: np.ndarray,
         transfers: list[list[Transfer]],
         ready: list[ReadySet],
         links: Links,
     ) -> None:
-        n = device.size
+        n, reads = device.size, list_reads(graph, device)
         self.device: list[int] = device.tolist()
         self.task_s: list[float] = task_s.tolist()
-        self.transfers = transfers  # of each task's tensors
+        self.transfers = transfers  # of each task's tensors, and of graph inputs
         self.links = links
         self.local_readers: list[list[int]] = [[] for _ in range(n)]  # one per tensor read
-        self.missing = [0] * n  # inputs that have not arrived
+        for e in np.flatnonzero(~reads.moves[: graph.num_edges]).tolist():
+            producer = graph.tensor_producer[graph.edge_tensor[e]]
+            self.local_readers[producer].append(int(graph.edge_reader[e]))
+        waits = reads.reader[reads.moves | (reads.item >= 0)]
+        self.missing: list[int] = np.bincount(waits, minlength=n).tolist()
         self.start_s = [math.inf] * n
         self.finish_s = [math.inf] * n
         self.ready = ready  # of each device
@@ -262,23 +237,10 @@ class _Run:
         self.num_events = 0
         self.carried: list[Transfer] = []  # in the order of their starts
 
-    def expect_tensors(self, graph: TaskGraph) -> None:
-        """Notes for how many tensors each task waits."""
-        senders, readers = task_edges(graph)
-        for u, v in zip(senders.tolist(), readers.tolist(), strict=True):
-            self.missing[v] += 1
-            if self.device[u] == self.device[v]:
-                self.local_readers[u].append(v)
-
-    def expect_input(self, transfer: Transfer) -> None:
-        """Requests a graph input at time 0, for tasks that wait for it."""
-        self.links.request(transfer)
-        for v in transfer.readers:
-            self.missing[v] += 1
-
     def play(self) -> None:
         """Runs from time 0 until nothing happens any more."""
         now = 0.0
+        self._request(self.transfers[-1], now)
         for v, missing in enumerate(self.missing):
             if missing == 0:
                 self.ready[self.device[v]].add(v, now)
@@ -297,19 +259,18 @@ class _Run:
                     self.links.end(ended)
                     self._arrive(ended.readers, now)
                 else:
-                    self._finish(ended, now)
+                    self.idle[self.device[ended]] = True
+                    self._arrive(self.local_readers[ended], now)
+                    self._request(self.transfers[ended], now)
             transfer = self.links.start_next(now)
             if transfer is None:
                 return
             self.carried.append(transfer)
             self._end_at(now + transfer.duration_s, transfer)
 
-    def _finish(self, u: int, now: float) -> None:
-        self.idle[self.device[u]] = True
-        self._arrive(self.local_readers[u], now)
-        for transfer in self.transfers[u]:
-            transfer.request_s = now
-            self.links.request(transfer)
+    def _request(self, transfers: list[Transfer], now: float) -> None:
+        for transfer in transfers:
+            self.links.request(transfer, now)
 
     def _arrive(self, readers: list[int], now: float) -> None:
         for v in readers:

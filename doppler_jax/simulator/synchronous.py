@@ -11,9 +11,8 @@ from doppler_jax.simulator.durations import check_placement, task_seconds
 from doppler_jax.simulator.oracle import (
     Links,
     Transfer,
-    input_transfers,
+    list_transfers,
     make_schedule,
-    task_transfers,
 )
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
@@ -51,10 +50,10 @@ def simulate_synchronous(
     """
     device = check_placement(graph, costs.num_devices, placement)
     task_s = task_seconds(graph, costs, device, compute_factor)
-    transfers = task_transfers(graph, costs, device, transfer_factor)
+    transfers = list_transfers(graph, costs, device, transfer_factor)
     start_s, finish_s = np.zeros(graph.num_tasks), np.zeros(graph.num_tasks)
     carried: list[Transfer] = []
-    barrier_s = _carry(input_transfers(graph, costs, device), links, 0.0, carried)
+    barrier_s = _carry(transfers[-1], links, 0.0, carried)
     level = hop_levels(graph)
     for tasks in (np.flatnonzero(level == k) for k in range(level.max(initial=-1) + 1)):
         free_s = np.full(costs.num_devices, barrier_s)
@@ -87,8 +86,7 @@ def _carry(
     if math.isinf(now):
         return now
     for transfer in requests:
-        transfer.request_s = now
-        network.request(transfer)
+        network.request(transfer, now)
     while True:
         while ends and ends[0][0] == now:
             network.end(heapq.heappop(ends)[2])

@@ -1,33 +1,32 @@
 """Is this schedule legal? Judges simulated schedules and measured traces alike.
 
-It shares no rule with the simulators: each is checked on the schedule's own times, so
-that it can judge any of them.
+What holds for every execution is checked on whole arrays. What the costs, the links and the
+queue demand is checked by running the schedule again by its own times. No code is shared with
+the simulators but the definition of the disciplines, so that it can judge any of them.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Hashable
 from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import Objective
+from doppler_jax.simulator.activities import Activities, list_activities, list_waits, pairs
 from doppler_jax.simulator.disciplines import (
     Discipline,
+    ReadySet,
     check_ranks,
     find_discipline,
-    rank_order,
 )
-from doppler_jax.simulator.durations import task_seconds
-from doppler_jax.simulator.validate_transfers import (
-    check_links,
-    check_transfer_seconds,
-    check_transfers,
-    edge_arrivals,
-    input_arrivals,
+from doppler_jax.simulator.durations import (
+    item_sources,
+    list_reads,
+    move_seconds,
+    task_seconds,
 )
-from doppler_jax.types import Costs, Schedule, TaskGraph
+from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
 
 
 def validate(
@@ -69,292 +68,300 @@ def validate(
     Raises:
       ValueError: the first violation found, with its task, device and times.
     """
-    links = objective.links
     ranks = check_ranks(graph, queue, priority)
     if tolerance < 0:
         raise ValueError(f"tolerance is {tolerance}; expected a number >= 0")
-    schedule = _as_arrays(schedule)
-    _check_tasks(graph, schedule, costs)
+    schedule = _as_arrays(graph, schedule)
     slack = tolerance * schedule.finish_s.max(initial=0.0)
-    _check_times(schedule, slack)
-    _check_overlap(schedule, slack)
+    _check_ids(graph, schedule, costs)
+    move_s = np.empty((0, 0))
     if costs is not None:
-        _check_durations(graph, schedule, costs, compute_factor, slack)
-    transfers = check_transfers(graph, schedule, slack)
-    edge_s = edge_arrivals(
-        graph, schedule, transfers, costs if links == "parallel" else None, transfer_factor
-    )
-    derive = links == "parallel" or costs is None
-    input_s = input_arrivals(graph, schedule, transfers, costs, derive=derive)
-    _check_reads(graph, schedule, edge_s, input_s, slack)
-    if costs is None:
-        return
-    check_transfer_seconds(transfers, costs, transfer_factor, slack)
-    ready_s = np.zeros(graph.num_tasks)
-    np.maximum.at(ready_s, graph.edge_reader, edge_s)
-    np.maximum.at(ready_s, graph.input_edge_reader, input_s)
-    discipline = find_discipline(queue)
-    order = _decision_order(graph, schedule, ready_s if ranks is None else ranks, discipline)
-    check_links(links, transfers, schedule, order, slack)
-    if ranks is not None and discipline.waits:
-        _check_in_order(schedule, ready_s, ranks, slack)
-    else:
-        _check_conserving(graph, schedule, edge_s, ready_s, ranks, order, slack)
+        move_s = move_seconds(graph, costs, schedule.placement, transfer_factor)
+        if objective.links == "parallel":
+            schedule = _with_transfers(graph, schedule, move_s)
+    done = list_activities(schedule)
+    _check_records(graph, done)
+    waits = list_waits(graph, done, need_inputs=costs is not None)
+    _check_times(done, waits, slack)
+    if costs is not None:
+        seconds = task_seconds(graph, costs, schedule.placement, compute_factor)
+        moved = slice(graph.num_tasks, None)
+        seconds = np.append(seconds, move_s[done.item[moved], done.device[moved]])
+        for v in _where(~np.isfinite(seconds)):
+            raise ValueError(f"{done.describe(v)}: the device cannot run the task")
+        for k in _where(np.abs(done.start_s + seconds - done.finish_s) > slack):
+            raise ValueError(f"{done.describe(k)} should take {seconds[k]:.9g} s")
+        _Replay(done, waits, objective.links, find_discipline(queue), ranks, slack).run()
 
 
-def _as_arrays(schedule: Schedule) -> Schedule:
+def _as_arrays(graph: TaskGraph, schedule: Schedule) -> Schedule:
     fields = {}
     for field in dataclasses.fields(schedule):
-        array = np.asarray(getattr(schedule, field.name))
-        if array.ndim != 1:
-            raise ValueError(f"{field.name} must have one dimension, has shape {array.shape}")
-        is_time = field.name.endswith("_s")
+        array, is_time = np.asarray(getattr(schedule, field.name)), field.name.endswith("_s")
+        is_transfer = field.name.startswith("transfer")
+        size = np.size(schedule.transfer_tensor) if is_transfer else graph.num_tasks
+        if array.shape != (size,):
+            raise ValueError(f"{field.name} has shape {array.shape}, expected ({size},)")
         if array.size and not is_time and not np.issubdtype(array.dtype, np.integer):
             raise ValueError(f"{field.name} must hold integers, holds {array.dtype}")
         fields[field.name] = array.astype(np.float64 if is_time else np.int64)
     return Schedule(**fields)
 
 
-def _check_tasks(graph: TaskGraph, schedule: Schedule, costs: Costs | None) -> None:
-    """Shapes and ids: every task has one device and two times."""
-    n = graph.num_tasks
-    for name in ("placement", "start_s", "finish_s"):
-        if (shape := getattr(schedule, name).shape) != (n,):
-            raise ValueError(f"{name} has shape {shape}, expected ({n},)")
-    for name in ("source", "destination", "start_s", "finish_s"):
-        if getattr(schedule, f"transfer_{name}").shape != schedule.transfer_tensor.shape:
-            raise ValueError(
-                f"transfer_{name} has not the {schedule.transfer_tensor.size} entries of "
-                "transfer_tensor"
-            )
-    if costs is not None and np.shape(costs.compute_s)[0] != n:
-        raise ValueError(f"costs are of {np.shape(costs.compute_s)[0]} tasks, expected {n}")
+def _check_ids(graph: TaskGraph, schedule: Schedule, costs: Costs | None) -> None:
     limit = np.inf if costs is None else costs.num_devices
+    if costs is not None and np.shape(costs.compute_s)[0] != graph.num_tasks:
+        raise ValueError(
+            f"costs are of {np.shape(costs.compute_s)[0]} tasks, expected {graph.num_tasks}"
+        )
     for v in _where((schedule.placement < 0) | (schedule.placement >= limit)):
         raise ValueError(f"task {v} is on device {schedule.placement[v]}, of {limit} devices")
     for i in _where(graph.input_home >= limit):
         raise ValueError(
             f"graph input {i} lies on device {graph.input_home[i]}, which has no costs"
         )
+    x = schedule.transfer_tensor
+    for k in _where((x < -graph.num_inputs) | (x >= graph.num_tensors)):
+        raise ValueError(
+            f"transfer_tensor[{k}] is {x[k]}, of {graph.num_tensors} tensors and "
+            f"{graph.num_inputs} graph inputs (input i is ~i)"
+        )
 
 
-def _check_times(schedule: Schedule, slack: float) -> None:
-    start, finish = schedule.start_s, schedule.finish_s
-    for v in _where(~np.isfinite(start) | ~np.isfinite(finish)):
-        raise ValueError(f"{_task(schedule, v)} has a time that is not finite")
-    for v in _where(start < -slack):
-        raise ValueError(f"{_task(schedule, v)} starts before time 0")
-    for v in _where(finish < start):
-        raise ValueError(f"{_task(schedule, v)} finishes before it starts")
+def _with_transfers(graph: TaskGraph, schedule: Schedule, move_s: np.ndarray) -> Schedule:
+    """Adds the transfers that were left out, as `parallel` links carry them.
+
+    Those of tensors are all left out, or none; `move_s` is `[T + I, D]`.
+    """
+    reads = list_reads(graph, schedule.placement)
+    derived = reads.moves & ((reads.item < 0) | (schedule.transfer_tensor < 0).all())
+    left_out = set(pairs(reads.item[derived], reads.destination[derived]))
+    left_out -= set(pairs(schedule.transfer_tensor, schedule.transfer_destination))
+    item, destination = np.array(list(left_out), np.int64).reshape(-1, 2).T
+    made_s = np.append(schedule.finish_s[graph.tensor_producer], np.zeros(graph.num_inputs))
+    columns = {
+        "transfer_tensor": item,
+        "transfer_source": item_sources(graph, schedule.placement)[item],
+        "transfer_destination": destination,
+        "transfer_start_s": made_s[item],
+        "transfer_finish_s": made_s[item] + move_s[item, destination],
+    }
+    columns = {
+        name: np.append(getattr(schedule, name), added) for name, added in columns.items()
+    }
+    return dataclasses.replace(schedule, **columns)
 
 
-def _check_overlap(schedule: Schedule, slack: float) -> None:
-    """One task at a time on a device; a zero-length task may touch its neighbours."""
-    order = np.lexsort((schedule.finish_s, schedule.start_s, schedule.placement))
+def _check_records(graph: TaskGraph, done: Activities) -> None:
+    """Every transfer moves something, once, from where it is to where it is read."""
+    reads = list_reads(graph, done.device[: graph.num_tasks])
+    source = item_sources(graph, done.device[: graph.num_tasks])
+    needed = set(pairs(reads.item[reads.moves], reads.destination[reads.moves]))
+    seen = set()
+    for k in range(graph.num_tasks, done.item.size):
+        x, fault = int(done.item[k]), ""
+        if (pair := (x, int(done.device[k]))) in seen:
+            fault = "happens twice"
+        elif source[x] not in (RESIDENT, done.source[k]):
+            fault = f"does not leave from device {source[x]}, which has it"
+        elif pair not in needed:
+            fault = "is needless: no task there waits for it"
+        if fault:
+            raise ValueError(f"{done.describe(k)} {fault}")
+        seen.add(pair)
+
+
+def _check_times(done: Activities, waits: tuple[np.ndarray, np.ndarray], slack: float) -> None:
+    """Possible times, one task at a time on a device, and nothing before what it waits for."""
+    start, finish = done.start_s, done.finish_s
+    for violated, fault in (
+        (~np.isfinite(start) | ~np.isfinite(finish), "has a time that is not finite"),
+        (start < -slack, "starts before time 0"),
+        (finish < start, "finishes before it starts"),
+    ):
+        for k in _where(violated):
+            raise ValueError(f"{done.describe(k)} {fault}")
+    tasks = slice(done.num_tasks)
+    order = np.lexsort((finish[tasks], start[tasks], done.device[tasks]))
     before, after = order[:-1], order[1:]
-    same = schedule.placement[before] == schedule.placement[after]
-    for i in _where(same & (schedule.start_s[after] < schedule.finish_s[before] - slack)):
+    same = done.device[before] == done.device[after]
+    # A task of no length may touch its neighbours.
+    for i in _where(same & (start[after] < finish[before] - slack)):
+        raise ValueError(f"{done.describe(before[i])} and {done.describe(after[i])} overlap")
+    waiter, cause = waits
+    for w in _where(start[waiter] < finish[cause] - slack):
         raise ValueError(
-            f"{_task(schedule, before[i])} and {_task(schedule, after[i])} overlap"
+            f"{done.describe(waiter[w])} starts before {done.describe(cause[w])} ends"
         )
 
 
-def _check_durations(
-    graph: TaskGraph, schedule: Schedule, costs: Costs, factor: ArrayLike | None, slack: float
-) -> None:
-    seconds = task_seconds(graph, costs, schedule.placement, factor)
-    for v in _where(~np.isfinite(seconds)):
-        raise ValueError(f"{_task(schedule, v)}: the device cannot run the task")
-    for v in _where(np.abs(schedule.start_s + seconds - schedule.finish_s) > slack):
-        raise ValueError(f"{_task(schedule, v)}: its cost is {seconds[v]:.9g} s")
+class _Replay:
+    """Runs a schedule again, event by event, and raises where the rules start anything else.
 
-
-def _check_reads(
-    graph: TaskGraph, schedule: Schedule, edge_s: np.ndarray, input_s: np.ndarray, slack: float
-) -> None:
-    """No task starts before its operands `[E]` and graph inputs `[F]` are on its device."""
-    senders, readers = task_edges(graph)
-    for e in _where(schedule.start_s[readers] < edge_s - slack):
-        raise ValueError(
-            f"{_task(schedule, readers[e])} starts before tensor {graph.edge_tensor[e]} of "
-            f"{_task(schedule, senders[e])} is there at {edge_s[e]:.9g} s"
-        )
-    readers = graph.input_edge_reader
-    for f in _where(schedule.start_s[readers] < input_s - slack):
-        raise ValueError(
-            f"{_task(schedule, readers[f])} starts before graph input "
-            f"{graph.input_edge_input[f]} is there at {input_s[f]:.9g} s"
-        )
-
-
-def _check_conserving(
-    graph: TaskGraph,
-    schedule: Schedule,
-    edge_arrival_s: np.ndarray,
-    ready_s: np.ndarray,
-    ranks: np.ndarray | None,
-    order: np.ndarray,
-    slack: float,
-) -> None:
-    """Raises if a device idles while a task waits for it, or takes another than the first.
-
-    Args:
-      graph: the task graph.
-      schedule: one that is legal otherwise, times in float64 seconds.
-      edge_arrival_s: `[E]` when each edge's tensor is on its reader's device.
-      ready_s: `[N]` when each task's last input is there.
-      ranks: `[N]` of the queue, or None for fifo.
-      order: `[N]` the tasks by start (`_decision_order`).
-      slack: seconds by which times may differ. Ready times closer than that are ties
-        that either order breaks; equal ones are ties by id.
-
-    Raises:
-      ValueError: naming the device, the tasks and the times.
+    At one instant whatever ends is handled and transfers start, until there are none left;
+    then the single best task over all idle devices starts; and again. All that started ends
+    when the schedule says, so that each start is judged by the schedule's own times.
     """
-    rank = _positions(ready_s if ranks is None else ranks)
-    position = np.empty_like(rank)
-    position[order] = np.arange(order.size)
-    # A zero-length task releases its readers at the instant at which it started: which
-    # starts of that instant they were there for is a matter of order, not of time.
-    senders, readers = task_edges(graph)
-    at_once = (edge_arrival_s == ready_s[readers]) & (
-        schedule.start_s[senders] == ready_s[readers]
-    )
-    released = np.full(graph.num_tasks, -1)
-    np.maximum.at(released, readers[at_once], position[senders[at_once]])
 
-    for device in np.unique(schedule.placement):
-        mine = order[schedule.placement[order] == device]
-        start_s, finish_s = schedule.start_s[mine], schedule.finish_s[mine]
-        idle_s = np.maximum.accumulate(np.append(0.0, finish_s))[:-1]
-        first_s = np.maximum(idle_s, np.minimum.accumulate(ready_s[mine][::-1])[::-1])
-        idles = _where(start_s > first_s + slack)[:1]
-        for k in _overtakers(mine[: idles[0] if idles else None], mine, start_s, ready_s, rank):
-            v, waiting = mine[k], mine[k + 1 :]
-            start, ready = start_s[k], ready_s[waiting]
-            is_there = (ready == start) & (released[waiting] < position[v])
-            ahead = rank[waiting] < rank[v]
-            if ranks is None:
-                is_there |= ready < start
-                ahead &= (ready < ready_s[v] - slack) | (ready == ready_s[v])
-            else:
-                is_there |= ready < start - slack
-            for i in np.flatnonzero(is_there & ahead):
+    def __init__(
+        self,
+        done: Activities,
+        waits: tuple[np.ndarray, np.ndarray],
+        links: str,
+        discipline: Discipline,
+        ranks: np.ndarray | None,
+        slack: float,
+    ) -> None:
+        n, size, (waiter, cause) = done.num_tasks, done.item.size, waits
+        self.done, self.discipline, self.slack = done, discipline, slack
+        self.device: list[int] = done.device.tolist()
+        self.start_s: list[float] = done.start_s.tolist()
+        self.finish_s: list[float] = done.finish_s.tolist()
+        ready_s = np.zeros(size)
+        np.maximum.at(ready_s, waiter, done.finish_s[cause])
+        self.ready_s: list[float] = ready_s.tolist()
+        self.missing: list[int] = np.bincount(waiter, minlength=size).tolist()
+        self.waiters: list[list[int]] = [[] for _ in range(size)]
+        for k, c in zip(waiter.tolist(), cause.tolist(), strict=True):
+            self.waiters[c].append(k)
+        # What each device starts by the schedule, the next one last.
+        self.plan: list[list[int]] = [[] for _ in range(max(self.device[:n], default=-1) + 1)]
+        for v in np.lexsort((done.finish_s[:n], done.start_s[:n]))[::-1].tolist():
+            self.plan[self.device[v]].append(v)
+        self.ranks: list[float] | None = None if ranks is None else ranks.tolist()
+        self.ready = [ReadySet(discipline, self.ranks, tasks) for tasks in self.plan]
+        self.idle = [True] * len(self.plan)
+        self.last = [next(reversed(tasks), -1) for tasks in self.plan]  # begun, or planned
+        self.started: set[int] = set()
+        # What transfers need for themselves; those that need the same wait in one queue.
+        self.links = links
+        self.needs: list[tuple[Hashable, ...]] = [
+            (s, ~d) if links == "duplex" else ((s, d),) * (links == "serial")
+            for s, d in pairs(done.source, done.device)
+        ]
+        self.queues: dict[tuple[Hashable, ...], list[tuple[float, int]]] = {}
+        self.busy: set[Hashable] = set()
+        self.ends: list[tuple[float, int, int]] = []  # (time, number, activity)
+        self.number = 0
+
+    def run(self) -> None:
+        """Runs from time 0 until nothing happens any more."""
+        now = 0.0
+        for k in [k for k, missing in enumerate(self.missing) if not missing]:
+            self._release(k)
+        self._drain(now)
+        while (started := self._start_task(now)) or self.ends:
+            now = now if started else max(now, self.ends[0][0])
+            self._drain(now)
+
+    def _release(self, k: int) -> None:
+        """Lets an activity wait for its device or its link, now that its inputs are there."""
+        if k < self.done.num_tasks:
+            self.ready[self.device[k]].add(k, self.ready_s[k])
+            return
+        # What is requested at one time comes here by id: the order of `Activities`.
+        self.number += 1
+        turn = self.ready_s[k] if self.links == "duplex" else self.number
+        heappush(self.queues.setdefault(self.needs[k], []), (turn, k))
+
+    def _begin(self, k: int) -> None:
+        self.started.add(k)
+        self.number += 1
+        heappush(self.ends, (self.finish_s[k], self.number, k))
+
+    def _drain(self, now: float) -> None:
+        """Handles whatever ends at this instant, and starts transfers."""
+        while True:
+            while self.ends and self.ends[0][0] <= now:
+                _, _, ended = heappop(self.ends)
+                if ended < self.done.num_tasks:
+                    self.idle[self.device[ended]] = True
+                else:
+                    self.busy.difference_update(self.needs[ended])
+                for k in self.waiters[ended]:
+                    self.missing[k] -= 1
+                    if not self.missing[k]:
+                        self._release(k)
+            heads = [
+                (queue[0], needs)
+                for needs, queue in self.queues.items()
+                if self.busy.isdisjoint(needs)
+            ]
+            if not heads:
+                return
+            (_, k), needs = min(heads)
+            if abs(self.start_s[k] - now) > self.slack:
                 raise ValueError(
-                    f"device {device} starts task {v} (ready at {ready_s[v]:.9g} s) at "
-                    f"{start:.9g} s before task {waiting[i]} (ready at {ready[i]:.9g} s), "
-                    "which its queue has first"
+                    f"{self.done.describe(k)} should start at {now:.9g} s, when "
+                    f"{self.links} links have it next"
                 )
-        for k in idles:
+            heappop(self.queues[needs])
+            if not self.queues[needs]:
+                del self.queues[needs]
+            self.busy.update(needs)
+            self._begin(k)
+
+    def _start_task(self, now: float) -> bool:
+        """Starts the single best ready task over all idle devices, if there is one."""
+        firsts = (self._first(d, now) for d, idle in enumerate(self.idle) if idle)
+        best = min((first for first in firsts if first is not None), default=None)
+        if best is None:
+            return False
+        v, d = best[1], self.device[best[1]]
+        planned = self._planned(d)
+        if self.start_s[planned] > now + self.slack:
             raise ValueError(
-                f"device {device} idles from {first_s[k]:.9g} s, when a task is ready for it, "
-                f"to {start_s[k]:.9g} s, when task {mine[k]} starts"
+                f"device {d} idles from {now:.9g} s, when task {v} could start, to "
+                f"{self.start_s[planned]:.9g} s, when task {planned} starts"
             )
-
-
-def _overtakers(
-    some: np.ndarray,
-    mine: np.ndarray,
-    start_s: np.ndarray,
-    ready_s: np.ndarray,
-    rank: np.ndarray,
-) -> Iterator[int]:
-    """Yields which of the first tasks of a device start while one of less rank may be ready.
-
-    These are few, and looked at closer. `mine` are the device's tasks by their starts.
-    """
-    coming = mine[np.argsort(ready_s[mine], kind="stable")].tolist()
-    ready: list[tuple[int, int]] = []
-    started, arrived = set(), 0
-    for k, v in enumerate(some.tolist()):
-        while arrived < len(coming) and ready_s[coming[arrived]] <= start_s[k]:
-            heappush(ready, (rank[coming[arrived]], coming[arrived]))
-            arrived += 1
-        started.add(v)
-        while ready and ready[0][1] in started:
-            heappop(ready)
-        if ready and ready[0][0] < rank[v]:
-            yield k
-
-
-def _check_in_order(
-    schedule: Schedule, ready_s: np.ndarray, ranks: np.ndarray, slack: float
-) -> None:
-    """Raises unless every device takes its tasks by (rank, id), each as soon as it can."""
-    free_s = np.zeros(schedule.placement.max(initial=0) + 1)
-    last = np.full(free_s.size, -1)
-    for v in rank_order(ranks).tolist():
-        d, start_s = schedule.placement[v], schedule.start_s[v]
-        due_s = max(free_s[d], ready_s[v])
-        if start_s < free_s[d] - slack:
+        early, late = (planned, v) if self.start_s[v] > now else (v, self.last[d])
+        if abs(self.start_s[v] - now) > self.slack:
             raise ValueError(
-                f"{_task(schedule, v)} overtakes task {last[d]}, which comes first in order"
+                f"device {d} starts task {early} (ready at {self.ready_s[early]:.9g} s) at "
+                f"{self.start_s[early]:.9g} s before task {late} (ready at "
+                f"{self.ready_s[late]:.9g} s), which its queue has first"
             )
-        if start_s > due_s + slack:
-            raise ValueError(
-                f"device {d} idles from {due_s:.9g} s, when the next task in its order could "
-                f"start, to {start_s:.9g} s, when task {v} starts"
-            )
-        free_s[d], last[d] = max(free_s[d], schedule.finish_s[v]), v
+        self._first(d, now, take=True)
+        self.idle[d], self.last[d] = False, v
+        self._begin(v)
+        return True
 
+    def _planned(self, d: int) -> int:
+        """Returns the task that a device starts next by the schedule."""
+        while self.plan[d][-1] in self.started:
+            self.plan[d].pop()
+        return self.plan[d][-1]
 
-def _positions(key: np.ndarray) -> np.ndarray:
-    """Returns each task's place `[N]` in the order (key, id)."""
-    position = np.empty(key.size, np.int64)
-    position[rank_order(key)] = np.arange(key.size)
-    return position
+    def _first(self, d: int, now: float, *, take: bool = False) -> tuple[float, int] | None:
+        """Returns (key, id) of the task that a device starts next; the schedule breaks ties."""
+        ready, passed = self.ready[d], []
+        while (first := ready.first()) is not None and self._may_wait(*first, now):
+            ready.take()
+            passed.append(first[1])
+        if take:
+            ready.take()
+        for v in passed:
+            ready.add(v, self.ready_s[v])
+        return first
 
+    def _may_wait(self, key: float, v: int, now: float) -> bool:
+        """Whether a ready task may let pass the one that the schedule has next.
 
-def _decision_order(
-    graph: TaskGraph, schedule: Schedule, key: np.ndarray, discipline: Discipline
-) -> np.ndarray:
-    """Returns the tasks `[N]` by start; those of one instant as the rules must have taken them.
-
-    At one instant a legal schedule starts the best ready task over all idle devices, again
-    and again. A task of positive length fills its device, so zero-length ones went before.
-
-    Args:
-      graph: the task graph.
-      schedule: its schedule.
-      key: `[N]` ready times or ranks.
-      discipline: whose they are.
-    """
-    rank = _positions(key)
-    start, brief = schedule.start_s, schedule.start_s == schedule.finish_s
-    order = np.lexsort((rank, start))
-    senders, readers = task_edges(graph)
-    at_once = brief[senders] & (start[senders] == start[readers])
-    released_by: dict[int, set[int]] = {}
-    for u, v in zip(senders[at_once].tolist(), readers[at_once].tolist(), strict=True):
-        released_by.setdefault(v, set()).add(u)
-    instants_s, ordered_s = np.unique(start[brief]), start[order]
-    firsts = np.searchsorted(ordered_s, instants_s, "left")
-    ends = np.searchsorted(ordered_s, instants_s, "right")
-    for first, end in zip(firsts, ends, strict=True):
-        instant = order[first:end]  # a view, rearranged in place
-        left = instant.tolist()
-        for i in range(len(left)):
-            to_come = {u for u in left if brief[u]}
-            taken = {schedule.placement[u] for u in to_come}
-            heads: dict[int, int] = {}
-            for v in left:
-                heads.setdefault(schedule.placement[v], v)
-            instant[i] = next(
-                v
-                for v in (heads.values() if discipline.waits else left)
-                if not released_by.get(v, set()) & to_come
-                and (brief[v] or discipline.waits or schedule.placement[v] not in taken)
-            )
-            left.remove(instant[i])
-    return order
+        So it is where their order hangs on times that are close, but not equal.
+        """
+        planned = self._planned(self.device[v])
+        start_s, ready_s = self.start_s[planned], self.ready_s[planned]
+        same = (self.start_s[v], self.finish_s[v]) == (start_s, self.finish_s[planned])
+        is_coming = not self.missing[planned] or self.ends
+        if same or self.discipline.waits or not is_coming:
+            return False
+        if self.ranks is None:
+            return 0 < ready_s - self.ready_s[v] <= self.slack
+        if (self.ranks[planned], planned) < (key, v):
+            return ready_s - self.slack <= now < ready_s
+        return start_s - self.slack <= self.ready_s[v] != start_s
 
 
 def _where(violated: np.ndarray) -> list[int]:
-    return np.flatnonzero(violated).tolist()
-
-
-def _task(schedule: Schedule, v: int) -> str:
-    return (
-        f"task {v} on device {schedule.placement[v]} "
-        f"({schedule.start_s[v]:.9g} to {schedule.finish_s[v]:.9g} s)"
-    )
+    """Returns the first index at which something is violated, if there is one."""
+    return np.flatnonzero(violated)[:1].tolist()
