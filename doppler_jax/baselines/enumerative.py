@@ -38,7 +38,11 @@ def group_operations(graph: TaskGraph, costs: Costs) -> list[Operation]:
     shards or more, and whatever else it reads is made by the operation or before it.
     """
     order = topological_order(graph).tolist()
-    producers, readers = _neighbours(graph)
+    ends = task_edges(graph)
+    producers, readers = (
+        [set(tasks.tolist()) for tasks in _lists(graph.num_tasks, *way)]
+        for way in (ends[::-1], ends)
+    )
     hops = np.zeros(graph.num_tasks, np.int64)
     for v in order:
         hops[v] = 1 + max((hops[u] for u in producers[v]), default=-1)
@@ -65,30 +69,17 @@ def group_operations(graph: TaskGraph, costs: Costs) -> list[Operation]:
     return operations
 
 
-def _neighbours(graph: TaskGraph) -> tuple[list[set[int]], list[set[int]]]:
-    producers: list[set[int]] = [set() for _ in range(graph.num_tasks)]
-    readers: list[set[int]] = [set() for _ in range(graph.num_tasks)]
-    for u, v in zip(*(ends.tolist() for ends in task_edges(graph)), strict=True):
-        producers[v].add(u)
-        readers[u].add(v)
-    return producers, readers
-
-
 def _kinds(
     graph: TaskGraph, costs: Costs, hops: np.ndarray, readers: list[set[int]]
 ) -> list[int]:
     """Returns a number per task that is equal for siblings."""
     sizes = np.asarray(costs.tensor_bytes)
-    made: list[list[float]] = [[] for _ in range(graph.num_tasks)]
-    read: list[list[float]] = [[] for _ in range(graph.num_tasks)]
-    for x, v in enumerate(graph.tensor_producer.tolist()):
-        made[v].append(float(sizes[x]))
-    for x, v in zip(graph.edge_tensor.tolist(), graph.edge_reader.tolist(), strict=True):
-        read[v].append(float(sizes[x]))
+    made = _lists(graph.num_tasks, graph.tensor_producer, sizes)
+    read = _lists(graph.num_tasks, graph.edge_reader, sizes[graph.edge_tensor])
     compute_s = np.asarray(costs.compute_s).tolist()
     kinds = _number(
         [
-            (hops[v], *compute_s[v], "reads", *sorted(read[v]), "makes", *sorted(made[v]))
+            (hops[v], *compute_s[v], "reads", *read[v].tolist(), "makes", *made[v].tolist())
             for v in range(graph.num_tasks)
         ]
     )
@@ -321,4 +312,4 @@ def _assign(seconds: np.ndarray, fits: np.ndarray) -> np.ndarray:
 def _lists(count: int, key: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
     """Returns the values of every key below `count`, ascending."""
     order = np.lexsort((value, key))
-    return np.split(value[order], np.searchsorted(key[order], np.arange(1, count)))
+    return np.split(value[order], np.searchsorted(key[order], np.arange(1, count)))[:count]

@@ -142,7 +142,7 @@ class _Task:
     bucket: Bucket
     problems: PolicyInputs  # [K, ...], to train on
     held_out: PolicyInputs  # [H, ...]
-    baselines: dict[str, np.ndarray]  # makespans of list schedulers on the held-out problems
+    listed_s: np.ndarray  # [2, H] makespans of `_list_schedules` on the held-out problems
     drawn: list[Drawn]  # the held-out problems
 
 
@@ -159,7 +159,11 @@ class Pretraining:
         if unknown:
             raise ValueError(f"unknown buckets {sorted(unknown)}; known: {sorted(BUCKETS)}")
         self._settings = settings
-        self._initial = settings.initial and _params_of(settings.initial, settings.policy)
+        self._initial = settings.initial and load_policy(settings.initial)
+        if self._initial and self._initial.config != settings.policy:
+            raise ValueError(
+                f"{settings.initial}: {self._initial.config}, expected {settings.policy}"
+            )
         self._tasks: list[_Task] = []
         self._validated_s = 0.0
         self.budget = Budget(seconds=settings.budget_s)
@@ -171,11 +175,11 @@ class Pretraining:
             if name in settings.buckets:
                 self._tasks.append(self._make_task(BUCKETS[name], number))
                 print(f"{name}: {settings.problems} problems", flush=True)
-        params = self._initial
-        if params is None:
+        if self._initial:
+            state = self.begin(self._initial.params)
+        else:
             key, problem = jax.random.key(settings.seed), self._tasks[0].drawn[0].problem
-            params = init_list_scheduler(key, settings.policy, problem)
-        state = self.begin(params)
+            state = self.begin(init_list_scheduler(key, settings.policy, problem))
         for task in self._tasks:
             self._step(state, task, np.arange(settings.group))
         return state
@@ -188,20 +192,13 @@ class Pretraining:
 
     def search(self, state: PretrainState) -> PretrainState:
         """Returns the state with placements known of the held-out problems."""
-        best_s = []
         seed, count = self._settings.seed, self._settings.search_evaluations
-        for task in self._tasks:
-            links = task.bucket.links
-            found_s = [
-                best_known_s(one, _list_schedules(one), seed, links, count)
-                for one in task.drawn
-            ]
-            best_s.append(np.array(found_s))
-            means = {k: float((v / best_s[-1]).mean()) for k, v in task.baselines.items()}
-            ratios = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
-            print(f"{task.bucket.name}: {ratios}", flush=True)
-        held_out_s = jnp.asarray(np.concatenate(best_s), jnp.float32)
-        return dataclasses.replace(state, held_out_s=held_out_s)
+        best_s = [
+            best_known_s(one, _list_schedules(one), seed, task.bucket.links, count)
+            for task in self._tasks
+            for one in task.drawn
+        ]
+        return dataclasses.replace(state, held_out_s=jnp.asarray(best_s, jnp.float32))
 
     def update(self, state: PretrainState) -> tuple[PretrainState, dict[str, Any]]:
         """Takes a step on some problems of one bucket, and measures if it is time to."""
@@ -242,7 +239,7 @@ class Pretraining:
         Returns:
           The state with what was found, and all placements' mean ratios to the best known.
         """
-        found: dict[str, list[np.ndarray]] = {}
+        found_s = []  # of each bucket `[5, H]`, by `MEASURED`
         for task in self._tasks:
             of_policy = evaluate(
                 jax.random.key(self._settings.seed),
@@ -252,26 +249,25 @@ class Pretraining:
                 samples=SAMPLES,
                 links=task.bucket.links,
             )
-            names = ("greedy", "two greedy", f"best of {SAMPLES}")
-            for name, values in {
-                **dict(zip(names, of_policy, strict=True)),
-                **task.baselines,
-            }.items():
-                found.setdefault(name, []).append(np.asarray(values))
-        best_s = np.minimum(state.held_out_s, np.concatenate(found[f"best of {SAMPLES}"]))
-        families = [one.source for task in self._tasks for one in task.drawn]
-        is_new = np.isin(families, HELD_OUT)
-        ratios = {}
-        for name, values in found.items():
-            ratio = np.concatenate(values) / best_s
-            parts = np.split(ratio, np.cumsum([len(part) for part in values])[:-1])
-            ratios[name] = {
+            found_s.append(np.stack([*of_policy, *task.listed_s]))
+        sampled_s = np.concatenate([part[MEASURED.index(BEST_SAMPLED)] for part in found_s])
+        best_s = np.minimum(state.held_out_s, sampled_s)
+        ends = np.cumsum([len(task.drawn) for task in self._tasks])
+        parts = [
+            of / known for of, known in zip(found_s, np.split(best_s, ends[:-1]), strict=True)
+        ]
+        ratio = np.concatenate(parts, axis=1)
+        is_new = np.isin([one.source for task in self._tasks for one in task.drawn], HELD_OUT)
+        ratios = {
+            name: {
                 **{
-                    kind: round(float(ratio[mask].mean()), 4)
+                    kind: round(float(ratio[k, mask].mean()), 4)
                     for kind, mask in zip(KINDS, (is_new, ~is_new), strict=True)
                 },
-                "buckets": [round(float(part.mean()), 3) for part in parts],
+                "buckets": [round(float(part[k].mean()), 3) for part in parts],
             }
+            for k, name in enumerate(MEASURED)
+        }
         self._validated_s = self.budget.seconds_spent()
         scores = {"updates": int(state.update), "seconds": round(self._validated_s)}
         state = dataclasses.replace(state, held_out_s=jnp.asarray(best_s))
@@ -293,10 +289,14 @@ class Pretraining:
             bucket=bucket,
             problems=stack_problems([one.problem for one in drawn]),
             held_out=stack_problems([one.problem for one in held_out]),
-            baselines=dict(zip(("HEFT", "critical path"), np.transpose(listed_s), strict=True)),
+            listed_s=np.transpose(listed_s),
             drawn=held_out,
         )
 
+
+BEST_SAMPLED = f"best of {SAMPLES}"
+MEASURED = ("greedy", "two greedy", BEST_SAMPLED, "HEFT", "critical path")
+"""What is measured on held-out problems."""
 
 KINDS = ("held-out families", "trained families")
 """Kinds of held-out problems: of families never trained on, and of the others."""
@@ -305,14 +305,6 @@ KINDS = ("held-out families", "trained families")
 def _list_schedules(drawn: Drawn) -> np.ndarray:
     """Returns placements `[2, n]`, by HEFT and along the critical path."""
     return np.stack([f(drawn.graph, drawn.costs) for f in (heft, critical_path)])
-
-
-def _params_of(path: pathlib.Path, config: PolicyConfig) -> ArrayTree:
-    """Returns a policy's parameters, or raises a `ValueError` if it has another shape."""
-    policy = load_policy(path)
-    if policy.config != config:
-        raise ValueError(f"{path}: {policy.config}, expected {config}")
-    return policy.params
 
 
 def _export(

@@ -53,30 +53,31 @@ def loss_and_gradient(
     """Returns `lesson_loss` and its gradient, `CHUNK` episodes at a time."""
     batch = lesson.weight.shape[0]
     count = -(-batch // CHUNK)
-    chunk = -(-batch // count)
-
-    def chunked(array: Array) -> Array:
-        # Padding repeats the last episode, with weights of 0 below.
-        array = jnp.concatenate([array, jnp.repeat(array[-1:], count * chunk - batch, axis=0)])
-        return array.reshape(count, chunk, *array.shape[1:])
-
-    chunks = jax.tree.map(chunked, lesson)
-    real = (jnp.arange(count * chunk) < batch).reshape(count, chunk)
+    size = -(-batch // count)
+    padded = _pad_lesson(lesson, count * size)
+    chunks = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), padded)
 
     def add(
-        total: tuple[Array, PolicyTables], inputs: tuple[Lesson, Array]
+        total: tuple[Array, PolicyTables], part: Lesson
     ) -> tuple[tuple[Array, PolicyTables], None]:
-        part, real = inputs
-        part = dataclasses.replace(
-            part,
-            weight=jnp.where(real, part.weight, 0.0),
-            entropy_weight=jnp.where(real, part.entropy_weight, 0.0),
-        )
         new = jax.value_and_grad(lesson_loss, argnums=1)(problem, tables, part)
         return jax.tree.map(jnp.add, total, new), None
 
     nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, tables))
-    return jax.lax.scan(add, nothing, (chunks, real))[0]
+    return jax.lax.scan(add, nothing, chunks)[0]
+
+
+def _pad_lesson(lesson: Lesson, size: int) -> Lesson:
+    """Returns the lesson as `size` episodes, the last one repeated without weight."""
+    spare = size - lesson.weight.shape[0]
+    return Lesson(
+        episodes=jax.tree.map(
+            lambda array: jnp.concatenate([array, jnp.repeat(array[-1:], spare, axis=0)]),
+            lesson.episodes,
+        ),
+        weight=jnp.pad(lesson.weight, (0, spare)),
+        entropy_weight=jnp.pad(lesson.entropy_weight, (0, spare)),
+    )
 
 
 def normalised_advantage(makespan_s: Array) -> Array:
@@ -200,7 +201,8 @@ def descend_batch(
     if state.elites.makespan_s.shape[0]:
         tables = model.apply(state.params, policy, problem)
         lesson = imitate_elites(problem, tables, state.elites, settings.elite_weight)
-        models = _pad_lesson(lesson, shards)
+        count = lesson.weight.shape[0]
+        models = _pad_lesson(lesson, count + -count % shards)
     run = partial(
         _descend_lessons,
         policy=policy,
@@ -209,19 +211,6 @@ def descend_batch(
     )
     run_cut = cut_over(shards, run, (WHOLE, WHOLE, CUT_SECOND, CUT), WHOLE)
     return run_cut(state, problem, drawn, models)
-
-
-def _pad_lesson(lesson: Lesson, shards: int) -> Lesson:
-    """Returns the lesson with repeats that weigh nothing, so that it can be cut."""
-    spare = -lesson.weight.shape[0] % shards
-    return Lesson(
-        episodes=jax.tree.map(
-            lambda array: jnp.concatenate([array, jnp.repeat(array[-1:], spare, axis=0)]),
-            lesson.episodes,
-        ),
-        weight=jnp.pad(lesson.weight, (0, spare)),
-        entropy_weight=jnp.pad(lesson.entropy_weight, (0, spare)),
-    )
 
 
 def _descend_lessons(

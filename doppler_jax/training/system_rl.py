@@ -107,9 +107,7 @@ def system_update(state: TrainState, system: System) -> tuple[TrainState, dict[s
             np.concatenate([worth_s.incumbent[None], samples, worth_s.measured()]),
             worth_s.known,
             search_key,
-            count=config.proposals,
-            evaluations=config.proposal_evaluations,
-            links=config.links,
+            config,
         )
     for placement in [*proposals, *samples]:
         worth_s.measure(placement)
@@ -238,10 +236,7 @@ def propose(
     starts: np.ndarray,
     known: Container[bytes],
     key: PRNGKey,
-    *,
-    count: int,
-    evaluations: int,
-    links: str,
+    config: SystemConfig,
 ) -> list[np.ndarray]:
     """Returns placements `[N]`, best first, that simulate better than the first start.
 
@@ -257,22 +252,20 @@ def propose(
         more than an eighth of the evaluations, the last ones are left out.
       known: placements, as int64 bytes, that are not to be proposed.
       key: of the search; it is consumed.
-      count: placements to return, at most.
-      evaluations: placements to simulate.
-      links: how the simulator treats them.
+      config: how many placements to return at most, and what the search may simulate.
     """
     costs = _with_unknowns_free(costs, traces)
-    starts = np.asarray(starts, np.int64)[: max(1, evaluations // 8)]
+    starts = np.asarray(starts, np.int64)[: max(1, config.proposal_evaluations // 8)]
     found = run_search(
         Evolution(),
-        SearchProblem(graph, costs, Objective(links=links)),
+        SearchProblem(graph, costs, Objective(links=config.links)),
         starts,
         int(jax.random.bits(key)),
-        Budget(evaluations=evaluations),
+        Budget(evaluations=config.proposal_evaluations),
         CurveRecorder(),
     )
     better = takewhile(lambda p: not np.array_equal(p, starts[0]), found.placements)
-    return [p for p in better if p.tobytes() not in known][:count]
+    return [p for p in better if p.tobytes() not in known][: config.proposals]
 
 
 def _with_unknowns_free(costs: Costs, traces: Sequence[Schedule]) -> Costs:

@@ -157,9 +157,9 @@ def test_searches_start_from_all_that_was_measured(tmp_path, taught_nothing, sea
 
 def propose(ran, starts, known=(), costs=None):
     graph, true, _ = chains_case()
-    options = {"count": 4, "evaluations": 64, "links": "parallel"}
+    config = SystemConfig(proposals=4, proposal_evaluations=64, links="parallel")
     traces, key = list(map(simulated, ran)), jax.random.key(0)
-    return system_rl.propose(graph, costs or true, traces, starts, known, key, **options)
+    return system_rl.propose(graph, costs or true, traces, starts, known, key, config)
 
 
 def test_proposals_simulate_better_than_the_incumbent(searches):
