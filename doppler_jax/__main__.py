@@ -13,6 +13,7 @@ import tyro
 
 import doppler_jax as dj
 from doppler_jax import cli
+from doppler_jax.problems import find_cluster
 from doppler_jax.reports.tables import format_seconds, print_table
 
 ENDING_S = 0.3
@@ -155,13 +156,6 @@ def check_output(path: pathlib.Path) -> None:
         raise ValueError(f"{path}: exists already; nothing was overwritten")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}")
-
-
-def find_cluster(name: str) -> dj.Cluster:
-    """Returns a preset by name, or the cluster of a JSON file."""
-    if name.endswith(".json"):
-        return dj.load_cluster(name)
-    return dj.make_cluster(name)
 
 
 if __name__ == "__main__":

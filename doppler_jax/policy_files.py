@@ -82,12 +82,10 @@ def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any
     Raises:
       ValueError: there is no checkpoint there, or it has another feature version.
     """
-    import orbax.checkpoint as ocp
-
     folder = _find(pathlib.Path(path))
     with contextlib.closing(Checkpoints(folder.parent)) as checkpoints:
         read = partial(checkpoints.read, "not a checkpoint, or a damaged one", int(folder.name))
-        meta = read(meta=ocp.args.JsonRestore())["meta"]
+        meta = read(meta=None)["meta"]
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             raise ValueError(f"{folder}: not a checkpoint of this project")
         version = meta.get("policy", {}).get("feature_version")
@@ -95,7 +93,7 @@ def read_policy(path: str | pathlib.Path) -> tuple[chex.ArrayTree, dict[str, Any
             raise ValueError(
                 f"{folder}: feature version {version}, this library computes {FEATURE_VERSION}"
             )
-        return read(params=ocp.args.StandardRestore())["params"], meta
+        return read(params=None)["params"], meta
 
 
 def _find(path: pathlib.Path) -> pathlib.Path:

@@ -78,18 +78,18 @@ def choose(settings: ProblemSettings, runs: pathlib.Path) -> Chosen:
     resumed run sees the same costs.
     """
     name = settings.cluster
-    if name == "host":
-        cluster = saved_host(runs)
-    elif name.endswith(".json"):
-        cluster = load_cluster(name)
-    else:
-        cluster = make_cluster(name)
+    cluster = saved_host(runs) if name == "host" else find_cluster(name)
     label = pathlib.Path(name).stem
     if settings.graph is not None:
         return choose_graph(settings.graph, cluster, label)
     return choose_workload(
         settings.workload, settings.preset, cluster, label, settings.strategy
     )
+
+
+def find_cluster(name: str) -> Cluster:
+    """Returns a preset by name, or the cluster of a JSON file."""
+    return load_cluster(name) if name.endswith(".json") else make_cluster(name)
 
 
 def saved_host(folder: pathlib.Path) -> Cluster:

@@ -60,12 +60,7 @@ class ExactResult:
     proven: bool  # whether the solver closed the gap; what is left of it is rounding
 
 
-def exact(
-    graph: TaskGraph,
-    costs: Costs,
-    *,
-    budget_s: float,
-) -> ExactResult:
+def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
     """Searches for the shortest schedule and proves how far from it the best found is.
 
     For graphs of up to about 30 tasks; larger ones return what the budget allows. The

@@ -142,7 +142,11 @@ def pad_problem(
         **_edges(graph, edge_bytes, sizes),
         **_home_reads(graph, costs, sizes, dtype),
         **_chains(chains, sizes),
-        **_handling(costs, sizes, dtype),
+        **{
+            name: None if rates is None else pad_array(np.asarray(rates, dtype), d)
+            for name in ("handling_s", "handling_s_per_byte")
+            for rates in (getattr(costs, name),)
+        },
     )
 
 
@@ -202,15 +206,6 @@ def _home_reads(
         "home_device": pad_array(graph.input_home[inputs].astype(np.int32), count),
         "home_bytes": pad_array(np.asarray(costs.input_bytes, dtype)[inputs], count),
         "home_opens": pad_array(np.diff(inputs, prepend=-1) != 0, count),
-    }
-
-
-def _handling(costs: Costs, sizes: Sizes, dtype: DTypeLike) -> dict[str, np.ndarray | None]:
-    names = ("handling_s", "handling_s_per_byte")
-    found = {name: getattr(costs, name) for name in names}
-    return {
-        name: None if each is None else pad_array(np.asarray(each, dtype), sizes.devices)
-        for name, each in found.items()
     }
 
 

@@ -34,6 +34,7 @@ class Checkpoints:
 
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._args = ocp.args
 
     def latest(self) -> int | None:
         """Returns the number of updates of the newest checkpoint, None without any."""
@@ -43,8 +44,6 @@ class Checkpoints:
         self, policy: Policy, meta: dict[str, Any], state: TrainState | None = None
     ) -> None:
         """Saves a policy, and the state that it is of, unless its update is saved already."""
-        import orbax.checkpoint as ocp
-
         update = 0 if state is None else int(state.update)
         if update == self.latest():
             return
@@ -55,24 +54,29 @@ class Checkpoints:
             "policy": {"feature_version": FEATURE_VERSION, **dataclasses.asdict(policy.config)},
             "normalisation": NORMALISATION,
         }
-        items = {"params": ocp.args.StandardSave(jax.tree.map(np.asarray, policy.params))}
+        standard, params = self._args.StandardSave, jax.tree.map(np.asarray, policy.params)
+        items = {"params": standard(params), "meta": self._args.JsonSave({**meta, **header})}
         if state is not None:
-            items["train"] = ocp.args.StandardSave(_plain(state))
-        meta_item = ocp.args.JsonSave({**meta, **header})
-        self._manager.save(update, args=ocp.args.Composite(**items, meta=meta_item))
+            items["train"] = standard(_plain(state))
+        self._manager.save(update, args=self._args.Composite(**items))
 
     def read(self, problem: str, update: int | None = None, **items: Any) -> Any:
-        """Returns items of a checkpoint, by default the newest; see `ocp.args.Composite`.
+        """Returns items of a checkpoint, by default the newest.
+
+        Args:
+          problem: what an error says.
+          update: of the checkpoint.
+          items: trees like those that are saved under these names, or None.
 
         Raises:
           ValueError: they are not there, or damaged; the message starts with the folder and
             the problem.
         """
-        import orbax.checkpoint as ocp
-
         update = self.latest() if update is None else update
+        json, standard = self._args.JsonRestore, self._args.StandardRestore
+        wanted = {k: json() if k == "meta" else standard(like) for k, like in items.items()}
         try:
-            return self._manager.restore(update, args=ocp.args.Composite(**items))
+            return self._manager.restore(update, args=self._args.Composite(**wanted))
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             # Orbax and TensorStore append whole specifications; the start says what is wrong.
             raise ValueError(
@@ -85,8 +89,6 @@ class Checkpoints:
         Raises:
           ValueError: there is no checkpoint, or it is not of such a state.
         """
-        import orbax.checkpoint as ocp
-
         where = self._manager.directory
         version = self.meta().get("state_version", 1)
         if version != STATE_VERSION:
@@ -95,8 +97,7 @@ class Checkpoints:
                 f"version {STATE_VERSION}; its policy can be loaded"
             )
         params, train = jax.tree.map(np.asarray, like.params), _plain(like)
-        restore = ocp.args.StandardRestore
-        found = self.read("cannot resume", params=restore(params), train=restore(train))
+        found = self.read("cannot resume", params=params, train=train)
         wanted = dataclasses.replace(train, params=params)
         state = dataclasses.replace(found["train"], params=found["params"])
         if jax.tree.map(np.shape, state) != jax.tree.map(np.shape, wanted):
@@ -105,9 +106,7 @@ class Checkpoints:
 
     def meta(self) -> dict[str, Any]:
         """Returns what was saved beside the newest state."""
-        import orbax.checkpoint as ocp
-
-        return dict(self.read("cannot resume", meta=ocp.args.JsonRestore())["meta"])
+        return dict(self.read("cannot resume", meta=None)["meta"])
 
     def close(self) -> None:
         """Releases the manager."""

@@ -6,8 +6,6 @@ first two, which takes settings. Stage 3's command is the engine's, which measur
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,7 +28,7 @@ from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.training.imitation import ImitationConfig, imitation_phase
-from doppler_jax.training.loop import Phase, Report, RunFolder, train
+from doppler_jax.training.loop import Phase, RunFolder, train
 from doppler_jax.training.paired import Measure, MeasurementLog
 from doppler_jax.training.settings import Stage1Settings, Stage2Settings, check_settings
 from doppler_jax.training.sim_rl import SimConfig, sim_phase
@@ -215,26 +213,6 @@ def find_policy(folder: pathlib.Path, stage: str) -> Policy:
         raise ValueError(f"{error}; run {stage} on the same problem first") from error
 
 
-@contextmanager
-def progress_bar(title: str, total: float, done: int) -> Iterator[Report]:
-    """Shows a bar, on a terminal, with the latest metrics beside it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} updates"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[latest]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total, completed=done, latest="compiling")
-
-        def report(state: TrainState, metrics: dict[str, float]) -> None:
-            latest = "  ".join(f"{k} {v:.4g}" for k, v in list(metrics.items())[:2])
-            progress.update(task, completed=int(state.update), latest=latest)
-
-        yield report
-
-
 def _settings(
     chosen: Chosen, stage: str, seed: int, policy: PolicyConfig, config: Any
 ) -> dict[str, Any]:
@@ -256,10 +234,28 @@ def _settings(
 def _train(
     run: RunFolder, phase: Phase[TrainState], start: TrainState, budget: Budget | None = None
 ) -> TrainState:
-    """Returns the last state of a phase, from the newest checkpoint or the start."""
+    """Returns the last state of a phase, from the newest checkpoint or the start.
+
+    On a terminal, a bar shows where it is, with the latest metrics beside it.
+    """
     state = run.resume(start)
-    title = run.folder.parent.name
-    with progress_bar(title, phase.num_updates, int(state.update)) as report:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} updates"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[latest]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        total, done = phase.num_updates, int(state.update)
+        bar = progress.add_task(
+            run.folder.parent.name, total=total, completed=done, latest="compiling"
+        )
+
+        def report(state: TrainState, metrics: dict[str, float]) -> None:
+            latest = "  ".join(f"{k} {v:.4g}" for k, v in list(metrics.items())[:2])
+            progress.update(bar, completed=int(state.update), latest=latest)
+
         return train(phase, state, budget, folder=run, report=report)[0]
 
 
