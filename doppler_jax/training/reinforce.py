@@ -5,11 +5,10 @@ policy gradient beside imitation of the elites.
 """
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
-from chex import Array, ArrayTree
+from chex import Array
 
 from doppler_jax.policies import model
 from doppler_jax.policies.features import PolicyInputs
@@ -203,35 +202,21 @@ def descend_batch(
         lesson = imitate_elites(problem, tables, state.elites, settings.elite_weight)
         count = lesson.weight.shape[0]
         models = _pad_lesson(lesson, count + -count % shards)
-    run = partial(
-        _descend_lessons,
-        policy=policy,
-        learning_rate=settings.learning_rate,
-        axis=AXIS if shards > 1 else None,
-    )
+
+    def run(
+        state: TrainState, problem: PolicyInputs, drawn: Lesson, models: Lesson | None
+    ) -> tuple[TrainState, Array]:
+        def step(state: TrainState, part: Lesson) -> tuple[TrainState, Array]:
+            if models is not None:
+                part = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), part, models)
+            axis = AXIS if shards > 1 else None
+            return descend_lesson(state, problem, part, policy, settings.learning_rate, axis)
+
+        state, loss = jax.lax.scan(step, state, drawn)
+        return state, loss.mean()
+
     run_cut = cut_over(shards, run, (WHOLE, WHOLE, CUT_SECOND, CUT), WHOLE)
     return run_cut(state, problem, drawn, models)
-
-
-def _descend_lessons(
-    state: TrainState,
-    problem: PolicyInputs,
-    drawn: Lesson,
-    models: Lesson | None,
-    *,
-    policy: PolicyConfig,
-    learning_rate: float,
-    axis: str | None = None,
-) -> tuple[TrainState, Array]:
-    """Takes a step for each part of `drawn`, each beside all of `models`."""
-
-    def step(state: TrainState, part: Lesson) -> tuple[TrainState, Array]:
-        if models is not None:
-            part = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), part, models)
-        return descend_lesson(state, problem, part, policy, learning_rate, axis)
-
-    state, loss = jax.lax.scan(step, state, drawn)
-    return state, loss.mean()
 
 
 def descend_lesson(
@@ -246,11 +231,7 @@ def descend_lesson(
 
     Along the mesh's `axis` every device has its part of the lesson; all take the same step.
     """
-
-    def tables_of(params: ArrayTree) -> ArrayTree:
-        return model.apply(params, policy, problem)
-
-    tables, pull_back = jax.vjp(tables_of, state.params)
+    tables, pull_back = jax.vjp(lambda p: model.apply(p, policy, problem), state.params)
     loss, gradient = loss_and_gradient(problem, tables, lesson)
     if axis is not None:
         loss, gradient = jax.lax.psum((loss, gradient), axis)

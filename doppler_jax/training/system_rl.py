@@ -20,6 +20,7 @@ from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.observed import Refit, shows_handling
+from doppler_jax.graphs.padded import pad_array
 from doppler_jax.objective import Objective
 from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
@@ -78,8 +79,7 @@ def set_incumbent(state: TrainState, system: System, placement: np.ndarray) -> T
     placement = np.asarray(placement, np.int64)
     pairs = system.config.confirm_pairs
     found = system.log.take(BEFORE_TRAINING, 0, placement, placement, None, pairs)
-    padded = np.zeros(state.best_placement.shape[0], np.int32)
-    padded[: len(placement)] = placement
+    padded = pad_array(placement.astype(np.int32), len(state.best_placement))
     # What two runs of one placement differ by is noise: it is worth its median.
     seconds = jnp.float32(np.median(found.paired.candidate_s))
     return dataclasses.replace(
@@ -98,17 +98,8 @@ def system_update(state: TrainState, system: System) -> tuple[TrainState, dict[s
     episodes = _sample(state.params, problem, sample_key, system.policy, config.batch)
     samples = np.asarray(episodes.placement, np.int64)[:, : system.graph.num_tasks]
     worth_s = _Worth(state, system, before)
-    proposals: list[np.ndarray] = []
-    if config.proposals:
-        proposals = propose(
-            system.graph,
-            costs,
-            traces,
-            np.concatenate([worth_s.incumbent[None], samples, worth_s.measured()]),
-            worth_s.known,
-            search_key,
-            config,
-        )
+    starts = np.concatenate([worth_s.incumbent[None], samples, worth_s.measured()])
+    proposals = propose(system.graph, costs, traces, starts, worth_s.known, search_key, config)
     for placement in [*proposals, *samples]:
         worth_s.measure(placement)
     worth_s.confirm_best()
@@ -254,6 +245,8 @@ def propose(
       key: of the search; it is consumed.
       config: how many placements to return at most, and what the search may simulate.
     """
+    if not config.proposals:
+        return []
     costs = _with_unknowns_free(costs, traces)
     starts = np.asarray(starts, np.int64)[: max(1, config.proposal_evaluations // 8)]
     found = run_search(
