@@ -182,29 +182,24 @@ def _begin(devices: Devices, path: str | os.PathLike[str] | None) -> Calibration
 
 def _kernel_steps(sharded: ShardedProgram, calibration: Calibration) -> Iterator[_Step]:
     """Yields the measurements of the kernels that the calibration lacks."""
-    flops = dict(zip(sharded.kernels, sharded.graph.flops.tolist(), strict=True))
     digests = kernel_digests(sharded.kernels)
     one_of_each = {digest: kernel for kernel, digest in digests.items()}
     missing = [k for digest, k in one_of_each.items() if digest not in calibration.kernels]
     for first in range(0, len(missing), KERNELS_AT_ONCE):
-        chosen = {kernel: flops[kernel] for kernel in missing[first : first + KERNELS_AT_ONCE]}
-        yield f"{len(chosen)} kernels", functools.partial(_with_kernels, flops=chosen)
+        chosen = missing[first : first + KERNELS_AT_ONCE]
+        yield f"{len(chosen)} kernels", functools.partial(_with_kernels, measured=chosen)
 
 
-def _with_kernels(
-    bench: _Bench, before: Calibration, flops: dict[Kernel, float]
-) -> Calibration:
-    program, placement = kernel_program(list(flops), before.num_devices)
+def _with_kernels(bench: _Bench, before: Calibration, measured: list[Kernel]) -> Calibration:
+    program, placement = kernel_program(measured, before.num_devices)
     seen = bench.observe(program, placement)
     kinds = bench.devices.device_kinds
-    digests = kernel_digests(flops)
+    digests = kernel_digests(measured)
     kernels = {**before.kernels}
     for kernel, digest in digests.items():
         rows = [seen.tasks[digest, d] for d in range(before.num_devices)]
         kernels[digest] = KernelTime(
             name=kernel.name,
-            flops=flops[kernel],
-            bytes=float(sum(map(num_bytes, (*kernel.operands, *kernel.results)))),
             seconds=_pooled_medians(rows, kinds),
             noise=float(np.median([_noise(row) for row in rows])),
         )

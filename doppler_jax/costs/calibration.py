@@ -24,8 +24,6 @@ class KernelTime:
     """What one kernel costs on D devices."""
 
     name: str
-    flops: float
-    bytes: float  # operands and results
     seconds: tuple[float, ...]  # [D] of a task that computes it, dispatch included
     noise: float  # log-standard-deviation of repeats
 
@@ -177,11 +175,8 @@ def _read_kernel(path: PathLike, digest: str, fields: Any, num_devices: int) -> 
             f"{path}: {where}.seconds is {fields['seconds']}; expected {num_devices} "
             "numbers >= 0"
         )
-    flops, num_bytes, noise = (
-        float(read_numbers(path, named, f"{where}.{name}", ndim=0))
-        for name in ("flops", "bytes", "noise")
-    )
-    return KernelTime(str(fields["name"]), flops, num_bytes, tuple(seconds.tolist()), noise)
+    noise = float(read_numbers(path, named, f"{where}.noise", ndim=0))
+    return KernelTime(str(fields["name"]), tuple(seconds.tolist()), noise)
 
 
 def _read_pairs(

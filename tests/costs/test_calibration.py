@@ -37,7 +37,7 @@ def calibration(sharded):
     """Two devices, the second slower; links of 10 us and 1e8 bytes/s, back half as fast."""
     digests = kernel_digests(sharded.kernels)
     kernels = {
-        digest: KernelTime(kernel.name, 1000.0, 500.0, (1e-4 * (k + 1), 2e-4 * (k + 1)), 0.1)
+        digest: KernelTime(kernel.name, (1e-4 * (k + 1), 2e-4 * (k + 1)), 0.1)
         for k, (kernel, digest) in enumerate(digests.items())
     }
     transfers = {(s, 1 - s, b): (1 + s) * (1e-5 + b * 1e-8) for s in (0, 1) for b in (64, 1024)}
@@ -68,7 +68,7 @@ def test_a_file_brings_a_calibration_back(tmp_path, calibration):
         ("transfers", [[0, 2, 8, 1]], r"transfers: \[0.0, 2.0, 8.0, 1.0\]"),
         ("transfers", [[0, 1, 8]], r"transfers: \[0.0, 1.0, 8.0\]"),
         ("handling", [[1, 1, 8, 1]], r"handling: \[1.0, 1.0, 8.0, 1.0\] is not two of 2 dev"),
-        ("kernels", {"k": {"name": "k"}}, r"kernels\['k'\] is .* expected \['bytes'"),
+        ("kernels", {"k": {"name": "k"}}, r"kernels\['k'\] is .* expected \['name', 'noise'"),
         ("device_names", 3, "device_names must be a list"),
         ("capacity_bytes", [1.0], "capacity_bytes has 1 entries for 2 devices"),
     ],
