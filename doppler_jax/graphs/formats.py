@@ -84,24 +84,21 @@ def load_stg(path: PathLike) -> tuple[list[float], list[tuple[int, int, float]]]
         )
     weights, edges = [], []
     for v, (number, row) in enumerate(tasks):
-        _check_stg_row(path, number, row, v, len(tasks))
+        where = f"{path}: line {number}"
+        if len(row) < 3 or len(row) != 3 + row[2]:
+            raise ValueError(
+                f"{where}: expected id, time, number of predecessors and as many ids, "
+                f"found {row}"
+            )
+        if row[0] != v:
+            raise ValueError(f"{where}: expected task {v}, found task {row[0]}")
+        if row[1] < 0:
+            raise ValueError(f"{where}: time is {row[1]}; expected a number >= 0")
+        for u in row[3:]:
+            _check_task(path, number, u, len(tasks))
         weights.append(float(row[1]))
         edges += [(u, v, 0.0) for u in row[3:]]
     return weights, edges
-
-
-def _check_stg_row(path: PathLike, number: int, row: list[int], v: int, count: int) -> None:
-    where = f"{path}: line {number}"
-    if len(row) < 3 or len(row) != 3 + row[2]:
-        raise ValueError(
-            f"{where}: expected id, time, number of predecessors and as many ids, found {row}"
-        )
-    if row[0] != v:
-        raise ValueError(f"{where}: expected task {v}, found task {row[0]}")
-    if row[1] < 0:
-        raise ValueError(f"{where}: time is {row[1]}; expected a number >= 0")
-    for u in row[3:]:
-        _check_task(path, number, u, count)
 
 
 def _parse_json(path: PathLike, text: str) -> TaskGraph:

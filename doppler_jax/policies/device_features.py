@@ -112,16 +112,8 @@ def _last_end_s(choice: Choice) -> Array:
     return jnp.where(choice.on.any(0), last_s - choice.est_s.min(), 0.0)
 
 
-def _start_s(choice: Choice) -> Array:
-    return choice.where_allowed(choice.est_s - choice.est_s.min())
-
-
 def _idle_s(choice: Choice) -> Array:
     return choice.where_allowed(choice.est_s - choice.state.free_s)
-
-
-def _moved_s(choice: Choice) -> Array:
-    return jnp.where(choice.real, choice.move_s, 0.0).sum(0)
 
 
 def _is_first(choice: Choice) -> Array:
@@ -150,14 +142,18 @@ DEVICE_FEATURES = (
     DeviceFeature("compute of the inputs there", "paper", _input_compute_s),
     DeviceFeature("earliest start of the inputs there", "paper", _first_start_s),
     DeviceFeature("latest end of the inputs there", "paper", _last_end_s),
-    DeviceFeature("earliest start", "paper", _start_s),
+    DeviceFeature(
+        "earliest start", "paper", lambda c: c.where_allowed(c.est_s - c.est_s.min())
+    ),
     DeviceFeature("compute", "paper", lambda c: c.where_allowed(c.compute_s)),
     DeviceFeature("other inputs of its readers there", "coparent", lambda c: c.affinity_s),
     DeviceFeature("has such inputs", "coparent", lambda c: c.affinity_s > 0, is_time=False),
     DeviceFeature("late finish", "general", lambda c: c.late_s),
     DeviceFeature("is the earliest finish", "general", _is_first, is_time=False),
     DeviceFeature("idle time before it", "general", _idle_s),
-    DeviceFeature("inputs to be moved there", "general", _moved_s),
+    DeviceFeature(
+        "inputs to be moved there", "general", lambda c: jnp.where(c.real, c.move_s, 0.0).sum(0)
+    ),
     DeviceFeature("relatives there", "general", lambda c: c.related, is_time=False),
     DeviceFeature("placed relatives there", "general", _related_of_placed, is_time=False),
 )

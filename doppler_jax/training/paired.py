@@ -150,10 +150,9 @@ def _from_json(entry: dict[str, Any]) -> Measurement:
 
     trace = entry["paired"]["trace"]
     if trace is not None:
-        kinds = {"placement", "transfer_tensor", "transfer_source", "transfer_destination"}
         trace = Schedule(
             **{
-                name: np.array(values, np.int64 if name in kinds else np.float64)
+                name: np.array(values, np.float64 if name.endswith("_s") else np.int64)
                 for name, values in trace.items()
             }
         )
