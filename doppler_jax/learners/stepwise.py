@@ -16,7 +16,7 @@ from chex import Array, ArrayTree, PRNGKey
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies import model
 from doppler_jax.policies.device_features import Choice, device_features
-from doppler_jax.policies.features import PolicyInputs
+from doppler_jax.policies.features import PolicyInputs, with_features
 from doppler_jax.policies.list_schedule import ListSchedule, append, begin
 from doppler_jax.policies.model import Features, PolicyConfig
 from doppler_jax.policies.place import PlaceTables, device_logits
@@ -276,7 +276,7 @@ class PerStep(Stepwise):
     def init(self, key: PRNGKey, problem: PolicyInputs) -> ArrayTree:
         """Returns fresh parameters; the key is consumed."""
         rows = problem.task_features.shape[0]
-        seen = _with_features(problem, jnp.zeros((rows, NUM_DYNAMIC)))
+        seen = with_features(problem, jnp.zeros((rows, NUM_DYNAMIC)))
         return model.init_params(key, self.config, seen)
 
     def chooser(self, params: ArrayTree, problem: PolicyInputs) -> Chooser:
@@ -287,7 +287,7 @@ class PerStep(Stepwise):
             times_s = jnp.stack([state.start_s, state.finish_s], axis=-1)
             times = jnp.log1p(jnp.where(placed[:, None], times_s, 0.0) / problem.unit_s)
             dynamic = jnp.concatenate([placed[:, None].astype(times.dtype), times], axis=-1)
-            tables = model.apply(params, self.config, _with_features(problem, dynamic))
+            tables = model.apply(params, self.config, with_features(problem, dynamic))
 
             logits, est_s = place_logits(tables.place, problem, state)
             possible = frontier(problem, state)
@@ -301,8 +301,3 @@ class PerStep(Stepwise):
             )
 
         return choose
-
-
-def _with_features(problem: PolicyInputs, dynamic: Array) -> PolicyInputs:
-    seen = jnp.concatenate([problem.task_features, dynamic], axis=-1)
-    return dataclasses.replace(problem, task_features=seen)

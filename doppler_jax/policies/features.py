@@ -4,6 +4,7 @@ FEATURE_VERSION names this module's and `device_features.py`'s features together
 of another version is refused.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -106,6 +107,12 @@ def make_policy_inputs(
         graph_features=_graph_features(compute_s, b_level_s, costs.num_devices),
     )
     return jax.tree.map(jnp.asarray, problem)
+
+
+def with_features(problem: PolicyInputs, more: Array) -> PolicyInputs:
+    """Returns the problem with more features `[N + 1, F]` of its tasks."""
+    seen = jnp.concatenate([problem.task_features, more], axis=-1)
+    return dataclasses.replace(problem, task_features=seen)
 
 
 def stack_problems(problems: Sequence[PolicyInputs]) -> PolicyInputs:

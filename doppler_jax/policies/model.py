@@ -10,7 +10,12 @@ from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.policies.device_features import column, count_features
 from doppler_jax.policies.encoder import Encoder
-from doppler_jax.policies.features import FEATURE_VERSION, PolicyInputs, sinusoids
+from doppler_jax.policies.features import (
+    FEATURE_VERSION,
+    PolicyInputs,
+    sinusoids,
+    with_features,
+)
 from doppler_jax.policies.place import PRECISION, Place, earliest_tables
 from doppler_jax.policies.rollout import PolicyTables
 from doppler_jax.policies.select import Select, b_level_scores
@@ -60,13 +65,11 @@ class DopplerPolicy(nn.Module):
         """Returns the tables of the problem."""
         config = self.config
         if config.features == "position":
-            seen = jnp.concatenate([problem.task_features, _positions(problem)], axis=-1)
-            problem = dataclasses.replace(problem, task_features=seen)
+            problem = with_features(problem, _positions(problem))
         elif config.features == "general":
             rows = (problem.task_features.shape[0], problem.graph_features.shape[0])
             about = jnp.broadcast_to(problem.graph_features[None], rows)
-            seen = jnp.concatenate([problem.task_features, about], axis=-1)
-            problem = dataclasses.replace(problem, task_features=seen)
+            problem = with_features(problem, about)
         embedding = Encoder(config.width, config.rounds)(problem)
         num_features = count_features(config.features)
         if config.select == "b_level":
