@@ -221,18 +221,6 @@ def test_noise_of_the_objective_needs_factors_or_a_key(noisy):
     np.testing.assert_array_equal(drawn.makespan_s, given.makespan_s)
 
 
-def test_times_are_those_of_the_arguments_as_they_were():
-    rng = np.random.default_rng(0)
-    graph, costs = random_problem(rng, 24, 3)
-    placements, ranks = rng.integers(0, 3, (4, 24)), rng.random((4, 24))
-    result = dj.simulate(graph, costs, placements, queue="priority", priority=ranks)
-    again = dj.simulate(graph, costs, placements, queue="priority", priority=ranks)
-    start_s = again.start_s
-    placements[:], ranks[:] = 0, 0
-    np.testing.assert_array_equal(result.start_s, start_s)
-    np.testing.assert_array_equal(result.finish_s.max(1), result.makespan_s)
-
-
 def candidates(rng, graph, costs):
     """Critical path's placement, 63 neighbours of it, and 64 random ones."""
     listed = critical_path(graph, costs)
