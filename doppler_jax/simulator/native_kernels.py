@@ -23,6 +23,7 @@ import functools
 from typing import Any, NamedTuple
 
 import numba
+import numba.experimental.function_type  # knows the type of an `Entry`
 import numpy as np
 from numba import types
 
