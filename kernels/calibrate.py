@@ -350,27 +350,21 @@ def handling_program(
     """
     work, make = _work_kernel(), _fill_kernel(None, size // 4)
     read = _total_kernel(size // 4)
-    kernels, refs, apart, home, rank = [], [], [], [], []
+    rows: list[tuple[Kernel, tuple[Ref, ...], tuple[int, int], int]] = []
     made: dict[tuple[int, int], int] = {}
-
-    def add(kernel: Kernel, operands: tuple[Ref, ...], places: tuple[int, int]) -> None:
-        kernels.append(kernel)
-        refs.append(operands)
-        apart.append(places[0])
-        home.append(places[1])
-        rank.append(turn)
-
     for turn in range(NUM_SENT + _LAG):
         for device, other in ((first, second), (second, first)):
             if turn < NUM_SENT:
-                made[device, turn] = sum(len(kernel.results) for kernel in kernels)
-                add(make, (), (device, device))
+                made[device, turn] = len(rows)  # every kernel has one result
+                rows.append((make, (), (device, device), turn))
             for _ in range(1 + size // _BYTES_PER_WORK):
-                add(work, (InputRef(0),), (device, device))
+                rows.append((work, (InputRef(0),), (device, device), turn))
             if turn >= _LAG:
-                add(read, (TensorRef(made[device, turn - _LAG]),), (other, device))
-    sharded = _program(kernels, refs, work.operands)
-    return sharded, np.array(apart), np.array(home), np.array(rank, np.float64)
+                operand = TensorRef(made[device, turn - _LAG])
+                rows.append((read, (operand,), (other, device), turn))
+    kernels, refs, places, rank = zip(*rows, strict=True)
+    apart, home = np.array(places).T
+    return _program(kernels, refs, work.operands), apart, home, np.array(rank, np.float64)
 
 
 def random_arguments(sharded: ShardedProgram, rng: np.random.Generator) -> list[jax.Array]:

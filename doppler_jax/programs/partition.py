@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from doppler_jax.programs.blocks import block_aval, num_bytes, task_graph
 from doppler_jax.programs.fuse import Group, fuse
@@ -96,17 +97,10 @@ def shard(
         in_tree=program.in_tree,
         out_tree=program.out_tree,
         origins=tuple(task.origin for task in made.tasks),
-        tensors=_tensor_origins(groups, plan),
-    )
-
-
-def _tensor_origins(groups: Sequence[Group], plan: PartitionPlan) -> tuple[TensorOrigin, ...]:
-    return tuple(
-        TensorOrigin(name, value.aval, grid_of(labels, counts), group.root.source, reason)
-        for group, counts, reason in zip(groups, plan.counts, plan.reasons, strict=True)
-        for name, value, labels in zip(
-            result_names(group), group.results, group.labelling.results, strict=True
-        )
+        tensors=tuple(
+            TensorOrigin(name, value.aval, grid, group.root.source, plan.reasons[group.number])
+            for value, (name, grid, group, _) in made.stored.items()
+        ),
     )
 
 
@@ -121,8 +115,7 @@ class Task:
     origin: TaskOrigin
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stored:
+class Stored(NamedTuple):
     """Where the blocks of a produced tensor are."""
 
     name: str
@@ -148,7 +141,7 @@ class TaskMaker:
         self._arrays = (*program.args, *program.consts)
         self._source = {value: i for i, value in enumerate(self._arrays)}
         self._is_resident = program.is_resident + (True,) * len(program.consts)
-        self._stored: dict[Value, _Stored] = {}
+        self.stored: dict[Value, Stored] = {}  # by tensor, in the order of the groups
         self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
         for group, of in zip(groups, counts, strict=True):
             self._add_group(group, of)
@@ -164,13 +157,11 @@ class TaskMaker:
             refs = self._add_block(cut, at)
             for found, labels, ref in zip(blocks, group.labelling.results, refs, strict=True):
                 found[grid_of(labels, at)] = ref
-        for name, value, labels, of in zip(
-            result_names(group), group.results, group.labelling.results, blocks, strict=True
-        ):
+        results = zip(group.results, group.labelling.results, blocks, strict=True)
+        for position, (value, labels, of) in enumerate(results):
+            name = group.name if len(blocks) == 1 else f"{group.name}.{position}"
             grid = grid_of(labels, counts)
-            self._stored[value] = _Stored(
-                name, grid, group, tuple(of[i] for i in indices(grid))
-            )
+            self.stored[value] = Stored(name, grid, group, tuple(of[i] for i in indices(grid)))
             block = block_shape(value.aval.shape, grid)
             for index, ref in of.items():
                 self._blocks[value, *_bounds(index, block)] = ref
@@ -186,40 +177,42 @@ class TaskMaker:
         reads, late_reads = cut.reads
         flops = labelling.task_flops(cut.counts)
         if not cut.is_aggregated:
-            return self._add(
+            task = Task(
                 _indexed(group.name, index),
                 self._kernels.run(cut, at, (0, len(cut.steps)), reads),
                 self._read(cut, reads, at),
                 flops + cut.epilogue_flops,
                 _origin(group, root, *epilogue),
             )
+            return self._add(task)
         partials: list[Ref] = []
         split = group.num_root_steps
         for inner in indices(grid_of(labelling.aggregated, cut.counts)):
             within = {**at, **dict(zip(labelling.aggregated, inner, strict=True))}
-            partials += self._add(
+            task = Task(
                 _indexed(group.name, (*index, *inner)),
                 self._kernels.run(cut, within, (0, split), reads),
                 self._read(cut, reads, within),
                 flops,
                 _origin(group, root),
             )
+            partials += self._add(task)
         rest = (split, len(cut.steps))
         kernel = self._kernels.run(cut, at, rest, late_reads, len(partials))
         combining = (len(partials) - 1) * math.prod(kernel.operands[0].shape)
         how = str(labelling.aggregate)
-        return self._add(
+        task = Task(
             _indexed(f"{group.name}.{how}", index),
             kernel,
             (*partials, *self._read(cut, late_reads, at)),
             combining + cut.epilogue_flops,
             _origin(group, how, *epilogue),
         )
+        return self._add(task)
 
     def output(self, value: Value) -> OutputBlocks:
         """Returns where the blocks of an output of the program are."""
-        if value in self._stored:
-            stored = self._stored[value]
+        if (stored := self.stored.get(value)) is not None:
             return OutputBlocks(value.aval, stored.grid, stored.blocks)
         shape = value.aval.shape
         whole = self._fetch(value, (0,) * len(shape), shape)
@@ -262,7 +255,7 @@ class TaskMaker:
         return self._blocks[key]
 
     def _form(self, value: Value, start: Shape, limit: Shape) -> Ref:
-        stored = self._stored[value]
+        stored = self.stored[value]
         block = block_shape(value.aval.shape, stored.grid)
         # A dimension of size 0 is in one block.
         first = tuple(a // max(size, 1) for a, size in zip(start, block, strict=True))
@@ -277,20 +270,13 @@ class TaskMaker:
         kernel = self._kernels.form(value.aval.dtype, block, grid, within, needed)
         ranges = ",".join(f"{a}:{b}" for a, b in zip(start, limit, strict=True))
         name, origin = f"{stored.name}.form[{ranges}]", _origin(stored.group, "form")
-        (ref,) = self._add(name, kernel, refs, 0.0, origin)
+        (ref,) = self._add(Task(name, kernel, refs, 0.0, origin))
         return ref
 
-    def _add(
-        self,
-        name: str,
-        kernel: Kernel,
-        operands: tuple[Ref, ...],
-        flops: float,
-        origin: TaskOrigin,
-    ) -> tuple[Ref, ...]:
-        self.tasks.append(Task(name, kernel, operands, flops, origin))
+    def _add(self, task: Task) -> tuple[Ref, ...]:
+        self.tasks.append(task)
         first = self._num_tensors
-        self._num_tensors += len(kernel.results)
+        self._num_tensors += len(task.kernel.results)
         return tuple(map(TensorRef, range(first, self._num_tensors)))
 
 
@@ -306,9 +292,3 @@ def _origin(group: Group, *primitives: str) -> TaskOrigin:
 
 def _indexed(name: str, index: Index) -> str:
     return f"{name}[{','.join(map(str, index))}]" if index else name
-
-
-def result_names(group: Group) -> list[str]:
-    """Returns the readable names of a group's results."""
-    names = [f"{group.name}.{position}" for position in range(len(group.results))]
-    return names if len(names) != 1 else [group.name]

@@ -40,9 +40,6 @@ class Equation:
     scope: str = ""  # named scopes and functions around it, "attn/qk"
     has_effect: bool = False  # it prints; it runs even if nobody reads it
 
-    def __str__(self) -> str:
-        return f"{self.primitive.name} at {self.source}"
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:

@@ -13,6 +13,7 @@ To add a primitive, add a rule to the table `RULES` of the family where it belon
 fails until the rule has a case. What has no rule runs whole, as one task.
 """
 
+import itertools
 import math
 from typing import Any
 
@@ -64,14 +65,12 @@ def _whole_flops(equation: Equation) -> float:
 
 def sub_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
     """Returns the functions among an equation's parameters."""
-    found = []
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                found.append(item.jaxpr)
-            elif isinstance(item, Jaxpr):
-                found.append(item)
-    return found
+    values = (v if isinstance(v, tuple | list) else (v,) for v in params.values())
+    items = [
+        item.jaxpr if isinstance(item, ClosedJaxpr) else item
+        for item in itertools.chain.from_iterable(values)
+    ]
+    return [item for item in items if isinstance(item, Jaxpr)]
 
 
 def _as_equation(eqn: JaxprEqn) -> Equation:

@@ -107,19 +107,10 @@ def _window(equation: Equation) -> Labelling:
     """Labels a reduction over windows, or its transpose, whose parameters are alike."""
     params = equation.params
     sizes = params["window_dimensions"]
-    ones = (1,) * len(sizes)
-    per_dimension = zip(
-        sizes,
-        params["window_strides"],
-        params["padding"],
-        params.get("base_dilation", ones),
-        strict=True,
-    )
-    touched = {
-        dim
-        for dim, (size, stride, pads, dilation) in enumerate(per_dimension)
-        if size != 1 or stride != 1 or any(pads) or dilation != 1
-    }
+    dilation = params.get("base_dilation", (1,) * len(sizes))
+    numbers = zip(sizes, params["window_strides"], dilation, strict=True)
+    touched = {dim for dim, of in enumerate(numbers) if of != (1, 1, 1)}
+    touched |= {dim for dim, pads in enumerate(params["padding"]) if any(pads)}
     elements = max(map(math.prod, (*operand_shapes(equation), *result_shapes(equation))))
     return by_dimension(equation, touched, float(elements * math.prod(sizes)))
 

@@ -62,12 +62,9 @@ def _scatter(equation: Equation) -> Labelling:
         for dim, size in enumerate(indices_shape[:-1])
     )
     skipped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    window_dims = [dim for dim in range(len(operand_shape)) if dim not in skipped]
-    sizes = dict.fromkeys(range(len(operand_shape)), 1)
-    sizes.update(
-        zip(window_dims, (updates_shape[d] for d in numbers.update_window_dims), strict=True)
-    )
-    operand, window = _label_window(operand_shape, tuple(sizes.values()), skipped, labels)
+    spans = iter([updates_shape[dim] for dim in numbers.update_window_dims])
+    sizes = tuple(1 if d in skipped else next(spans) for d in range(len(operand_shape)))
+    operand, window = _label_window(operand_shape, sizes, skipped, labels)
     for dim, row in zip(numbers.operand_batching_dims, batching, strict=True):
         operand[dim] = rows[row]
     updates = _interleave(numbers.update_window_dims, window, rows, len(updates_shape))
