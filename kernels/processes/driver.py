@@ -145,19 +145,20 @@ class _Program(LoadedProgram):
         self.session.check_open()
         self.session.tell_forgotten()
         homes = self.sharded.graph.input_home
-        laid: list[dict[int, int]] = [{} for _ in self.devices]
+        laid = _Laid(tuple({} for _ in self.devices), tuple(values))
         new: list[dict[int, Any]] = [{} for _ in self.devices]
         kept = []  # to be noted once they are there
         for i, d, slot in self.plan.inputs:
             block = self.sharded.inputs[i]
             value = values[block.source]
-            blocks = self.session.blocks_of(value) if homes[i] == RESIDENT else {}
-            place = (block.start, block.limit, self.devices[d].index)
+            # They are forgotten with the array, or else with this call.
+            blocks = self.session.blocks_of(value if homes[i] == RESIDENT else laid)
+            place = (id(value), block.start, block.limit, self.devices[d].index)
             if (number := blocks.get(place)) is None:
                 number = self.session.new_number()
                 new[d][number] = to_host(slice_block(value, block)), self.avals[slot]
                 kept.append((blocks, place, number))
-            laid[d][slot] = number
+            laid.blocks[d][slot] = number
         if kept:
             try:
                 ask_all(self.devices, "keep", [(blocks,) for blocks in new])
@@ -167,12 +168,7 @@ class _Program(LoadedProgram):
                 raise
         for blocks, place, number in kept:
             blocks[place] = number
-        result = _Laid(tuple(laid), tuple(values))
-        for i, d, slot in self.plan.inputs:
-            if homes[i] != RESIDENT:
-                forget = ("block", laid[d][slot])
-                weakref.finalize(result, self.session.forgotten.append, forget)
-        return result
+        return laid
 
     def run(self, laid: _Laid) -> Execution:
         """Returns one execution; the outputs come to this process.

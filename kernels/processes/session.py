@@ -53,7 +53,7 @@ class Session(abc.ABC):
         self.one_call = threading.Lock()
         self.forgotten: deque[tuple[str, int]] = deque()  # ("program" or "block", number)
         self._numbers = itertools.count(1)
-        self._blocks: dict[int, dict[Any, int]] = {}  # by id of the array
+        self._blocks: dict[int, dict[Any, int]] = {}  # by id of the array or call
 
     @property
     @abc.abstractmethod
@@ -92,9 +92,9 @@ class Session(abc.ABC):
         return next(self._numbers)
 
     def blocks_of(self, value: Any) -> dict[Any, int]:
-        """Returns the blocks of an array that lie on devices: numbers by place and device.
+        """Returns the blocks that lie on devices for an array or a call: numbers by place.
 
-        They are forgotten when the array is.
+        They are forgotten when it is.
         """
         key = id(value)
         if key not in self._blocks:
