@@ -1,8 +1,7 @@
 """Device operations: kernels compiled ahead of time and kept, transfers, a look for NaN."""
 
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -12,6 +11,9 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from doppler_jax.types import Kernel
+
+from .devices import TaskError
+from .plan import Plan
 
 Executable = Callable[..., Sequence[jax.Array]]
 
@@ -24,49 +26,30 @@ class ExecutableKey(NamedTuple):
     donated: tuple[int, ...] = ()  # operands whose memory the results may take
 
 
-class CompileError(Exception):
-    """A kernel does not compile."""
+def compile_missing(
+    known: dict[ExecutableKey, Executable], wanted: Sequence[ExecutableKey], plan: Plan
+) -> None:
+    """Adds to the kernels `known` what is `wanted` beyond them, compiled on several cores.
 
-    def __init__(self, key: ExecutableKey, cause: Exception) -> None:
-        super().__init__(f"kernel {key.kernel.name} does not compile for {key.device}")
-        self.key = key
-        self.cause = cause
-
-
-class Executables:
-    """Compiled kernels by (kernel, device); each is compiled once, when first asked for."""
-
-    def __init__(self) -> None:
-        self._compiled: dict[ExecutableKey, Executable] = {}
-        self.compile_s = 0.0  # seconds spent so far
-
-    def __len__(self) -> int:
-        return len(self._compiled)
-
-    def prepare(self, wanted: Iterable[ExecutableKey]) -> None:
-        """Compiles what is wanted and not there yet, on several cores.
-
-        Raises:
-          CompileError: a kernel does not compile; those before it are kept.
-        """
-        started = time.perf_counter()
-        stages: dict[ExecutableKey, Future[Executable]] = {}
-        missing = [key for key in dict.fromkeys(wanted) if key not in self._compiled]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            try:
-                # Traced here, since JAX's settings may differ by thread; XLA compiles outside
-                # the GIL.
-                for key in missing:
+    Raises:
+      TaskError: the kernel of a task of the plan `[N]` does not compile; those before it are
+        kept.
+    """
+    stages: dict[ExecutableKey, Future[Executable]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            # Traced here, for JAX's settings may differ by thread; XLA compiles outside the GIL.
+            for key in dict.fromkeys(wanted):
+                if key not in known:
                     stages[key] = pool.submit(_lower(*key).compile)
-                for key, stage in stages.items():
-                    self._compiled[key] = stage.result()
-            except Exception as error:
-                pool.shutdown(cancel_futures=True)
-                raise CompileError(key, error) from error
-        self.compile_s += time.perf_counter() - started
-
-    def __getitem__(self, key: ExecutableKey) -> Executable:
-        return self._compiled[key]
+            for key, stage in stages.items():
+                known[key] = stage.result()
+        except Exception as error:
+            pool.shutdown(cancel_futures=True)
+            v = wanted.index(key)
+            kernel = f"kernel {key.kernel.name} does not compile for {key.device}"
+            what = f"task {v} ({plan.names[v]}): {kernel}"
+            raise TaskError(what, v, plan.placement[v], error) from error
 
 
 def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.stages.Lowered:

@@ -129,7 +129,7 @@ def test_what_others_read_is_kept_and_stream_donates_nothing():
     sharded = build(tasks, ["t1", "t2", "t5", "t6", "t7"])
     shared = dj.LocalDevices()
     compile_on(sharded, [0] * 8, shared)
-    compiled = shared.executables._compiled
+    compiled = shared.executables
     assert sorted(k.donated for k in compiled if k.kernel.name == "scale") == [(), (0,)]
     step = compile_on(sharded, [0, 0, 1, 0, 1, 0, 0, 0], shared)
     out = step(X)["out"].reshape(5, -1)
@@ -137,7 +137,7 @@ def test_what_others_read_is_kept_and_stream_donates_nothing():
     np.testing.assert_allclose(step(X)["out"].reshape(5, -1), out)
     shared = dj.LocalDevices()
     compile_on(big_chain(2), [0, 0], shared, mode="stream")
-    assert {key.donated for key in shared.executables._compiled} == {()}
+    assert {key.donated for key in shared.executables} == {()}
 
 
 @all_modes
