@@ -38,7 +38,7 @@ def compile_missing(
     stages: dict[ExecutableKey, Future[Executable]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            # Traced here, for JAX's settings may differ by thread; XLA compiles outside the GIL.
+            # Traced here: JAX's settings may differ by thread. XLA compiles outside the GIL.
             for key in dict.fromkeys(wanted):
                 if key not in known:
                     stages[key] = pool.submit(_lower(*key).compile)
