@@ -1,6 +1,8 @@
-"""The trainer of learned methods: what it keeps, counts and steps, on a learner."""
+"""The trainer of learned methods, on a learner; learned methods in `place`: budgets, files."""
 
 import dataclasses
+import json
+from functools import partial
 
 import chex
 import jax
@@ -8,13 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import doppler_jax as dj
+from doppler_jax import methods
 from doppler_jax.budget import Budget
+from doppler_jax.learners.doppler import Doppler
+from doppler_jax.learners.gdp import Gdp
+from doppler_jax.learners.giph import Giph
 from doppler_jax.learners.learner import best_placements, episode_update, train_learner
-from doppler_jax.policies.features import make_policy_inputs
+from doppler_jax.learners.placeto import Placeto
+from doppler_jax.learners.registry import LEARNERS, POLICY_SETTINGS
+from doppler_jax.learners.stepwise import PerStep
+from doppler_jax.methods import learned
+from doppler_jax.methods.learned import Learned
+from doppler_jax.policies.features import FEATURE_VERSION, make_policy_inputs
+from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.finalists import NUM_FINALISTS
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.state import Placements, TrainState
-from tests.learners.cases import DEVICES, Toy, fresh, slow_device
+from tests.generators import random_problem
+from tests.learners.cases import DEVICES, Toy, chainmm_problem, fresh, slow_device
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +174,161 @@ def test_candidates_are_the_best_a_state_holds_each_from_where_it_is():
     many = chosen(1.0, [2.0], np.linspace(9.0, 3.0, 128))
     assert many == [0, 10, *range(147, 147 - NUM_FINALISTS + 3, -1)]
     assert len(many) + 1 == NUM_FINALISTS  # and the teacher's
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _toy():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(POLICY_SETTINGS, "toy", Toy)
+        patch.setitem(methods.METHODS, "toy", Learned(Toy(cost=2)))
+        yield
+
+
+def toy_policy(logits=(0.0, 0.0, 0.0)):
+    params = {"logits": np.array(logits, np.float32)}
+    return dj.Policy(params=params, config=Toy(cost=2), method="toy")
+
+
+@pytest.mark.parametrize("bound", [5, 300])
+def test_training_and_proposals_keep_to_the_bound(bound):
+    # Of a key with which it does not meet the lower bound, where it would stop.
+    options = {"max_evaluations": bound, "key": jax.random.key(1)}
+    placed = dj.place(*slow_device(), method="toy", **options)
+    assert bound - 32 < placed.evaluations <= bound  # an update takes 32
+    assert placed.curve.evaluations[-1] == placed.evaluations
+    assert placed.makespan_s == makespan_s(simulate_oracle(*slow_device(), placed.placement))
+
+
+def test_a_bound_below_an_update_and_a_proposal_is_refused():
+    with pytest.raises(ValueError, match="max_evaluations is 3; method 'toy' needs 4 on this"):
+        dj.place(*slow_device(), method="toy", max_evaluations=3)
+    with pytest.raises(ValueError, match="max_evaluations is 1; a proposal of 'toy' needs 2"):
+        dj.place(*slow_device(), method="toy", policy=toy_policy(), max_evaluations=1)
+
+
+def test_proposals_of_the_trained_policy_and_the_best_of_training_compete(monkeypatch):
+    asked = []
+
+    def propose(learner, params, problem, key, count, links):
+        asked.append(count)
+        return np.full((count, 8), 2)
+
+    monkeypatch.setattr(Toy, "propose", propose)
+    placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
+    assert asked == [Toy.num_proposals]
+    np.testing.assert_array_equal(placed.placement, np.full(8, 2))
+    monkeypatch.setattr(Toy, "propose", lambda _, *args: np.zeros((args[3], 8), int))
+    placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
+    assert (placed.placement != 0).any()
+
+
+def test_a_policy_proposes_and_does_not_train(monkeypatch):
+    monkeypatch.setattr(learned, "train_learner", None)
+    policy = toy_policy((0, 0, 1))
+    placed = dj.place(*slow_device(), method="toy", policy=policy, max_evaluations=2)
+    assert placed.evaluations == 2
+    np.testing.assert_array_equal(placed.placement, np.full(8, 2))  # the likeliest
+
+
+@pytest.mark.parametrize(
+    ("method", "of", "message"),
+    [
+        ("gdp", "joint", "'gdp' takes a policy of 'gdp'; this one is of 'joint'"),
+        ("joint", "per_step", "of 'joint'; this one is of 'per_step'"),
+        ("doppler+search", "joint", "of 'doppler'; this one is of 'joint'"),
+        ("heft", "joint", "'heft' takes no policy; only these do: 'doppler', 'doppler"),
+    ],
+)
+def test_policies_of_other_methods_are_refused(method, of, message):
+    policy = dj.Policy(params={}, config=LEARNERS.get(of, PerStep()), method=of)
+    with pytest.raises(ValueError, match=message):
+        dj.place(*slow_device(), method=method, policy=policy)
+
+
+VERSION = {"feature_version": FEATURE_VERSION}
+ABLATIONS = (PerStep(), Placeto(once=True), Doppler(policy=PolicyConfig(select="b_level")))
+
+
+every = pytest.mark.parametrize(
+    "learner", [*LEARNERS.values(), *ABLATIONS], ids=lambda one: one.name
+)
+
+
+@every
+def test_parameters_know_neither_tasks_nor_devices(learner):
+    init = partial(jax.eval_shape, learner.init, jax.random.key(0))
+    problems = (random_problem(np.random.default_rng(0), n, d) for n, d in ((3, 5), (24, 1)))
+    one, other = (init(make_policy_inputs(*problem)) for problem in problems)
+    assert one == other
+
+
+@every
+def test_every_policy_is_written_and_read(learner, tmp_path):
+    params = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
+    settings, method = dataclasses.replace(learner.settings, width=24), learner.name
+    policy = dj.Policy(params=params, config=settings, method=method)
+    dj.save_policy(tmp_path / "here", policy, {"score": 1.5})
+    read = dj.load_policy(tmp_path / "here")
+    assert (read.method, read.config) == (method, settings)
+    chex.assert_trees_all_equal(read.params, params)
+    with pytest.raises(ValueError, match="here: holds a checkpoint already"):
+        dj.save_policy(tmp_path / "here", policy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "oracle"}, "a policy of the unknown method 'oracle'"),
+        ({"policy": {"feature_version": 1}}, "feature version 1, this library"),
+        ({"policy": {**VERSION, "depth": 3}}, "settings that 'toy' does not know: .*'depth'"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path, changes, message):
+    dj.save_policy(tmp_path, toy_policy())
+    file = tmp_path / "0" / "meta" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        dj.load_policy(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "learner",
+    [learner for learner in (*LEARNERS.values(), *ABLATIONS) if learner.num_proposals],
+    ids=lambda one: one.name,
+)
+def test_every_rival_trains_proposes_and_keeps_to_its_bound(learner, tmp_path):
+    graph, costs = random_problem(np.random.default_rng(1), 7, 3)
+    costs = costs.replace(compute_s=costs.compute_s + np.diag([np.inf] * 3 + [0.0] * 4)[:, :3])
+    name, small = "gdp", dataclasses.replace(learner, batch=4, width=8, rounds=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(methods.METHODS, name, Learned(small))
+        placed = dj.place(graph, costs, method=name, max_evaluations=150)
+        assert 0 < placed.evaluations <= 150
+        assert np.isfinite(placed.makespan_s)
+        shapes = jax.eval_shape(small.init, jax.random.key(0), make_policy_inputs(graph, costs))
+        params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        dj.save_policy(tmp_path, dj.Policy(params=params, config=small, method=small.name))
+        policy = dj.load_policy(tmp_path)
+        # As many proposals as after training, so that they share its compilation.
+        each = small.proposal_evaluations(8) + 1
+        bound = min(small.num_proposals * each, max(150 // 4 // each, 1) * each)
+        placed = dj.place(graph, costs, method=name, policy=policy, max_evaluations=bound)
+        assert placed.evaluations == bound
+        assert np.isfinite(placed.makespan_s)
+
+
+GDP = Gdp(batch=128, minibatches=1, width=32, learning_rate=2e-3, entropy_weight=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("learner", "updates", "share"), [(GDP, 80, 0.85), (Giph(), 50, 0.95)], ids=["gdp", "giph"]
+)
+def test_a_policy_improves_over_its_start(learner, updates, share):
+    state, update = fresh(learner, chainmm_problem("paper", strategy="uniform"))
+    drawn_s = []
+    for _ in range(updates):
+        state, metrics = update(state)
+        drawn_s.append(float(metrics["makespan_mean_s"]))
+    assert np.mean(drawn_s[-5:]) < share * np.mean(drawn_s[:5])
