@@ -87,7 +87,7 @@ def test_drops_every_buffer_but_the_outputs(local, mode):
 
 
 @all_modes
-def test_moves_a_tensor_once_for_all_its_readers(local, mode, monkeypatch):
+def test_what_is_moved_is_moved_once_for_all_its_readers(local, mode, monkeypatch):
     moved = record_moves(monkeypatch)
     twice = ["t0", "t0"]  # read twice by each of three tasks, two of them on device 1
     sharded = build([("make", []), *[("mean", twice)] * 3], ["t1", "t2", "t3"])
@@ -95,6 +95,14 @@ def test_moves_a_tensor_once_for_all_its_readers(local, mode, monkeypatch):
     step(X)
     assert sorted(moved) == [1, 2]
     assert step.trace.transfer_tensor.tolist() == [0, 0]
+    moved.clear()
+    sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
+    step = compile_on(sharded, [0, 1, 1], local, mode=mode)
+    step(X)
+    assert moved == [1]
+    assert step.trace.transfer_tensor.tolist() == [~0]
+    assert step.trace.transfer_source.tolist() == [0]
+    assert min(step.trace.start_s[1:]) >= step.trace.transfer_finish_s[0]
 
 
 def record_moves(monkeypatch):
@@ -274,18 +282,6 @@ def test_runs_programs_whose_inputs_are_moved(local, mode, homes):
         moved = {~x for x in step.trace.transfer_tensor.tolist() if x < 0}
         assert moved <= {i for i, home in enumerate(homes) if home != RESIDENT}
         assert moved
-
-
-@all_modes
-def test_an_input_is_moved_once_for_all_its_readers(local, mode, monkeypatch):
-    moved = record_moves(monkeypatch)
-    sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
-    step = compile_on(sharded, [0, 1, 1], local, mode=mode)
-    step(X)
-    assert moved == [1]
-    assert step.trace.transfer_tensor.tolist() == [~0]
-    assert step.trace.transfer_source.tolist() == [0]
-    assert min(step.trace.start_s[1:]) >= step.trace.transfer_finish_s[0]
 
 
 @all_modes
