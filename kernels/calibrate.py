@@ -224,10 +224,8 @@ def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> Iterat
     """Yields the measurements of the transfers that the calibration lacks."""
     sizes = _sizes(sharded)
     for s, t in itertools.combinations(range(calibration.num_devices), 2):
-        links = [(s, t), (t, s)]
-        missing = [
-            b for b in sizes if any((*link, b) not in calibration.transfers for link in links)
-        ]
+        known = calibration.transfers.keys()
+        missing = [b for b in sizes if not {(s, t, b), (t, s, b)} <= known]
         if missing:
             measure = functools.partial(_with_transfers, sizes=missing, s=s, t=t)
             yield f"transfers between {s} and {t}", measure

@@ -237,10 +237,8 @@ class TaskMaker:
         for slot in slots:
             value, labels = cut.group.operands[slot], cut.group.labelling.operands[slot]
             assert isinstance(value, Value)  # literals are in no task's reads
-            shape = cut.avals[slot].shape
-            start = tuple(at[label] * n for label, n in zip(labels, shape, strict=True))
-            limit = tuple(a + n for a, n in zip(start, shape, strict=True))
-            refs.append(self._fetch(value, start, limit))
+            bounds = _bounds(grid_of(labels, at), cut.avals[slot].shape)
+            refs.append(self._fetch(value, *bounds))
         return tuple(refs)
 
     def _fetch(self, value: Value, start: Shape, limit: Shape) -> Ref:

@@ -16,6 +16,7 @@ from jax import lax
 
 from doppler_jax.programs.blocks import join_blocks
 from doppler_jax.programs.fuse import Group
+from doppler_jax.programs.grids import block_shape, grid_of
 from doppler_jax.programs.program import Equation, Literal
 from doppler_jax.programs.rules.labels import Labels, Shape
 from doppler_jax.types import Kernel
@@ -133,8 +134,7 @@ def _cut_group(group: Group, counts: Mapping[int, int]) -> GroupBlocks:
 def _block(
     aval: jax.ShapeDtypeStruct, labels: Labels, counts: Mapping[int, int]
 ) -> jax.ShapeDtypeStruct:
-    sizes = zip(aval.shape, labels, strict=True)
-    shape = tuple(size // counts[label] for size, label in sizes)
+    shape = block_shape(aval.shape, grid_of(labels, counts))
     return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
