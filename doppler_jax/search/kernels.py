@@ -9,8 +9,7 @@ the states and the number of steps alone.
 Under `in_order` with links whose arrivals are known when a task starts, a plan is evaluated
 from the first position that its move can change; elsewhere as a whole, by the simulator.
 
-Functions take the arrays that they need: passing all of a problem takes long to compile. Rows
-are copied by loops, for Numba compiles each assignment to a slice as a function.
+Rows are copied by loops, for Numba compiles each assignment to a slice as a function.
 """
 
 # NumPy scalars and Python ints are one kind to Numba.
@@ -198,24 +197,17 @@ def score_rows(
 
 
 @inner
-def _adjacent(near_first: Array, near: Array, random: Array, v: int, side: int) -> np.uint32:
+def _adjacent(aim: Aim, random: Array, v: int, side: int) -> np.uint32:
     """Returns a random producer of v, or reader if `side` is 1; v if there is none."""
-    first = near_first[side, v]
-    count = near_first[side, v + ONE] - first
+    first = aim.near_first[side, v]
+    count = aim.near_first[side, v + ONE] - first
     if count == 0:
         return np.uint32(v)
-    return near[side, first + _below(random, count)]
+    return aim.near[side, first + _below(random, count)]
 
 
 @inner
-def mutate(
-    compute_s: Array,
-    near_first: Array,
-    near: Array,
-    random: Array,
-    placement: Array,
-    moved: Array,
-) -> int:
+def mutate(aim: Aim, random: Array, placement: Array, moved: Array) -> int:
     """Makes a random move, and writes what it moved and from where; returns how many tasks.
 
     It takes a task to another device at random or to that of a neighbour (a producer, a
@@ -223,6 +215,7 @@ def mutate(
     of its producers or readers or several of them; or it swaps the devices of two tasks. What
     cannot run where it would go stays.
     """
+    compute_s = aim.problem.compute_s
     n, devices = compute_s.shape
     v = _below(random, n)
     mine = goal = placement[v]
@@ -237,9 +230,9 @@ def mutate(
     else:
         if _uniform(random) < NEAR:
             side = int(_below(random, 2))
-            other = _adjacent(near_first, near, random, v, side)
+            other = _adjacent(aim, random, v, side)
             if _uniform(random) < 0.5:
-                other = _adjacent(near_first, near, random, other, 1 - side)
+                other = _adjacent(aim, random, other, 1 - side)
             goal = placement[other]
         if goal == mine and devices > 1:
             goal = np.uint32((mine + ONE + _below(random, devices - 1)) % devices)
@@ -251,7 +244,7 @@ def mutate(
         if k and is_swap:
             task, goal = last, mine
         elif k:
-            task = _adjacent(near_first, near, random, task if is_path else v, side)
+            task = _adjacent(aim, random, task if is_path else v, side)
         if placement[task] != goal and compute_s[task, goal] < np.inf:
             moved[0, count], moved[1, count] = task, placement[task]
             placement[task] = goal
@@ -274,17 +267,17 @@ def _move_task(plan: Array, source: int, goal: int) -> None:
 
 
 @inner
-def shift(near_first: Array, near: Array, random: Array, plan: Array) -> tuple[int, int]:
+def shift(aim: Aim, random: Array, plan: Array) -> tuple[int, int]:
     """Moves a random task to a random position between its producers and its readers.
 
     Returns its position before and after; they are equal where it cannot move.
     """
     low, high = 0, plan.shape[1] - 1
     v = _below(random, plan.shape[1])
-    for e in range(near_first[0, v], near_first[0, v + ONE]):
-        low = max(low, int(plan[POSITION, near[0, e]]) + 1)
-    for e in range(near_first[1, v], near_first[1, v + ONE]):
-        high = min(high, int(plan[POSITION, near[1, e]]) - 1)
+    for e in range(aim.near_first[0, v], aim.near_first[0, v + ONE]):
+        low = max(low, int(plan[POSITION, aim.near[0, e]]) + 1)
+    for e in range(aim.near_first[1, v], aim.near_first[1, v + ONE]):
+        high = min(high, int(plan[POSITION, aim.near[1, e]]) - 1)
     source, goal = int(plan[POSITION, v]), low + int(_below(random, high - low + 1))
     _move_task(plan, source, goal)
     return source, goal
@@ -304,23 +297,15 @@ def first_changed(aim: Aim, plan: Array, moved: Array, count: int) -> int:
 
 
 @inner
-def pass_from(
-    aim: Aim,
-    plan: Array,
-    done_s: Array,
-    arrival_s: Array,
-    marks: Array,
-    state: Array,
-    sent: Array,
-    sent_s: Array,
-    first: int,
-) -> float:
+def pass_from(aim: Aim, w: Walker, first: int) -> float:
     """Executes a plan from position `first` on; returns its makespan.
 
     Before it everything is as it was. Times are those of the simulator, in every bit.
     """
     p, serial, devices = aim.problem, aim.links == SERIAL, aim.input_s.shape[1]
-    placement, order = plan[PLACEMENT], plan[ORDER]
+    placement, order, state = w.plan[PLACEMENT], w.plan[ORDER], w.state_s
+    done_s, arrival_s, marks = w.done_s[1], w.arrival_s[1], w.mark_s[1]
+    sent, sent_s = w.trial.work.device[0], w.trial.work.device_s[0]
     begin = first // STRIDE * STRIDE
     for i in range(len(state)):
         state[i] = marks[begin // STRIDE, i]
@@ -362,27 +347,18 @@ def pass_from(
 
 
 @inner
-def _copy_from(
-    plan: Array,
-    first_move: Array,
-    out_in: Array,
-    done_s: Array,
-    arrival_s: Array,
-    mark_s: Array,
-    first: int,
-    source: int,
-) -> None:
+def _copy_from(aim: Aim, w: Walker, first: int, source: int) -> None:
     """Copies the times of positions from `first` on between accepted (0) and tried (1)."""
     goal, block = 1 - source, first // STRIDE
-    for k in range(block * STRIDE, plan.shape[1]):
-        v = plan[ORDER, k]
-        done_s[goal, v] = done_s[source, v]
-        if arrival_s.size:
-            for e in range(first_move[v], first_move[v + ONE]):
-                arrival_s[goal, out_in[e]] = arrival_s[source, out_in[e]]
-    for k in range(block + 1, mark_s.shape[1]):
-        for i in range(mark_s.shape[2]):
-            mark_s[goal, k, i] = mark_s[source, k, i]
+    for k in range(block * STRIDE, w.plan.shape[1]):
+        v = w.plan[ORDER, k]
+        w.done_s[goal, v] = w.done_s[source, v]
+        if w.arrival_s.size:
+            for e in range(aim.problem.first_move[v], aim.problem.first_move[v + ONE]):
+                w.arrival_s[goal, aim.out_in[e]] = w.arrival_s[source, aim.out_in[e]]
+    for k in range(block + 1, w.mark_s.shape[1]):
+        for i in range(w.mark_s.shape[2]):
+            w.mark_s[goal, k, i] = w.mark_s[source, k, i]
 
 
 @inner
@@ -415,7 +391,7 @@ def walk(
       target_s: seconds of a plan after which it stops.
     """
     random, plan, worth, count, moved = w.random, w.plan, w.worth, w.count, w.moved
-    compute_s, near_first, near = aim.problem.compute_s, aim.near_first, aim.near
+    compute_s = aim.problem.compute_s
     n, devices = compute_s.shape
     temperature, fall = 0.0, 1.0
     if kicks == 0:
@@ -431,14 +407,14 @@ def walk(
         if kicks and count[IN_VAIN] >= moves:
             _return_to_optimum(plan, worth)
             for _ in range(kicks):
-                mutate(compute_s, near_first, near, random, plan[PLACEMENT], moved)
+                mutate(aim, random, plan[PLACEMENT], moved)
                 if shifts:
-                    shift(near_first, near, random, plan)
+                    shift(aim, random, plan)
             is_new = True
         elif is_new:
             pass
         elif shifts:
-            source, goal = shift(near_first, near, random, plan)
+            source, goal = shift(aim, random, plan)
         elif kicks and moves and step % 2:
             v, turn = np.uint32(count[TURN] // (devices - 1)), count[TURN] % (devices - 1)
             count[TURN] = (count[TURN] + 1) % moves
@@ -448,7 +424,7 @@ def walk(
                 plan[PLACEMENT, v] = to
                 changed = 1
         else:
-            changed = mutate(compute_s, near_first, near, random, plan[PLACEMENT], moved)
+            changed = mutate(aim, random, plan[PLACEMENT], moved)
         if is_new:
             worth[ENERGY], count[IN_VAIN] = np.inf, 0
         elif changed == 0 and source == goal:
@@ -458,10 +434,7 @@ def walk(
         if changed:
             first = first_changed(aim, plan, moved, changed)
         if aim.is_plain:
-            parts = w.done_s[1], w.arrival_s[1], w.mark_s[1], w.state_s
-            room = w.trial.work.device[0], w.trial.work.device_s[0]
-            energy = pass_from(aim, plan, *parts, *room, first)
-            value_s = energy
+            value_s = energy = pass_from(aim, w, first)
         else:
             value_s, energy = plan_worth(aim, w.trial)
         before = worth[ENERGY]
@@ -471,16 +444,7 @@ def walk(
         is_gain = energy < before
         is_taken = is_new or is_gain or (kicks == 0 and energy <= limit)
         if aim.is_plain:
-            _copy_from(
-                plan,
-                aim.problem.first_move,
-                aim.out_in,
-                w.done_s,
-                w.arrival_s,
-                w.mark_s,
-                first,
-                int(is_taken),
-            )
+            _copy_from(aim, w, first, int(is_taken))
         count[IN_VAIN] = 0 if is_gain else count[IN_VAIN] + 1
         if is_taken:
             worth[ENERGY] = energy
@@ -565,7 +529,7 @@ def breed(
             if _uniform(random) < crossover:
                 _cross(aim.rank, random, child, pool.placement[_below(random, size)])
             for _ in range(1 + _below(random, mutations)):
-                mutate(compute_s, aim.near_first, aim.near, random, child, pool.moved)
+                mutate(aim, random, child, pool.moved)
         value_s, cost = plan_worth(aim, pool.trial)
         # What fits is not driven out by what does not.
         is_better = cost < energy[worst] and (value_s < np.inf or pool.value_s[worst] == np.inf)

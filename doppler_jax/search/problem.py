@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import chex
@@ -16,7 +16,6 @@ from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.native import in_threads, prepare, simulate_one
 from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 if TYPE_CHECKING:
@@ -180,27 +179,17 @@ def judge(
       factors: the noise, if the objective has any.
       priority: `[N]` ranks of the `priority` queue, in place of `fifo`.
     """
-    order: dict[str, Any] = {}
+    options: dict[str, Any] = {"links": objective.links}
     if priority is not None:
-        order = {"queue": "priority", "priority": priority}
+        options |= {"queue": "priority", "priority": priority}
     # Equal in every bit; until compiled code is there, plain Python is.
-    fast, links = is_compiled(), objective.links
-    run = simulate_one if fast else simulate_oracle
-    schedule = run(graph, costs, placement, links=links, **order)
+    run = partial(simulate_one if is_compiled() else simulate_oracle, graph, costs, placement)
+    schedule = run(**options)
     makespan = value = makespan_s(schedule)
     if factors is not None:
-        if fast:
-            noisy = simulate(
-                graph, costs, placement, objective=objective, factors=factors, **order
-            )
-            draws_s = noisy.makespan_s[:, 0]
-        else:
-            pairs = zip(factors.compute, factors.transfer, strict=True)
-            named = ({"compute_factor": c, "transfer_factor": t} for c, t in pairs)
-            options = ({"links": links, **order, **draw} for draw in named)
-            draws_s = np.array(
-                [makespan_s(simulate_oracle(graph, costs, placement, **o)) for o in options]
-            )
+        pairs = zip(factors.compute, factors.transfer, strict=True)
+        named = ({"compute_factor": c, "transfer_factor": t} for c, t in pairs)
+        draws_s = [makespan_s(run(**options, **draw)) for draw in named]
         level = objective.quantile
         value = float(np.mean(draws_s) if level is None else np.quantile(draws_s, level))
     overflow = ""

@@ -93,11 +93,12 @@ class Plans:
         self.order: np.ndarray | None = None  # `[B, N]`, in place of ranks once it is known
 
     def begin(self, ranks: np.ndarray | None, *, waits: bool) -> None:
-        """Makes room for the copy; ranks are `[B, N]`, under `in_order` or not."""
-        self.ranks, self._waits, shape = ranks, waits, self.placements.shape
+        """Takes ranks `[B, N]`, under `in_order` or not; makes room for the copy."""
+        shape = self.placements.shape
         self._devices = np.empty(shape, np.min_scalar_type(self.costs.num_devices))
-        if ranks is not None:
-            self._keys = np.empty(shape, np.min_scalar_type(shape[1]) if waits else ranks.dtype)
+        if ranks is not None and waits:
+            self._order = np.empty(shape, np.min_scalar_type(shape[1]))
+        self.ranks, self._waits = ranks if ranks is None or waits else ranks.copy(), waits
 
     def read(self, part: slice) -> dict[str, np.ndarray] | None:
         """Returns fields of `Rows` of a part; None if a device or a rank is invalid."""
@@ -119,16 +120,14 @@ class Plans:
     def keep(self, part: slice, rows: "Rows") -> None:
         """Copies a part that was simulated."""
         self._devices[part] = rows.placements
-        if self.ranks is not None:
-            self._keys[part] = rows.order if self._waits else rows.ranks
+        if self.ranks is not None and self._waits:
+            self._order[part] = rows.order
 
     def settle(self) -> None:
         """Goes over to the copy, once all parts are there."""
         self.is_new, self.placements = False, self._devices
         if self.ranks is not None and self._waits:
-            self.ranks, self.order = None, self._keys
-        elif self.ranks is not None:
-            self.ranks = self._keys
+            self.ranks, self.order = None, self._order
 
 
 def simulate_native(
@@ -219,9 +218,9 @@ def simulate_one(
     costs: Costs,
     placement: ArrayLike,
     *,
-    links: str = "parallel",
-    queue: str = "fifo",
     priority: ArrayLike | None = None,
+    queue: str = "fifo",
+    **options: Any,
 ) -> Schedule:
     """Returns what `simulate_oracle` does, from compiled code: the same in every bit.
 
@@ -229,19 +228,17 @@ def simulate_one(
       graph: the task graph, N tasks.
       costs: its costs on D devices, seconds.
       placement: `[N]` device of each task.
-      links: one of `LINKS`.
-      queue: one of `QUEUES`.
       priority: `[N]` ranks; None under `fifo`.
+      queue: one of `QUEUES`.
+      **options: links and factors, as `simulate_native` takes them.
 
     Raises:
       ValueError: as `simulate_oracle` does.
     """
     device = check_placement(graph, costs.num_devices, placement)
-    ranks = check_ranks(graph, queue, priority)
-    plans = Plans(graph, costs, device)
-    _, *times = simulate_native(
-        plans, links=links, queue=queue, ranks=ranks, schedule=True, transfers=True
-    )
+    plans, ranks = Plans(graph, costs, device), check_ranks(graph, queue, priority)
+    options |= {"queue": queue, "ranks": ranks, "schedule": True, "transfers": True}
+    _, *times = simulate_native(plans, **options)
     start_s, finish_s, sent_s, arrival_s = (array[0] for array in times)
     problem = plans.problem
     source = np.append(problem.home, device[problem.producer]).astype(np.int64)

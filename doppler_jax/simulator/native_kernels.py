@@ -94,7 +94,7 @@ class Work(NamedTuple):
     link: Array  # [2, D, D] uint32
     queue_s: Array  # [(N + 2) D]
     queue: Array  # [2, (N + 2) D] uint32
-    move_s: Array  # [2, F + E]
+    move_s: Array  # [F + E]
     move: Array  # [2, F + E] uint32
     seen: Array  # [T, D] uint32, [0, D] where devices spend no time on transfers
 
@@ -112,7 +112,7 @@ def make_work(problem: NativeProblem) -> Work:
         link=np.empty((2, devices, devices), np.uint32),
         queue_s=np.empty((n + 2) * devices),
         queue=np.empty((2, (n + 2) * devices), np.uint32),
-        move_s=np.empty((2, moves)),
+        move_s=np.empty(moves),
         move=np.empty((2, moves), np.uint32),
         seen=np.empty((problem.num_tensors * handles, devices), np.uint32),
     )
@@ -129,24 +129,14 @@ def make_rows(
     transfers: bool = False,
 ) -> Rows:
     """Returns executions whose times are yet to be written."""
-    none, (batch, n), moves = np.empty((0, 0)), placements.shape, len(problem.reader)
-    start_s, finish_s, sent_s, arrival_s = (
-        np.empty((batch, size) if wanted else (0, 0))
-        for wanted, size in (*[(schedule, n)] * 2, *[(transfers, moves)] * 2)
-    )
+    (batch, n), moves, none = placements.shape, len(problem.reader), np.empty((0, 0))
     compute_factor, transfer_factor = factors or (none, np.empty((0, 0, 0)))
-    return Rows(
-        placements=placements,
-        ranks=none if ranks is None else ranks,
-        order=np.empty((0, 0), np.uint32) if order is None else order,
-        compute_factor=compute_factor,
-        transfer_factor=transfer_factor,
-        makespan_s=np.zeros(batch),
-        start_s=start_s,
-        finish_s=finish_s,
-        sent_s=sent_s,
-        arrival_s=arrival_s,
-    )
+    start_s, finish_s = np.empty((2, batch * schedule, n))
+    sent_s, arrival_s = np.empty((2, batch * transfers, moves))
+    ranks = none if ranks is None else ranks
+    order = np.empty((0, 0), np.uint32) if order is None else order
+    inputs = placements, ranks, order, compute_factor, transfer_factor
+    return Rows(*inputs, np.zeros(batch), start_s, finish_s, sent_s, arrival_s)
 
 
 @inner
@@ -188,148 +178,126 @@ def _write_order(ranks: Array, order: Array, spare: Array) -> None:
 
 @inner
 def _write_seconds(
-    problem: NativeProblem, rows: Rows, work: Work, b: int, draw: int, seconds: Array
+    p: NativeProblem, rows: Rows, work: Work, b: int, draw: int, seconds: Array
 ) -> None:
     """Writes how long every task takes where it is, with noise and handling.
 
     Transfers and their bytes are added up in the order (reader, tensor).
     """
-    placement, seen = rows.placements[b], work.seen
-    for v in range(len(seconds)):
-        factor = rows.compute_factor[draw, v] if draw >= 0 else 1.0
-        seconds[v] = problem.compute_s[v, placement[v]] * factor
-    if len(problem.handling_s) == 0:
-        return
+    n, placement, seen = len(seconds), rows.placements[b], work.seen
     count, size = work.task_s[3], work.task_s[4]
+    for v in range(n):
+        factor = rows.compute_factor[draw, v] if draw >= 0 else 1.0
+        seconds[v] = p.compute_s[v, placement[v]] * factor
+        count[v] = size[v] = 0.0
+    if len(p.handling_s) == 0:
+        return
     for x in range(len(seen)):
         for d in range(seen.shape[1]):
             seen[x, d] = 0  # whether a tensor's transfer to a device was counted
-    for v in range(len(seconds)):
-        count[v] = size[v] = 0.0
-    for v in range(len(seconds)):
+    for v in range(n):
         here = placement[v]
-        for e in range(problem.in_first[v], problem.in_first[v + ONE]):
-            u, x = problem.in_producer[e], problem.in_tensor[e]
-            if placement[u] != here and seen[x, here] == 0:
+        for e in range(p.in_first[v], p.in_first[v + ONE]):
+            x = p.in_tensor[e]
+            if placement[p.in_producer[e]] != here and seen[x, here] == 0:
                 seen[x, here] = 1
-                count[u] += 1.0
-                size[u] += problem.in_bytes[e]
-                count[v] += 1.0
-                size[v] += problem.in_bytes[e]
-    for v in range(len(seconds)):
-        each_s = problem.handling_s[placement[v]]
-        per_byte = problem.handling_s_per_byte[placement[v]]
-        seconds[v] += count[v] * each_s + size[v] * per_byte
+                for u in (p.in_producer[e], np.uint32(v)):
+                    count[u] += 1.0
+                    size[u] += p.in_bytes[e]
+    for v in range(n):
+        per_byte = p.handling_s_per_byte[placement[v]]
+        seconds[v] += count[v] * p.handling_s[placement[v]] + size[v] * per_byte
 
 
-@inner
-def _write_move_seconds(
-    problem: NativeProblem, rows: Rows, b: int, draw: int, move_s: Array
-) -> None:
-    """Writes how long every move takes, with noise; 0 where an item is already there."""
-    placement, reads = rows.placements[b], len(problem.home)
-    for k in range(len(move_s)):
-        here = problem.home[k] if k < reads else placement[problem.producer[k - reads]]
-        there = placement[problem.reader[k]]
-        per_byte = problem.seconds_per_byte[here, there]
-        move_s[k] = problem.latency_s[here, there] + problem.num_bytes[k] * per_byte
-        if draw >= 0 and k >= reads:
-            tensor = problem.item[k] - np.uint32(problem.num_inputs)
-            move_s[k] *= rows.transfer_factor[draw, tensor, there]
+@inlined
+def _move_s(
+    p: NativeProblem, rows: Rows, draw: int, k: int, here: np.uint32, there: np.uint32
+) -> float:
+    """Returns how long a tensor's move takes, with noise."""
+    move_s = p.latency_s[here, there] + p.num_bytes[k] * p.seconds_per_byte[here, there]
+    if draw >= 0:
+        move_s *= rows.transfer_factor[draw, p.item[k] - np.uint32(p.num_inputs), there]
+    return move_s
 
 
-@inner
+class Links(NamedTuple):
+    """Serial links."""
+
+    free_s: Array  # [D, D] when a link has carried all that it was given
+    last: Array  # [D] uint32, the item that was last sent to each device
+    sent_s: Array  # [D] when that began
+
+
+@inlined
 def _send(
-    last: Array,
-    sent_s: Array,
-    link_s: Array,
+    links: Links,
+    serial: bool,
     here: np.uint32,
     there: np.uint32,
     item: np.uint32,
     made_s: float,
     move_s: float,
-) -> None:
-    """Lets a serial link carry an item that was made at `made_s`, once to a destination.
+) -> tuple[float, float]:
+    """Returns when the transfer of what was made at `made_s` starts and ends.
 
-    `last` `[D]` holds the item that was last sent to each device, `sent_s` `[D]` when that
-    began, and `link_s` `[D, D]` when a link has carried all that it was given.
+    A serial link carries an item once to a destination, in the order of calls.
     """
-    if last[there] != item:
-        last[there] = item
-        sent_s[there] = max(made_s, link_s[here, there])
-        link_s[here, there] = sent_s[there] + move_s
+    if not serial or here == there:
+        return made_s, made_s + move_s
+    if links.last[there] != item:
+        links.last[there] = item
+        links.sent_s[there] = max(made_s, links.free_s[here, there])
+        links.free_s[here, there] = links.sent_s[there] + move_s
+    return links.sent_s[there], links.free_s[here, there]
 
 
 @inner
-def _carry_inputs(
-    problem: NativeProblem, rows: Rows, work: Work, b: int, serial: bool, ready_s: Array
+def _begin(
+    p: NativeProblem, rows: Rows, b: int, links: Links, serial: bool, ready_s: Array
 ) -> None:
-    """Frees the links; writes when graph inputs are there, which they carry first, by id."""
-    last, last_s, link_s = work.device[0], work.device_s[0], work.link_s
-    for k in range(len(last)):
-        last[k] = NOBODY
-        for j in range(len(last)):
-            link_s[k, j] = 0.0
+    """Lets nothing start yet; frees the links, which carry graph inputs first, by id.
+
+    Writes when a task's graph inputs are there.
+    """
+    if len(rows.start_s) > 0:
+        for v in range(len(ready_s)):
+            rows.start_s[b, v] = rows.finish_s[b, v] = np.inf
+    if len(rows.sent_s) > 0:
+        for k in range(len(p.reader)):
+            rows.sent_s[b, k] = rows.arrival_s[b, k] = np.inf
+    if serial:
+        for d in range(len(links.last)):
+            links.last[d] = NOBODY
+            for there in range(len(links.last)):
+                links.free_s[d, there] = 0.0
     for v in range(len(ready_s)):
         ready_s[v] = 0.0
-    for f in range(len(problem.home)):
-        v, here = problem.reader[f], problem.home[f]
+    for f in range(len(p.home)):
+        v, here = p.reader[f], p.home[f]
         there = rows.placements[b, v]
-        per_byte = problem.seconds_per_byte[here, there]
-        sent_s, arrival_s = (
-            0.0,
-            problem.latency_s[here, there] + problem.num_bytes[f] * per_byte,
-        )
-        if serial and here != there:
-            _send(last, last_s, link_s, here, there, problem.item[f], 0.0, arrival_s)
-            sent_s, arrival_s = last_s[there], link_s[here, there]
+        move_s = p.latency_s[here, there] + p.num_bytes[f] * p.seconds_per_byte[here, there]
+        sent_s, arrival_s = _send(links, serial, here, there, p.item[f], 0.0, move_s)
         ready_s[v] = max(ready_s[v], arrival_s)
         if len(rows.sent_s) > 0:
             rows.sent_s[b, f], rows.arrival_s[b, f] = sent_s, arrival_s
 
 
 @inner
-def _clear(rows: Rows, b: int) -> None:
-    """Lets nothing start until something does."""
-    if len(rows.start_s) > 0:
-        for v in range(rows.start_s.shape[1]):
-            rows.start_s[b, v] = rows.finish_s[b, v] = np.inf
-    if len(rows.sent_s) > 0:
-        for k in range(rows.sent_s.shape[1]):
-            rows.sent_s[b, k] = rows.arrival_s[b, k] = np.inf
-
-
-@inner
-def _in_order(problem: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool) -> int:
-    n, devices = problem.compute_s.shape
+def _in_order(p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool) -> int:
+    n, devices = p.compute_s.shape
     keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
-    plain, pushes = draw < 0 and len(problem.handling_s) == 0, serial or sends
-    compute_s, latency_s, per_byte = (
-        problem.compute_s,
-        problem.latency_s,
-        problem.seconds_per_byte,
-    )
+    plain, pushes = draw < 0 and len(p.handling_s) == 0, serial or sends
     done_s, ready_s, seconds = work.task_s[0], work.task_s[1], work.task_s[2]
-    last, last_s, link_s, free_s = (
-        work.device[0],
-        work.device_s[0],
-        work.link_s,
-        work.device_s[1],
-    )
-    for v in range(n):
-        ready_s[v] = 0.0
+    links, free_s = Links(work.link_s, work.device[0], work.device_s[0]), work.device_s[1]
     for b in range(len(rows.placements)):
         placement, order = rows.placements[b], rows.order[b if len(rows.order) > 1 else 0]
         if len(rows.ranks) > 0:
             _write_order(rows.ranks[b], order, work.task[0])
         if not plain:
-            _write_seconds(problem, rows, work, b, draw, seconds)
-        if keeps or sends:
-            _clear(rows, b)
-        if pushes or len(problem.home) > 0:
-            _carry_inputs(problem, rows, work, b, serial, ready_s)
-        for k in range(devices):
-            free_s[k] = 0.0
+            _write_seconds(p, rows, work, b, draw, seconds)
+        _begin(p, rows, b, links, serial, ready_s)
+        for d in range(devices):
+            free_s[d] = 0.0
         for v in range(n):
             done_s[v] = -1.0
         latest_s, least_s = 0.0, 0.0
@@ -337,38 +305,30 @@ def _in_order(problem: NativeProblem, rows: Rows, work: Work, draw: int, serial:
             v = order[k]
             here = placement[v]
             start = max(free_s[here], ready_s[v])
-            for e in range(problem.in_first[v], problem.in_first[v + ONE]):
-                u = problem.in_producer[e]
+            for e in range(p.in_first[v], p.in_first[v + ONE]):
+                u = p.in_producer[e]
                 least_s = min(least_s, done_s[u])  # -1 if the producer is still to come
                 if not pushes:
                     source = placement[u]
-                    move_s = (
-                        latency_s[source, here] + problem.in_bytes[e] * per_byte[source, here]
-                    )
+                    move_s = p.in_bytes[e] * p.seconds_per_byte[source, here]
+                    move_s = p.latency_s[source, here] + move_s
                     if draw >= 0:
-                        move_s *= rows.transfer_factor[draw, problem.in_tensor[e], here]
+                        move_s *= rows.transfer_factor[draw, p.in_tensor[e], here]
                     start = max(start, done_s[u] + move_s)
-            finish = start + (compute_s[v, here] if plain else seconds[v])
+            finish = start + (p.compute_s[v, here] if plain else seconds[v])
             done_s[v] = free_s[here] = finish
             latest_s = max(latest_s, finish)
             if keeps:
                 rows.start_s[b, v], rows.finish_s[b, v] = start, finish
             if pushes:
                 # In the order of their source's finishes: links know no other.
-                for m in range(problem.first_move[v], problem.first_move[v + ONE]):
-                    reader, item = problem.reader[m], problem.item[m]
-                    there = placement[reader]
-                    move_s = (
-                        latency_s[here, there] + problem.num_bytes[m] * per_byte[here, there]
-                    )
-                    if draw >= 0:
-                        tensor = item - np.uint32(problem.num_inputs)
-                        move_s *= rows.transfer_factor[draw, tensor, there]
-                    sent, arrival = finish, finish + move_s
-                    if serial and here != there:
-                        _send(last, last_s, link_s, here, there, item, finish, move_s)
-                        sent, arrival = last_s[there], link_s[here, there]
-                    ready_s[reader] = max(ready_s[reader], arrival)
+                for m in range(p.first_move[v], p.first_move[v + ONE]):
+                    u = p.reader[m]
+                    there = placement[u]
+                    move_s = _move_s(p, rows, draw, m, here, there)
+                    item = p.item[m]
+                    sent, arrival = _send(links, serial, here, there, item, finish, move_s)
+                    ready_s[u] = max(ready_s[u], arrival)
                     if sends:
                         rows.sent_s[b, m], rows.arrival_s[b, m] = sent, arrival
         if least_s < 0.0:
@@ -470,26 +430,14 @@ def _release(
 
 @inlined
 def _by_start(
-    problem: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool, ranked: bool
+    p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool, ranked: bool
 ) -> int:
-    n, devices = problem.compute_s.shape
+    n, devices = p.compute_s.shape
     keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
-    plain = draw < 0 and len(problem.handling_s) == 0
-    # Locals, for the loop over moves is slower where it reads tuples.
-    compute_s, latency_s, per_byte = (
-        problem.compute_s,
-        problem.latency_s,
-        problem.seconds_per_byte,
-    )
-    first_move, item, reader, num_bytes = (
-        problem.first_move,
-        problem.item,
-        problem.reader,
-        problem.num_bytes,
-    )
+    plain = draw < 0 and len(p.handling_s) == 0
     ready_s, seconds, missing = work.task_s[0], work.task_s[1], work.task[0]
-    last, last_s, link_s = work.device[0], work.device_s[0], work.link_s
-    stride, queue_s, queue, heap = n + 2, work.queue_s, work.queue[0], work.queue[1]
+    links, stride = Links(work.link_s, work.device[0], work.device_s[0]), n + 2
+    queue_s, queue, heap = work.queue_s, work.queue[0], work.queue[1]
     head, tail, length = work.device[1], work.device[2], work.device[3]
     free_s, next_s, key = work.device_s[1], work.device_s[2], ready_s
     q = Queues(stride, queue_s, queue, heap, head, tail, length, free_s, next_s)
@@ -498,14 +446,8 @@ def _by_start(
         if ranked:
             key = rows.ranks[b if len(rows.ranks) > 1 else 0]
         if not plain:
-            _write_seconds(problem, rows, work, b, draw, seconds)
-        if keeps or sends:
-            _clear(rows, b)
-        if serial or len(problem.home) > 0:
-            _carry_inputs(problem, rows, work, b, serial, ready_s)
-        else:
-            for v in range(n):
-                ready_s[v] = 0.0
+            _write_seconds(p, rows, work, b, draw, seconds)
+        _begin(p, rows, b, links, serial, ready_s)
         for d in range(devices):
             head[d] = tail[d] = d * stride + 1
             length[d] = 0
@@ -513,7 +455,7 @@ def _by_start(
             next_s[d] = queue_s[head[d]] = np.inf
             queue_s[head[d] - ONE] = -np.inf
         for v in range(n):
-            missing[v] = problem.in_first[v + 1] - problem.in_first[v]
+            missing[v] = p.in_first[v + 1] - p.in_first[v]
             if missing[v] == 0:
                 _release(q, placement[v], np.uint32(v), ready_s[v], key, ranked)
         latest_s = 0.0
@@ -542,7 +484,7 @@ def _by_start(
                 u = queue[i]
                 queue_s[i] = -np.inf
                 i += ONE
-            finish = start + (compute_s[u, here] if plain else seconds[u])
+            finish = start + (p.compute_s[u, here] if plain else seconds[u])
             latest_s = max(latest_s, finish)
             free_s[here] = finish
             if ranked:
@@ -553,17 +495,11 @@ def _by_start(
             next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
             if keeps:
                 rows.start_s[b, u], rows.finish_s[b, u] = start, finish
-            for k in range(first_move[u], first_move[u + ONE]):
-                v = reader[k]
+            for k in range(p.first_move[u], p.first_move[u + ONE]):
+                v = p.reader[k]
                 there = placement[v]
-                move_s = latency_s[here, there] + num_bytes[k] * per_byte[here, there]
-                if draw >= 0:
-                    tensor = item[k] - np.uint32(problem.num_inputs)
-                    move_s *= rows.transfer_factor[draw, tensor, there]
-                sent, arrival = finish, finish + move_s
-                if serial and here != there:
-                    _send(last, last_s, link_s, here, there, item[k], finish, move_s)
-                    sent, arrival = last_s[there], link_s[here, there]
+                move_s = _move_s(p, rows, draw, k, here, there)
+                sent, arrival = _send(links, serial, here, there, p.item[k], finish, move_s)
                 if sends:
                     rows.sent_s[b, k], rows.arrival_s[b, k] = sent, arrival
                 at_s = max(ready_s[v], arrival)
@@ -577,92 +513,89 @@ def _by_start(
 
 
 class Waiting(NamedTuple):
-    """Transfers, named by their first move; those of a pair of devices wait in a list."""
+    """Tasks by what they miss; transfers that wait for a pair of devices, in a list each.
 
-    request_s: Array  # [F + E]
+    Transfers are named by their first move.
+    """
+
+    placement: Array  # [N] uint32
+    missing: Array  # [N] uint32, inputs
+    ready_s: Array  # [N]
+    ready: Array  # [D (N + 2)] uint32, a heap for each device, by (key, id)
+    length: Array  # [D] uint32
     item: Array  # [F + E] uint32
+    request_s: Array  # [F + E]
     before: Array  # [F + E] uint32, the one before it in its list, or NOBODY
     behind: Array  # [F + E] uint32
     front: Array  # [D, D] uint32, the first of each list, or NOBODY
     back: Array  # [D, D] uint32
+    last: Array  # [D] uint32, the item that was last requested for each device
 
 
 @inner
-def _goes_first(wait: Waiting, k: np.uint32, other: np.uint32) -> bool:
-    """Whether a transfer goes before another by (request, item), graph inputs first."""
-    return _is_before(wait.request_s[k], wait.item[k], wait.request_s[other], wait.item[other])
-
-
-@inner
-def _request(
-    wait: Waiting, k: np.uint32, here: np.uint32, there: np.uint32, now: float
-) -> None:
-    """Lets a transfer wait in the list of its pair of devices, sorted in from the end."""
-    wait.request_s[k] = now
-    j, behind = wait.back[here, there], NOBODY
-    while j != NOBODY and _goes_first(wait, k, j):
-        behind = j
-        j = wait.before[j]
-    wait.before[k], wait.behind[k] = j, behind
-    if j == NOBODY:
-        wait.front[here, there] = k
-    else:
-        wait.behind[j] = k
-    if behind == NOBODY:
-        wait.back[here, there] = k
-    else:
-        wait.before[behind] = k
-
-
-class Ready(NamedTuple):
-    """What tasks still miss, and per device a heap of those that are ready, by (key, id)."""
-
-    placement: Array  # [N] uint32
-    missing: Array  # [N] uint32
-    ready_s: Array  # [N]
-    table: Array
-    length: Array  # [D] uint32
-
-
-@inner
-def _arrive(r: Ready, waits: bool, v: np.uint32, now: float, key: Array) -> None:
+def _arrive(w: Waiting, waits: bool, v: np.uint32, now: float, key: Array) -> None:
     """Lets a task miss one input less."""
-    r.missing[v] -= ONE
-    if r.missing[v] == 0 and not waits:
-        r.ready_s[v] = now
-        d = r.placement[v]
-        _push_heap(r.table, d * (len(r.missing) + 1), r.length, d, key, v)
+    w.missing[v] -= ONE
+    if w.missing[v] == 0 and not waits:
+        w.ready_s[v] = now
+        d = w.placement[v]
+        _push_heap(w.ready, d * (len(w.missing) + 2), w.length, d, key, v)
+
+
+@inner
+def _goes_first(w: Waiting, k: np.uint32, other: np.uint32) -> bool:
+    """Whether a transfer goes before another by (request, item), graph inputs first."""
+    return _is_before(w.request_s[k], w.item[k], w.request_s[other], w.item[other])
+
+
+@inner
+def _request(w: Waiting, k: np.uint32, here: np.uint32, there: np.uint32, now: float) -> None:
+    """Requests a transfer once, which waits in its list, sorted in from the end."""
+    if w.last[there] == w.item[k]:
+        return
+    w.last[there], w.request_s[k] = w.item[k], now
+    j, behind = w.back[here, there], NOBODY
+    while j != NOBODY and _goes_first(w, k, j):
+        behind = j
+        j = w.before[j]
+    w.before[k], w.behind[k] = j, behind
+    if j == NOBODY:
+        w.front[here, there] = k
+    else:
+        w.behind[j] = k
+    if behind == NOBODY:
+        w.back[here, there] = k
+    else:
+        w.before[behind] = k
 
 
 @inner
 def _by_event(
-    problem: NativeProblem, rows: Rows, work: Work, draw: int, ranked: bool, waits: bool
+    p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool, ranked: bool, waits: bool
 ) -> int:
-    n, devices = problem.compute_s.shape
-    moves, reads, stride = len(problem.reader), len(problem.home), n + 1
-    item, reader, first_move = problem.item, problem.reader, problem.first_move
+    n, devices = p.compute_s.shape
+    moves, reads, stride = len(p.reader), len(p.home), n + 2
     keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
     ready_s, seconds, position = work.task_s[0], work.task_s[1], work.task_s[2]
-    missing, move_s = work.task[0], work.move_s[0]  # inputs to come
-    # Per device: a heap of the ready tasks, or under `in_order` all that have not started.
+    missing, last, links = work.task[0], work.device[7], work.link_s
+    # Per device the ready tasks, or under `in_order` all that have not started.
     table, head, length = work.queue[0], work.device[0], work.device[1]
     running, end_s, busy = work.device[2], work.device_s[0], work.device[3]
-    wait = Waiting(work.move_s[1], item, work.move[0], work.move[1], work.link[0], work.link[1])
-    front, back = wait.front, wait.back
     sending, goal, receives = work.device[4], work.device[5], work.device[6]
-    last = work.device[7]  # the item that was last requested for each device
     began_s, sent_s = work.device_s[1], work.device_s[2]
+    lists = work.move_s, work.move[0], work.move[1], work.link[0], work.link[1]
     for b in range(len(rows.placements)):
         placement, key = rows.placements[b], ready_s
-        if ranked and not waits:
-            key = rows.ranks[b if len(rows.ranks) > 1 else 0]
+        w = Waiting(placement, missing, ready_s, table, length, p.item, *lists, last)
+        _write_seconds(p, rows, work, b, draw, seconds)
+        _begin(p, rows, b, Links(links, last, began_s), serial, ready_s)
         for d in range(devices):
             head[d] = d * stride
             length[d] = busy[d] = receives[d] = 0
             end_s[d] = sent_s[d] = np.inf
             sending[d] = last[d] = NOBODY
             for there in range(devices):
-                front[d, there] = back[d, there] = NOBODY
+                w.front[d, there] = w.back[d, there] = NOBODY
         if waits:
             key, order = position, rows.order[b if len(rows.order) > 1 else 0]
             if len(rows.ranks) > 0:
@@ -673,27 +606,21 @@ def _by_event(
                 position[v] = k
                 table[head[d] + length[d]] = v
                 length[d] += ONE
-        _write_seconds(problem, rows, work, b, draw, seconds)
-        _write_move_seconds(problem, rows, b, draw, move_s)
-        if keeps or sends:
-            _clear(rows, b)
-
-        ready = Ready(placement, missing, ready_s, table, length)
-        now, latest_s, started = 0.0, 0.0, 0
+        elif ranked:
+            key = rows.ranks[b if len(rows.ranks) > 1 else 0]
         for v in range(n):
-            missing[v] = ONE + problem.in_first[v + 1] - problem.in_first[v]
-            for e in range(problem.in_first[v], problem.in_first[v + ONE]):
-                if waits and position[problem.in_producer[e]] > position[v]:
+            missing[v] = ONE + p.in_first[v + 1] - p.in_first[v]
+            for e in range(p.in_first[v], p.in_first[v + ONE]):
+                if waits and position[p.in_producer[e]] > position[v]:
                     return b
         for k in range(reads):
-            here, there = problem.home[k], placement[reader[k]]
-            if there != here:
-                missing[reader[k]] += ONE
-                if last[there] != item[k]:
-                    last[there] = item[k]
-                    _request(wait, np.uint32(k), here, there, 0.0)
+            v, here = p.reader[k], p.home[k]
+            if placement[v] != here:
+                missing[v] += ONE
+                _request(w, np.uint32(k), here, placement[v], 0.0)
         for v in range(n):
-            _arrive(ready, waits, np.uint32(v), 0.0, key)
+            _arrive(w, waits, np.uint32(v), 0.0, key)
+        now, latest_s, started = 0.0, 0.0, 0
         while now < np.inf:
             # Completions and arrivals of this instant, and the start of one transfer, until
             # there are none left; then the start of one task.
@@ -702,40 +629,40 @@ def _by_event(
                 if end_s[here] == now:
                     u = running[here]
                     end_s[here], busy[here] = np.inf, 0
-                    for k in range(first_move[u], first_move[u + ONE]):
-                        there = placement[reader[k]]
-                        if there == here:
-                            _arrive(ready, waits, reader[k], now, key)
-                        elif last[there] != item[k]:
-                            last[there] = item[k]
-                            _request(wait, np.uint32(k), here, there, now)
+                    for k in range(p.first_move[u], p.first_move[u + ONE]):
+                        v = p.reader[k]
+                        if placement[v] == here:
+                            _arrive(w, waits, v, now, key)
+                        else:
+                            _request(w, np.uint32(k), here, placement[v], now)
                 if sent_s[here] == now:
                     k, there = sending[here], goal[here]
-                    x = item[k]
+                    x = p.item[k]
                     sent_s[here], sending[here], receives[there] = np.inf, NOBODY, 0
-                    while k < moves and item[k] == x:
-                        if placement[reader[k]] == there:
+                    while k < moves and p.item[k] == x:
+                        if placement[p.reader[k]] == there:
                             if sends:
                                 rows.sent_s[b, k], rows.arrival_s[b, k] = began_s[here], now
-                            _arrive(ready, waits, reader[k], now, key)
+                            _arrive(w, waits, p.reader[k], now, key)
                         k += ONE
             # Of equal requests of one item that with the smaller destination goes first.
-            best, here, to = NOBODY, 0, 0
+            best, here, to = NOBODY, np.uint32(0), np.uint32(0)
             for d in range(devices):
                 for there in range(devices):
-                    k = front[d, there]
+                    k = w.front[d, there]
                     can_start = k != NOBODY and sending[d] == NOBODY and not receives[there]
-                    if can_start and (best == NOBODY or _goes_first(wait, k, best)):
-                        best, here, to = k, d, there
+                    if can_start and (best == NOBODY or _goes_first(w, k, best)):
+                        best, here, to = k, np.uint32(d), np.uint32(there)
             if best != NOBODY:
-                behind = wait.behind[best]
-                front[here, to] = behind
+                behind = w.behind[best]
+                w.front[here, to] = behind
                 if behind == NOBODY:
-                    back[here, to] = NOBODY
+                    w.back[here, to] = NOBODY
                 else:
-                    wait.before[behind] = NOBODY
+                    w.before[behind] = NOBODY
                 sending[here], goal[here], receives[to] = best, to, 1
-                began_s[here], sent_s[here] = now, now + move_s[best]
+                move_s = _move_s(p, rows, draw if best >= reads else -1, best, here, to)
+                began_s[here], sent_s[here] = now, now + move_s
                 continue
             task = NOBODY
             for d in range(devices):
@@ -743,7 +670,7 @@ def _by_event(
                     v = table[head[d]]
                     is_ready = not waits or missing[v] == 0
                     if is_ready and (task == NOBODY or _is_before(key[v], v, key[task], task)):
-                        task, here = v, d
+                        task, here = v, np.uint32(d)
             if task != NOBODY:
                 if waits:
                     head[here] += ONE
@@ -788,13 +715,14 @@ def run_rows(
     Returns:
       `OK`, or the first row whose `in_order` ranks turn a precedence round.
     """
+    serial = links == SERIAL
     if links == DUPLEX:
-        return _by_event(problem, rows, work, draw, ranked, waits)
+        return _by_event(problem, rows, work, draw, serial, ranked, waits)
     if waits:
-        return _in_order(problem, rows, work, draw, links == SERIAL)
+        return _in_order(problem, rows, work, draw, serial)
     if ranked:
-        return _by_start(problem, rows, work, draw, links == SERIAL, ranked)
-    return _by_start(problem, rows, work, draw, links == SERIAL, ranked)
+        return _by_start(problem, rows, work, draw, serial, ranked)
+    return _by_start(problem, rows, work, draw, serial, ranked)
 
 
 @functools.cache

@@ -23,15 +23,14 @@ def moved_placements(graph, costs, placement, count=MOVES):
     aim = make_search_problem(graph, costs, Objective()).aim
     random, moved = np.array([7], np.uint64), np.zeros((2, GROUP), np.uint32)
     after = np.tile(placement.astype(np.uint32), (count, 1))
-    parts = (aim.problem.compute_s, aim.near_first, aim.near, random)
-    mutate_rows(*parts, after, moved)
+    mutate_rows(aim, random, after, moved)
     return after
 
 
 @numba.njit
-def mutate_rows(compute_s, near_first, near, random, placements, moved):
+def mutate_rows(aim, random, placements, moved):
     for placement in placements:
-        kernels.mutate(compute_s, near_first, near, random, placement, moved)
+        kernels.mutate(aim, random, placement, moved)
 
 
 @pytest.mark.parametrize("num_tasks", [1, 2, 12, 16])
