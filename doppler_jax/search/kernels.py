@@ -51,8 +51,13 @@ PLACEMENT, ORDER, POSITION, BEST_PLACEMENT, BEST_ORDER, OLD_PLACEMENT, OLD_ORDER
 ENERGY, BEST, OPTIMUM = range(3)
 """Entries of `Walker.worth`, seconds, of the three; the second is of what fits into memory."""
 
-IN_VAIN, TURN = range(2)
-"""Entries of `Walker.count`, of a descent: moves without gain, and the next single move."""
+CRITICAL, CHAIN_STEPS = 0.75, 48
+"""How often a move of annealing is of a task on the critical chain, and of how many steps one
+works out the chain anew."""
+
+IN_VAIN, TURN, AGE, LENGTH = range(4)
+"""Entries of `Walker.count`. Of a descent: moves without gain, and the next single move; of
+annealing: steps since the critical chain was worked out, and how many tasks it has."""
 
 
 class Aim(NamedTuple):
@@ -68,6 +73,7 @@ class Aim(NamedTuple):
     near: Array  # [2, E] uint32
     input_s: Array  # [N, D] when graph inputs with a home are there, under `parallel` links
     out_in: Array  # [E] uint32, of an edge as producers list it the place as readers do
+    in_out: Array  # [E] uint32, the other way round
     compute_factor: Array  # [K, N] noise, K = 0 for none
     transfer_factor: Array  # [K, T, D]
     quantile: float  # of the K makespans; nan for their mean
@@ -91,7 +97,7 @@ class Walker(NamedTuple):
     random: Array  # [1] uint64
     plan: Array  # [7, N] uint32
     worth: Array  # [3] float64
-    count: Array  # [2] int64
+    count: Array  # [4] int64
     moved: Array  # [2, GROUP] uint32, what the last move moved, and from where
     # Under `in_order`, of the accepted plan and of the one that is tried:
     done_s: Array  # [2, N] finishes
@@ -99,6 +105,8 @@ class Walker(NamedTuple):
     mark_s: Array  # [2, M, 1 + D (1 + D)] latest finish, devices and links, every STRIDE
     state_s: Array  # [1 + D (1 + D)], scratch
     trial: Trial  # of the plan
+    timed: Rows  # the same, with its times
+    chain: Array  # [N] uint32, a critical chain of the plan, as it was a few steps ago
 
 
 class Population(NamedTuple):
@@ -207,17 +215,16 @@ def _adjacent(aim: Aim, random: Array, v: int, side: int) -> np.uint32:
 
 
 @inner
-def mutate(aim: Aim, random: Array, placement: Array, moved: Array) -> int:
-    """Makes a random move, and writes what it moved and from where; returns how many tasks.
+def mutate(aim: Aim, random: Array, placement: Array, moved: Array, v: int) -> int:
+    """Makes a random move of task v, and writes what it moved and from where.
 
-    It takes a task to another device at random or to that of a neighbour (a producer, a
+    It takes the task to another device at random or to that of a neighbour (a producer, a
     reader, another producer of a reader, another reader of a producer), at times with a path
     of its producers or readers or several of them; or it swaps the devices of two tasks. What
-    cannot run where it would go stays.
+    cannot run where it would go stays. Returns how many tasks it moved.
     """
     compute_s = aim.problem.compute_s
     n, devices = compute_s.shape
-    v = _below(random, n)
     mine = goal = placement[v]
     more, is_swap = 0, _uniform(random) < SWAP
     side, is_path = 0, False
@@ -374,6 +381,34 @@ def _return_to_optimum(plan: Array, worth: Array) -> None:
         plan[POSITION, plan[ORDER, k]] = k
 
 
+@inner
+def critical_chain(aim: Aim, rows: Rows, chain: Array) -> int:
+    """Writes a chain of tasks that the makespan waited for, last first; returns how many.
+
+    Each started when the next one ended on its device, or when what that had made arrived.
+    """
+    p, placement = aim.problem, rows.placements[0]
+    start_s, finish_s = rows.start_s[0], rows.finish_s[0]
+    n, reads, v = len(placement), len(p.home), 0
+    for u in range(n):
+        if finish_s[u] > finish_s[v]:
+            v = u
+    for count in range(n):
+        chain[count] = v
+        here, before = placement[v], n
+        for e in range(p.in_first[v], p.in_first[v + 1]):
+            if rows.arrival_s[0, reads + aim.in_out[e]] == start_s[v]:
+                before = int(p.in_producer[e])
+        if before == n:
+            for u in range(n):
+                if u != v and placement[u] == here and finish_s[u] == start_s[v]:
+                    before = u
+        if before == n or start_s[v] == 0.0:
+            return count + 1
+        v = before
+    return n
+
+
 @jit
 def walk(
     aim: Aim, w: Walker, steps: int, hot: float, cold: float, kicks: int, target_s: float
@@ -407,7 +442,7 @@ def walk(
         if kicks and count[IN_VAIN] >= moves:
             _return_to_optimum(plan, worth)
             for _ in range(kicks):
-                mutate(aim, random, plan[PLACEMENT], moved)
+                mutate(aim, random, plan[PLACEMENT], moved, _below(random, n))
                 if shifts:
                     shift(aim, random, plan)
             is_new = True
@@ -423,8 +458,18 @@ def walk(
             if compute_s[v, to] < np.inf:
                 plan[PLACEMENT, v] = to
                 changed = 1
+        elif kicks == 0 and not aim.is_plain and count[AGE] % CHAIN_STEPS == 0:
+            aim.simulate(
+                aim.problem, w.timed, w.trial.work, -1, aim.waits, aim.waits, aim.links
+            )
+            count[LENGTH], count[AGE] = critical_chain(aim, w.timed, w.chain), 1
+            continue
         else:
-            changed = mutate(aim, random, plan[PLACEMENT], moved)
+            v = _below(random, n)
+            if count[LENGTH] and _uniform(random) < CRITICAL:
+                v = w.chain[_below(random, count[LENGTH])]
+            count[AGE] += 1
+            changed = mutate(aim, random, plan[PLACEMENT], moved, v)
         if is_new:
             worth[ENERGY], count[IN_VAIN] = np.inf, 0
         elif changed == 0 and source == goal:
@@ -529,7 +574,7 @@ def breed(
             if _uniform(random) < crossover:
                 _cross(aim.rank, random, child, pool.placement[_below(random, size)])
             for _ in range(1 + _below(random, mutations)):
-                mutate(aim, random, child, pool.moved)
+                mutate(aim, random, child, pool.moved, _below(random, len(child)))
         value_s, cost = plan_worth(aim, pool.trial)
         # What fits is not driven out by what does not.
         is_better = cost < energy[worst] and (value_s < np.inf or pool.value_s[worst] == np.inf)

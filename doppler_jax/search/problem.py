@@ -71,6 +71,7 @@ class SearchProblem:
             near=np.stack([problem.in_producer, problem.reader[reads:]]),
             input_s=_input_s(problem),
             out_in=out_in.astype(np.uint32),
+            in_out=np.argsort(out_in).astype(np.uint32),
             compute_factor=np.array(compute, np.float64),
             transfer_factor=np.array(transfer, np.float64),
             quantile=np.nan if level is None else level,

@@ -68,7 +68,9 @@ class Annealing(_Walks):
     """Settings of simulated annealing.
 
     Temperatures are in shares of a task: the current makespan over the number of tasks. What
-    a move changes is of that order, so that graphs of all sizes cool alike.
+    a move changes is of that order, so that graphs of all sizes cool alike. Where plans are
+    evaluated as a whole, most moves are of tasks on the critical chain, which helps small
+    budgets most.
     """
 
     hot: float = 0.5  # temperature at the start
@@ -107,6 +109,7 @@ class LocalSearch(_Walks):
 def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Walker":
     """Returns a walker at a placement `[N]`, its tasks in topological order."""
     from doppler_jax.search.kernels import GROUP, ORDER, PLACEMENT, STRIDE, Walker
+    from doppler_jax.simulator.native_kernels import make_rows
 
     aim, devices = problem.aim, problem.costs.num_devices
     n = len(placement)
@@ -114,15 +117,19 @@ def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Wa
     kept = n if aim.is_plain else 0
     is_serial = problem.objective.links == "serial"
     plan = np.stack([placement, order, aim.rank, *[placement, order] * 2]).astype(np.uint32)
+    factors = aim.compute_factor, aim.transfer_factor
+    executed = plan[PLACEMENT, None], None, plan[ORDER, None], factors
     return Walker(
         random=np.array([seed], np.uint64),
         plan=plan,
         worth=np.full(3, np.inf),
-        count=np.zeros(2, np.int64),
+        count=np.zeros(4, np.int64),
         moved=np.zeros((2, GROUP), np.uint32),
         done_s=np.zeros((2, kept)),
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
         mark_s=np.zeros((2, kept // STRIDE + 1, 1 + devices * (1 + devices))),
         state_s=np.zeros(1 + devices * (1 + devices)),
         trial=problem.make_trial(plan[PLACEMENT], plan[ORDER]),
+        timed=make_rows(aim.problem, *executed, schedule=True, transfers=True),
+        chain=np.zeros(n, np.uint32),
     )
