@@ -285,37 +285,24 @@ def episode_update(
     explore_key, order_key = jax.random.split(jax.random.fold_in(state.key, state.update))
     explored = learner.explore(state.params, problem, explore_key, state.update, links)
     state = keep_best(state, explored.placement, explored.makespan_s)
-    state, loss = _learn(state, problem, learner, explored.lesson, order_key)
-    spent = learner.evaluations(problem.padded.padded_tasks)
-    state = count_batch(state, episodes=learner.batch, evaluations=spent)
-    return state, episode_metrics(state, loss, explored.makespan_s)
-
-
-def _learn(
-    state: TrainState,
-    problem: PolicyInputs,
-    learner: EpisodeLearner,
-    lesson: ArrayTree,
-    key: PRNGKey,
-) -> tuple[TrainState, Array]:
-    """Takes the update's steps, each on a minibatch; returns the mean loss beside the state."""
-    optimizer = make_optimizer(learner.learning_rate)
     share = learner.batch // learner.minibatches
     # With one minibatch the order of its episodes is of no matter.
     orders = jnp.tile(jnp.arange(learner.batch)[None], (learner.epochs, 1))
     if learner.minibatches > 1:
-        orders = jax.random.permutation(key, orders, axis=1, independent=True)
+        orders = jax.random.permutation(order_key, orders, axis=1, independent=True)
 
     def step(state: TrainState, order: Array) -> tuple[TrainState, Array]:
-        part = jax.tree.map(lambda leaf: leaf[order], lesson)
+        part = jax.tree.map(lambda leaf: leaf[order], explored.lesson)
         loss, gradient = jax.value_and_grad(learner.loss)(
             state.params, problem, part, state.update
         )
-        params, opt_state = descend(state, gradient, optimizer)
+        params, opt_state = descend(state, gradient, make_optimizer(learner.learning_rate))
         return dataclasses.replace(state, params=params, opt_state=opt_state), loss
 
     state, loss = jax.lax.scan(step, state, orders.reshape(-1, share))
-    return state, loss.mean()
+    spent = learner.evaluations(problem.padded.padded_tasks)
+    state = count_batch(state, episodes=learner.batch, evaluations=spent)
+    return state, episode_metrics(state, loss.mean(), explored.makespan_s)
 
 
 @partial(jax.jit, static_argnames=("learner", "count", "links"))

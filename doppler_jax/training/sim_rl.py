@@ -154,7 +154,17 @@ def update_on(
         makespan_s=episode_s.reshape(-1),
     )
     if config.search_evaluations:
-        chains, found = _search(state, problem, search_key, met, config, shards)
+        # The first episodes are proposed to the chains.
+        run = partial(temper, rounds=config.search_rounds, links=config.links)
+        run_cut = cut_over(shards, run, (WHOLE, WHOLE, CUT, CUT, CUT, WHOLE), CUT)
+        chains, found = run_cut(
+            search_key,
+            problem.padded,
+            jnp.arange(config.num_chains, dtype=jnp.int32),
+            state.chains,
+            jax.tree.map(lambda array: array[: config.num_chains], met),
+            jnp.minimum(state.best_makespan_s, met.makespan_s.min()),
+        )
         met = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), met, found)
         state = dataclasses.replace(state, chains=chains)
     state = keep_best(state, met.placement, met.makespan_s)
@@ -194,23 +204,3 @@ def _draw(
     tables = model.apply(params, policy, problem)
     run_cut = cut_over(shards, run, (WHOLE, WHOLE, CUT_SECOND), CUT_SECOND)
     return run_cut(problem, tables, keys)
-
-
-def _search(
-    state: TrainState,
-    problem: PolicyInputs,
-    key: PRNGKey,
-    episodes: Placements,
-    config: SimConfig,
-    shards: int,
-) -> tuple[Placements, Placements]:
-    """Tempers the chains, to which the first episodes are proposed; see `temper`."""
-    run = partial(temper, rounds=config.search_rounds, links=config.links)
-    return cut_over(shards, run, (WHOLE, WHOLE, CUT, CUT, CUT, WHOLE), CUT)(
-        key,
-        problem.padded,
-        jnp.arange(config.num_chains, dtype=jnp.int32),
-        state.chains,
-        jax.tree.map(lambda array: array[: config.num_chains], episodes),
-        jnp.minimum(state.best_makespan_s, episodes.makespan_s.min()),
-    )

@@ -105,7 +105,8 @@ def system_update(state: TrainState, system: System) -> tuple[TrainState, dict[s
     worth_s.confirm_best()
     measured_s = jnp.asarray([worth_s.known[p.tobytes()] for p in samples], jnp.float32)
     state = worth_s.remember(state)
-    state, loss = _learn(state, problem, episodes, measured_s, system.policy, config)
+    one_batch = jax.tree.map(lambda array: array[None], (episodes, measured_s))
+    state, loss = _descend(state, problem, *one_batch, policy=system.policy, settings=config)
     state = count_batch(state, episodes=config.batch, evaluations=worth_s.num_measured)
     metrics = {
         "best_measured_s": state.best_makespan_s,
@@ -207,17 +208,7 @@ def _sample(
     return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
 
 
-@partial(jax.jit, static_argnames=("policy", "settings"))
-def _learn(
-    state: TrainState,
-    problem: PolicyInputs,
-    episodes: Episode,
-    measured_s: Array,
-    policy: PolicyConfig,
-    settings: Descent,
-) -> tuple[TrainState, Array]:
-    one_step = jax.tree.map(lambda array: array[None], episodes)
-    return descend_batch(state, problem, one_step, measured_s[None], policy, settings)
+_descend = jax.jit(descend_batch, static_argnames=("policy", "settings", "shards"))
 
 
 def propose(
