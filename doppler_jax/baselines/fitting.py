@@ -27,14 +27,12 @@ class Holdings:
         # Item x below T is tensor x, item T + i is graph input i.
         self._bytes: list[float] = [*costs.tensor_bytes.tolist(), *costs.input_bytes.tolist()]
         self._items: list[list[int]] = [[] for _ in range(n)]  # what a task reads or makes
-        for x, v in enumerate(graph.tensor_producer.tolist()):
+        item = np.concatenate([np.arange(t), graph.edge_tensor, t + graph.input_edge_input])
+        task = np.concatenate(
+            [graph.tensor_producer, graph.edge_reader, graph.input_edge_reader]
+        )
+        for x, v in zip(item.tolist(), task.tolist(), strict=True):
             self._items[v].append(x)
-        for x, v in zip(graph.edge_tensor.tolist(), graph.edge_reader.tolist(), strict=True):
-            self._items[v].append(x)
-        for i, v in zip(
-            graph.input_edge_input.tolist(), graph.input_edge_reader.tolist(), strict=True
-        ):
-            self._items[v].append(t + i)
         self._most = [sum(self._bytes[item] for item in items) for items in self._items]
         self._held: list[set[int]] = [set() for _ in range(costs.num_devices)]
         self.used = [0.0] * costs.num_devices

@@ -347,9 +347,7 @@ class Placeto(EpisodeLearner):
         best = jnp.argmin(makespan_s, axis=-1)
         return Explored(
             lesson=PlacetoLesson(start=start, end=end, advantage=advantages(makespan_s)),
-            placement=jax.vmap(placement_at, in_axes=(None, 0, 0, 0))(
-                problem, start, end, best
-            ),
+            placement=placement_at(problem, start, end, best),
             makespan_s=makespan_s.min(-1),
         )
 
@@ -435,8 +433,11 @@ def start_on(problem: PolicyInputs, device: Array) -> Array:
 
 
 def placement_at(problem: PolicyInputs, start: Array, end: Array, step: Array) -> Array:
-    """Returns the placement before a step `[]` of episodes from `start` to `end` `[..., N]`."""
-    moved = jnp.asarray(problem.topological_rank)[:-1] < step
+    """Returns placements before a step of episodes from `start` to `end` `[..., N]`.
+
+    The step is one for all, `[]`, or each one's own, `[...]`.
+    """
+    moved = jnp.asarray(problem.topological_rank)[:-1] < jnp.asarray(step)[..., None]
     return jnp.where(jnp.broadcast_to(moved, start.shape), end, start)
 
 
@@ -453,9 +454,7 @@ def step_makespans(problem: PolicyInputs, start: Array, end: Array, links: str) 
 
     def run(index: Array) -> Array:
         episode, step = jnp.minimum(index // (size + 1), batch - 1), index % (size + 1)
-        placements = jax.vmap(placement_at, in_axes=(None, 0, 0, 0))(
-            problem, start[episode], end[episode], step
-        )
+        placements = placement_at(problem, start[episode], end[episode], step)
         return simulate_padded(problem.padded, placements, links=links).makespan_s
 
     index = jnp.arange(count * chunk).reshape(count, chunk)
