@@ -22,17 +22,14 @@ FOLDERS = (_PACKAGE.parent / "checkpoints" / "base", _PACKAGE / "base")
 
 
 @cache
-def load_base_policy(folder: pathlib.Path | None = None) -> Policy | None:
+def load_base_policy() -> Policy | None:
     """Returns the policy that ships, trained on many graphs and clusters; None without one.
 
-    Args:
-      folder: where its checkpoint lies, by default the first of `FOLDERS` that there is.
-
     Raises:
-      ValueError: what lies there is no checkpoint, or has another feature version.
+      ValueError: the first of `FOLDERS` that there is holds no checkpoint, or one of another
+        feature version.
     """
-    folders = FOLDERS if folder is None else (folder,)
-    found = next((path for path in folders if path.is_dir()), None)
+    found = next((path for path in FOLDERS if path.is_dir()), None)
     return None if found is None else load_policy(found)
 
 

@@ -37,8 +37,10 @@ def test_it_is_loaded_once_from_the_first_folder_there_is(tmp_path, monkeypatch)
 def test_none_where_none_ships_and_a_folder_without_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(policy_files, "FOLDERS", (tmp_path / "none",))
     assert load_base_policy() is None
+    load_base_policy.cache_clear()
+    monkeypatch.setattr(policy_files, "FOLDERS", (tmp_path,))
     with pytest.raises(ValueError, match=f"^{tmp_path}: no checkpoint here"):
-        load_base_policy(tmp_path)
+        load_base_policy()
 
 
 def test_the_policy_that_ships_says_what_it_is():

@@ -58,7 +58,7 @@ class SimConfig(Descent):
     def search_evaluations(self) -> int:
         """Placements that an update's local search simulates.
 
-        Placements are simulated at every round, and once for their critical chains.
+        Chains are simulated at every round, and once for their critical chains.
         """
         return (self.search_rounds + 1) * self.num_chains if self.search_rounds else 0
 

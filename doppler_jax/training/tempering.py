@@ -17,7 +17,7 @@ HOTTEST, COLDEST = 2e-2, 3e-4
 """Temperatures, in shares of the best makespan."""
 
 RUNGS = 32
-"""Placements of a ladder of temperatures; more chains make more, independent ladders."""
+"""Chains of a ladder of temperatures; more chains make more, independent ladders."""
 
 
 def temper(
