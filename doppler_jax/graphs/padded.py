@@ -167,15 +167,10 @@ def needed_sizes(
 
 
 def _buckets(needed: Sizes) -> Sizes:
-    return Sizes(
-        tasks=bucket_size(needed.tasks, smallest=8),
-        edges=bucket_size(needed.edges, smallest=16),
-        producers=bucket_size(needed.producers, smallest=4),
-        readers=bucket_size(needed.readers, smallest=4),
-        chains=bucket_size(needed.chains, smallest=8),
-        devices=needed.devices,
-        home_reads=needed.home_reads and bucket_size(needed.home_reads, smallest=2),
-    )
+    smallest = {"tasks": 8, "edges": 16, "producers": 4, "readers": 4, "chains": 8}
+    grown = {name: bucket_size(getattr(needed, name), low) for name, low in smallest.items()}
+    home_reads = needed.home_reads and bucket_size(needed.home_reads, smallest=2)
+    return dataclasses.replace(needed, home_reads=home_reads, **grown)
 
 
 def _edges(graph: TaskGraph, edge_bytes: np.ndarray, sizes: Sizes) -> dict[str, np.ndarray]:
