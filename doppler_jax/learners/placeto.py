@@ -433,11 +433,12 @@ def start_on(problem: PolicyInputs, device: Array) -> Array:
 
 
 def placement_at(problem: PolicyInputs, start: Array, end: Array, step: Array) -> Array:
-    """Returns placements before a step of episodes from `start` to `end` `[..., N]`.
+    """Returns the placements before a step of episodes from `start` to `end` `[B, N]`.
 
-    The step is one for all, `[]`, or each one's own, `[...]`.
+    The step is one for all, `[]`, or each one's own, `[B]`.
     """
-    moved = jnp.asarray(problem.topological_rank)[:-1] < jnp.asarray(step)[..., None]
+    rank = jnp.asarray(problem.topological_rank)[None, :-1]
+    moved = rank < jnp.reshape(step, (-1, 1))
     return jnp.where(jnp.broadcast_to(moved, start.shape), end, start)
 
 
