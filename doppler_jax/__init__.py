@@ -5,7 +5,7 @@ writes text and JSON; `objective.py` says what a placement is judged by, `budget
 search or a training may spend. `problems.py` makes a graph and costs of what a command line
 names, `policy_files.py` keeps policies. `placing.py` is `place`, `placed.py` what it returns,
 and `__main__.py` the command line, with what all command lines share in `cli.py`.
-`native.py` is how Numba compiles code, `caches.py` where JAX keeps its own; `memory_maps.py`
+`native` is how Numba compiles code, `caches.py` where JAX keeps its own; `memory_maps.py`
 keeps a process that places many graphs alive.
 
 What is imported here under its own name is public. The engine, which runs placed programs, and

@@ -96,8 +96,8 @@ def compile_all() -> None:
 def wait_until_compiled(deadline_s: float | None) -> bool:
     """Returns whether all is compiled, or could be by `deadline_s` of `time.monotonic()`.
 
-    With a deadline it is compiled in a process that outlives this one: half a minute that is
-    cut off would have to be begun again. Where nothing can be kept, it is compiled here.
+    With a deadline it is compiled in a process that outlives this one: what is cut off would
+    have to be begun again. Where nothing can be kept, it is compiled here.
     """
     if is_compiled() or deadline_s is None or _writable_folder() is None:
         return True

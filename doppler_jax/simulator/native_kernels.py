@@ -441,6 +441,11 @@ def _by_start(
     head, tail, length = work.device[1], work.device[2], work.device[3]
     free_s, next_s, key = work.device_s[1], work.device_s[2], ready_s
     q = Queues(stride, queue_s, queue, heap, head, tail, length, free_s, next_s)
+    entry, entries = work.task[1], 0  # tasks that read no tensor
+    for v in range(n):
+        if p.in_first[v] == p.in_first[v + 1]:
+            entry[entries] = v
+            entries += 1
     for b in range(len(rows.placements)):
         placement = rows.placements[b]
         if ranked:
@@ -456,8 +461,9 @@ def _by_start(
             queue_s[head[d] - ONE] = -np.inf
         for v in range(n):
             missing[v] = p.in_first[v + 1] - p.in_first[v]
-            if missing[v] == 0:
-                _release(q, placement[v], np.uint32(v), ready_s[v], key, ranked)
+        for k in range(entries):
+            v = entry[k]
+            _release(q, placement[v], v, ready_s[v], key, ranked)
         latest_s = 0.0
         for _ in range(n):
             # The device whose next task is first by (start, key, id) of all. Without
