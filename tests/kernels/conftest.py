@@ -90,10 +90,8 @@ def build(tasks, outputs):
     `tasks` holds (kernel, operands); an operand is "i2" (input 2) or ("t0", 1), the second
     result of task 0. The result is {"out": blocks of `outputs`, "in": second block of x}.
     """
-    ids = {}
-    for v, (kind, _) in enumerate(tasks):
-        for k in range(len(KERNELS[kind].results)):
-            ids[f"t{v}", k] = len(ids)
+    made = enumerate(len(KERNELS[kind].results) for kind, _ in tasks)
+    ids = {name: x for x, name in enumerate((f"t{v}", k) for v, n in made for k in range(n))}
 
     def ref(operand):
         if isinstance(operand, str) and operand[0] == "i":
