@@ -13,7 +13,6 @@ from tests.generators import (
     random_problem,
     relabel_devices,
     scale_costs,
-    small_graph,
 )
 
 
@@ -82,38 +81,21 @@ def test_relabelled_devices_and_scaled_costs():
     np.testing.assert_array_equal(twice, 2 * plain)
 
 
-def test_a_task_that_cannot_run_on_its_device_never_finishes():
-    graph = small_graph([1, 1, 1], [(0, 0, [1])])
-    costs = free_costs(graph, [[1.0, np.inf], [1.0, 1.0], [1.0, 1.0]])
-    placements = np.array([[1, 0, 0], [0, 1, 1]])
-    result = dj.simulate(graph, costs, placements)
-    np.testing.assert_array_equal(result.makespan_s, [np.inf, 2.0])
-    np.testing.assert_array_equal(result.finish_s[0], [np.inf, np.inf, 1.0])
-    oracle = dj.simulate_oracle(graph, costs, placements[0])
-    np.testing.assert_array_equal(result.start_s[0], oracle.start_s)
-
-
 @pytest.mark.parametrize(
-    ("placements", "message"),
+    ("placements", "queue", "message"),
     [
-        ([[0, 0, 4]], "placement 0 puts task 2 on device 4; devices are 0 to 3"),
-        ([[0, -1, 0]], "puts task 1 on device -1"),
-        ([[0, 0]], r"expected \[B, 3\]"),
-        ([[0.0, 1.0, 1.0]], "must hold integers"),
+        ([[0, 0, 4]], "fifo", "placement 0 puts task 2 on device 4; devices are 0 to 3"),
+        ([[0, -1, 0]], "fifo", "puts task 1 on device -1"),
+        ([[0, 0]], "fifo", r"expected \[B, 3\]"),
+        ([[0.0, 1.0, 1.0]], "fifo", "must hold integers"),
+        ([[0, 0, 0]], "lifo", "unknown queue 'lifo'; known: fifo, priority"),
+        ([[0, 0, 0]], "priority", "priority"),
     ],
 )
-def test_bad_placements_are_refused(placements, message):
+def test_bad_placements_and_queues_are_refused(placements, queue, message):
     graph, costs = random_problem(np.random.default_rng(0), 3, 4)
     with pytest.raises(ValueError, match=message):
-        dj.simulate(graph, costs, placements)
-
-
-def test_bad_queues_are_refused():
-    graph, costs = random_problem(np.random.default_rng(0), 3, 4)
-    with pytest.raises(ValueError, match="unknown queue 'lifo'; known: fifo, priority"):
-        dj.simulate(graph, costs, [[0, 0, 0]], queue="lifo")
-    with pytest.raises(ValueError, match="priority"):
-        dj.simulate(graph, costs, [[0, 0, 0]], queue="priority")
+        dj.simulate(graph, costs, placements, queue=queue)
 
 
 def test_stars_chains_and_more_devices_than_tasks():
