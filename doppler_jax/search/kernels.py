@@ -87,7 +87,6 @@ class Trial(NamedTuple):
     rows: Rows  # of one row
     work: Work
     memory: MemoryWork
-    peak: Array  # [D] bytes
     draws_s: Array  # [K] makespans under noise
 
 
@@ -185,9 +184,8 @@ def plan_worth(aim: Aim, trial: Trial) -> tuple[float, float]:
             trial.draws_s[draw] = rows.makespan_s[0]
     value_s = _statistic(trial.draws_s, aim.quantile) if draws else rows.makespan_s[0]
     if limited:
-        peak = trial.peak
-        times = rows.start_s[0], rows.finish_s[0], rows.sent_s[0], rows.arrival_s[0]
-        peak_bytes(aim.memory, trial.memory, rows.placements[0], *times, peak)
+        peak_bytes(aim.memory, trial.memory, rows)
+        peak = trial.memory.peak
         for d in range(len(peak)):
             if peak[d] > aim.capacity_bytes[d]:
                 over += (peak[d] - aim.capacity_bytes[d]) / max(aim.capacity_bytes[d], 1.0)

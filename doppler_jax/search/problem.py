@@ -96,8 +96,7 @@ class SearchProblem:
         times = {"schedule": limited, "transfers": limited}
         rows = make_rows(aim.problem, placement[None], None, order[None], factors, **times)
         room = make_work(aim.problem), make_memory_work(aim.memory)
-        peak, draws_s = np.empty(self.costs.num_devices), np.empty(len(aim.compute_factor))
-        return Trial(rows, *room, peak, draws_s)
+        return Trial(rows, *room, np.empty(len(aim.compute_factor)))
 
     def score(self, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns values and energies `[B]` of placements `[B, N]`, in seconds.

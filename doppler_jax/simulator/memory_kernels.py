@@ -14,7 +14,13 @@ import numba
 import numpy as np
 
 from doppler_jax.native import inner, jit
-from doppler_jax.simulator.native_kernels import NOBODY, NativeProblem, sort_by_key
+from doppler_jax.simulator.native_kernels import (
+    NOBODY,
+    NativeProblem,
+    Rows,
+    make_rows,
+    sort_by_key,
+)
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 Array = np.ndarray
@@ -45,10 +51,11 @@ class MemoryWork(NamedTuple):
     last: Array  # [D] int64, the item that was last found on each device
     stay: Array  # [D] int64, and its stay
     held: Array  # [D] bytes
+    peak: Array  # [D] bytes, what `peak_bytes` finds
 
 
 def prepare_memory(
-    graph: TaskGraph, costs: Costs, problem: NativeProblem, enough_bytes: Array | None = None
+    graph: TaskGraph, costs: Costs, problem: NativeProblem, enough_bytes: Array
 ) -> MemoryProblem:
     """Returns what `peak_bytes` takes of a problem, in O(N + E).
 
@@ -56,7 +63,7 @@ def prepare_memory(
       graph: the task graph.
       costs: sizes, and the number of devices D.
       problem: what `native.prepare` made of them.
-      enough_bytes: `[D]`, see `peak_bytes`; 0 by default, for exact peaks.
+      enough_bytes: `[D]`, see `peak_bytes`; 0 for exact peaks.
     """
     inputs, items = graph.num_inputs, graph.num_inputs + graph.num_tensors
     resident = np.flatnonzero(graph.input_home[graph.input_edge_input] == RESIDENT)
@@ -72,9 +79,7 @@ def prepare_memory(
         first=first,
         end=(first + np.bincount(item, minlength=items)).astype(np.uint32),
         reader=np.append(problem.reader, graph.input_edge_reader[resident]).astype(np.uint32),
-        enough_bytes=np.zeros(costs.num_devices)
-        if enough_bytes is None
-        else np.array(enough_bytes, np.float64),
+        enough_bytes=np.array(enough_bytes, np.float64),
     )
 
 
@@ -83,24 +88,16 @@ def make_memory_work(memory: MemoryProblem) -> MemoryWork:
     most, devices = len(memory.item_bytes) + len(memory.reader), len(memory.enough_bytes)
     device, item, order, spare = (np.empty(k * most, np.uint32) for k in (1, 1, 2, 2))
     last, stay = np.empty((2, devices), np.int64)
-    return MemoryWork(
-        device, item, np.empty(2 * most), order, spare, last, stay, np.empty(devices)
-    )
+    held, peak = np.empty((2, devices))
+    return MemoryWork(device, item, np.empty(2 * most), order, spare, last, stay, held, peak)
 
 
 @inner
-def _write_stays(
-    memory: MemoryProblem,
-    work: MemoryWork,
-    placement: Array,
-    start_s: Array,
-    finish_s: Array,
-    sent_s: Array,
-    arrival_s: Array,
-) -> int:
+def _write_stays(memory: MemoryProblem, work: MemoryWork, rows: Rows) -> int:
     """Writes what lies on which device when; returns how many stays there are."""
     stays, most = np.uint32(0), np.uint32(len(work.device))
     begin_s, end_s = work.time_s[most:], work.time_s[:most]
+    placement, sent_s = rows.placements[0], rows.sent_s[0]
     for d in range(len(work.last)):
         work.last[d] = -1
     for x in range(len(memory.item_bytes)):
@@ -111,7 +108,7 @@ def _write_stays(
         if home != RESIDENT:
             here = placement[memory.maker[x]] if home == NO_HOME else np.uint32(home)
             work.device[own], work.item[own] = here, x
-            begin_s[own] = start_s[memory.maker[x]] if home == NO_HOME else 0.0
+            begin_s[own] = rows.start_s[0, memory.maker[x]] if home == NO_HOME else 0.0
             end_s[own] = np.inf if first == end else 0.0
             work.last[here], work.stay[here] = x, own
             stays += np.uint32(1)
@@ -125,23 +122,14 @@ def _write_stays(
                 end_s[stays] = np.inf if home == RESIDENT else 0.0
                 stays += np.uint32(1)
             stay = work.stay[there]
-            end_s[stay] = max(end_s[stay], finish_s[v])
+            end_s[stay] = max(end_s[stay], rows.finish_s[0, v])
             if stay != own and home != RESIDENT:
-                end_s[own] = max(end_s[own], arrival_s[k])
+                end_s[own] = max(end_s[own], rows.arrival_s[0, k])
     return stays
 
 
 @jit
-def peak_bytes(
-    memory: MemoryProblem,
-    work: MemoryWork,
-    placement: Array,
-    start_s: Array,
-    finish_s: Array,
-    sent_s: Array,
-    arrival_s: Array,
-    peak: Array,
-) -> None:
+def peak_bytes(memory: MemoryProblem, work: MemoryWork, rows: Rows) -> None:
     """Writes the most memory that each device holds at any time, in O((N + E) log N).
 
     At one instant memory is freed before it is allocated. A device on which all that ever lies
@@ -150,16 +138,11 @@ def peak_bytes(
 
     Args:
       memory: what `prepare_memory` returns.
-      work: what `make_memory_work` returns; overwritten.
-      placement: `[N]` uint32 devices.
-      start_s: `[N]` as `run_rows` writes them, inf for what never starts.
-      finish_s: `[N]`.
-      sent_s: `[F + E]` as `run_rows` writes them.
-      arrival_s: `[F + E]`.
-      peak: `[D]` bytes, to be written.
+      work: what `make_memory_work` returns; its `peak` is what is found.
+      rows: an execution of one row with all its times, as `run_rows` writes them.
     """
-    stays = _write_stays(memory, work, placement, start_s, finish_s, sent_s, arrival_s)
-    most, time_s = np.uint32(len(work.device)), work.time_s
+    stays = _write_stays(memory, work, rows)
+    most, time_s, peak = np.uint32(len(work.device)), work.time_s, work.peak
     for d in range(len(peak)):
         peak[d] = work.held[d] = 0.0
     for j in range(stays):
@@ -192,7 +175,7 @@ def warm() -> None:
     from doppler_jax.simulator.native import prepare
 
     graph, costs = from_edge_delays([1.0], [], num_devices=1)
-    memory = prepare_memory(graph, costs, prepare(graph, costs))
-    row = np.zeros(1)
-    example = memory, make_memory_work(memory), np.zeros(1, np.uint32), *[row] * 5
-    peak_bytes.compile(tuple(map(numba.typeof, example)))
+    problem = prepare(graph, costs)
+    memory = prepare_memory(graph, costs, problem, np.zeros(1))
+    rows = make_rows(problem, np.zeros((1, 1), np.uint32))
+    peak_bytes.compile(tuple(map(numba.typeof, (memory, make_memory_work(memory), rows))))

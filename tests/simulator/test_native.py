@@ -283,12 +283,16 @@ def test_one_schedule_is_the_oracles_with_its_transfers_and_its_memory(links, qu
             np.testing.assert_array_equal(bound[::2], peak[::2])
 
 
-def native_peak(graph, costs, placement, times, enough=None):
+def native_peak(graph, costs, placement, times, enough=0.0):
     """Peak bytes `[D]` by the compiled rule, of one row's starts, finishes and moves."""
-    memory = prepare_memory(graph, costs, prepare(graph, costs), enough)
-    peak = np.empty(costs.num_devices)
-    peak_bytes(memory, make_memory_work(memory), placement.astype(np.uint32), *times, peak)
-    return peak
+    problem, enough = prepare(graph, costs), np.broadcast_to(enough, costs.num_devices)
+    memory = prepare_memory(graph, costs, problem, enough)
+    rows = native_kernels.make_rows(problem, placement[None].astype(np.uint32))
+    names = ("start_s", "finish_s", "sent_s", "arrival_s")
+    times = {name: array[None] for name, array in zip(names, times, strict=True)}
+    work = make_memory_work(memory)
+    peak_bytes(memory, work, rows._replace(**times))
+    return work.peak
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.int64])
