@@ -107,13 +107,10 @@ class _Walk:
             cause, waited_for = holder, "device" if is_task else "link"
         if cause is None or done.start_s[node] <= 0:
             cause, waited_for = None, "nothing"
+        columns = ("item", "source", "device", "start_s", "finish_s")
         link = ChainLink(
             kind="task" if is_task else "transfer",
-            item=int(done.item[node]),
-            source=int(done.source[node]),
-            device=int(done.device[node]),
-            start_s=float(done.start_s[node]),
-            finish_s=float(done.finish_s[node]),
+            **{name: getattr(done, name)[node].item() for name in columns},
             waited_for=waited_for,
             ready_s=ready_s,
         )

@@ -62,9 +62,7 @@ def check_placements(graph: TaskGraph, costs: Costs, placements: ArrayLike) -> n
         )
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"placements must hold integers, hold {array.dtype}")
-    bad = np.argwhere((array < 0) | (array >= costs.num_devices))
-    if len(bad):
-        b, v = bad[0]
+    for b, v in np.argwhere((array < 0) | (array >= costs.num_devices))[:1]:
         raise ValueError(
             f"placement {b} puts task {v} on device {array[b, v]}; "
             f"devices are 0 to {costs.num_devices - 1}"

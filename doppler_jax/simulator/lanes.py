@@ -99,31 +99,44 @@ def run_batch(
         whole = [next(left) if a.size else jnp.zeros(a.shape, a.dtype) for a in leaves]
         return run(jax.tree.unflatten(tree, whole), *columns, native=native)
 
+    elsewhere = partial(run_chunks, run_on, False)
     return jax.lax.platform_dependent(
         # Cut over devices, XLA aborts at arrays without elements here (jaxlib 0.11.2).
         [a for a in leaves if a.size],
         placements,
         rank,
         handling_s,
-        cpu=sequential_vmap(partial(_on_cpu, run_on, LANES))
-        if one_kernel
-        else partial(_elsewhere, run_on),
-        default=partial(_elsewhere, run_on),
+        cpu=sequential_vmap(partial(run_chunks, run_on, True)) if one_kernel else elsewhere,
+        default=elsewhere,
     )
 
 
-def _on_cpu(
+def run_chunks(
     run: Run,
-    lanes: int,
+    native: bool,
     shared: chex.ArrayTree,
     placements: chex.Array,
     *others: chex.Array | None,
 ) -> tuple[chex.Array, ...]:
-    lanes = FEW_LANES if len(placements) <= 3 * FEW_LANES else lanes
-    # Constants that a caller's jit closes over would be sunk into the kernel: XLA aborts.
-    shared, placements, others = jax.lax.optimization_barrier((shared, placements, others))
-    kernel = partial(_one_kernel, partial(run, native=True))
-    return _in_chunks(kernel, shared, (placements, *others), lanes)
+    """Runs chunks of lanes one after another, each as one kernel where `native`."""
+    batch = len(placements)
+    if native:
+        lanes = FEW_LANES if batch <= 3 * FEW_LANES else LANES
+        # Constants that a caller's jit closes over would be sunk into the kernel: XLA aborts.
+        shared, placements, others = jax.lax.optimization_barrier((shared, placements, others))
+        run_chunk = partial(_one_kernel, partial(run, native=True), shared)
+    else:
+        # Flat tables hold two numbers per lane and task, and int32 indexes them.
+        lanes = max(min(MAX_LANES, (1 << 30) // placements.shape[1], batch), 1)
+        run_chunk = partial(run, shared, native=False)
+
+    def cut(array: chex.Array) -> chex.Array:
+        padded = jnp.pad(array, ((0, -batch % lanes), (0, 0)))
+        return padded.reshape(-1, lanes, array.shape[1])
+
+    chunks = jax.tree.map(cut, (placements, *others))
+    out = jax.lax.map(lambda chunk: run_chunk(*chunk), chunks)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:batch], out)
 
 
 def _one_kernel(fn: Run, *arguments: Any) -> tuple[chex.Array, ...]:
@@ -135,31 +148,3 @@ def _one_kernel(fn: Run, *arguments: Any) -> tuple[chex.Array, ...]:
     kernel = jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, traced.consts)), inline=False)
     out = kernel(*itertools.compress(leaves, used))
     return tuple(set_xla_metadata(out, xla_cpu_small_call=True, inlineable=False))
-
-
-def _elsewhere(
-    run: Run, shared: chex.ArrayTree, placements: chex.Array, *others: chex.Array | None
-) -> tuple[chex.Array, ...]:
-    # Flat tables hold two numbers per lane and task, and int32 indexes them.
-    most = min(MAX_LANES, (1 << 30) // placements.shape[1])
-    lanes = max(min(most, len(placements)), 1)
-    run = partial(run, native=False)
-    return _in_chunks(run, shared, (placements, *others), lanes)
-
-
-def _in_chunks(
-    run: Run,
-    shared: chex.ArrayTree,
-    columns: tuple[chex.Array | None, ...],
-    lanes: int,
-) -> tuple[chex.Array, ...]:
-    """Runs chunks of lanes one after another."""
-    batch = len(jax.tree.leaves(columns)[0])
-
-    def cut(array: chex.Array) -> chex.Array:
-        padded = jnp.pad(array, ((0, -batch % lanes), (0, 0)))
-        return padded.reshape(-1, lanes, array.shape[1])
-
-    chunks = jax.tree.map(cut, columns)
-    out = jax.lax.map(lambda chunk: run(shared, *chunk), chunks)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:batch], out)

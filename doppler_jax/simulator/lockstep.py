@@ -17,6 +17,7 @@ Everything is elementwise on `[slots, lanes]`, or gathers and writes of one numb
 """
 
 import dataclasses
+from functools import partial
 
 import chex
 import jax
@@ -34,21 +35,6 @@ _AT_ONCE = 256
 
 
 @pytree
-class InHand:
-    """The task that each lane started last, and those of its out-edges that are left."""
-
-    edge: chex.Array  # [L] int32, the next one
-    end: chex.Array  # [L] int32, behind the last one
-    device: chex.Array  # [L] int32, where the task runs
-    finish_s: chex.Array  # [L]
-
-    @property
-    def done(self) -> chex.Array:
-        """Whether no edge is left `[L]`."""
-        return self.edge == self.end
-
-
-@pytree
 class SerialLinks:
     """The D x D links of L executions."""
 
@@ -56,7 +42,7 @@ class SerialLinks:
     sent_s: chex.Array  # [D, L] when the tensor in hand reaches each device; -1 if not sent
 
 
-@pytree
+@dataclasses.dataclass(frozen=True)
 class _Tables:
     """What does not change during a run; per-task tables of L lanes are flat."""
 
@@ -68,10 +54,23 @@ class _Tables:
     transfer_factor: chex.Array | None  # [T * D] noise
     base: chex.Array  # [L] int32, where a lane's tasks begin
     one: chex.Array  # [] 1.0, see `hold`
+    native: bool  # whether this is compiled as one CPU kernel (`lanes.run_batch`)
 
     def hold(self, x: chex.Array) -> chex.Array:
         """Returns x. XLA repeats cheap operations in each of their readers, but no division."""
         return x / self.one
+
+    def write(self, table: chex.Array, index: chex.Array, *columns: chex.Array) -> chex.Array:
+        """Returns the flat table with one number of each column `[L]` from `index[l]` on."""
+        return write(table, index, jnp.stack(columns, axis=-1), self.native)
+
+    def move_s(
+        self, source: chex.Array, destination: chex.Array, num_bytes: chex.Array
+    ) -> chex.Array:
+        """Returns the seconds `[L]` of a transfer, from device and to device `[L]` int32."""
+        link, padded = source * self.padded.num_devices + destination, self.padded
+        seconds_per_byte = at(padded.seconds_per_byte.reshape(-1), link)
+        return at(padded.latency_s.reshape(-1), link) + num_bytes * seconds_per_byte
 
 
 @pytree
@@ -87,6 +86,16 @@ class _State:
     makespan_s: chex.Array  # [L]
     links: SerialLinks | None  # None under `parallel` links
     times_s: chex.Array | None  # [L * (N + 1) * 2] pairs: start, finish
+    # The task that each lane started last is in its hand while out-edges of it are left.
+    edge: chex.Array  # [L] int32, the next one
+    end: chex.Array  # [L] int32, behind the last one
+    source: chex.Array  # [L] int32, where the task runs
+    made_s: chex.Array  # [L] when it ends
+
+    @property
+    def done(self) -> chex.Array:
+        """Whether no edge is left `[L]`."""
+        return self.edge == self.end
 
 
 def run_lockstep(
@@ -119,89 +128,76 @@ def run_lockstep(
       tasks that never start.
     """
     padded, transfer_factor = shared
-    order = rank if in_order else None
-    tables, state = _begin(
-        padded, placement, None if in_order else rank, order, handling_s, transfer_factor,
-        serial, schedule, native,
-    )  # fmt: skip
-    count, unroll = num_steps(padded), 1 if native else UNROLL
-
-    def steps(i: chex.Array, carry: tuple[_State, InHand]) -> tuple[_State, InHand]:
-        for k in range(unroll):
-            counts = k == 0 or unroll * i + k < count  # the last iteration may have some spare
-            if in_order:
-                started = _start_next(tables, *carry, native=native)
-            else:
-                started = _start_best(tables, *carry, counts=counts, native=native)
-            carry = _release_reader(tables, *started, native)
-        return carry
-
-    begun = state, nothing_in_hand(len(placement), state.makespan_s.dtype)
-    iterations = jax.lax.div(count + (unroll - 1), jnp.int32(unroll))
-    state, _ = jax.lax.fori_loop(0, iterations, steps, begun)
-    if state.times_s is None:
-        return (state.makespan_s,)
-    start_s, finish_s = jnp.moveaxis(state.times_s.reshape(*placement.shape, 2), -1, 0)
-    return state.makespan_s, start_s, finish_s
-
-
-def _begin(
-    padded: PaddedProblem,
-    placement: chex.Array,
-    rank: chex.Array | None,
-    order: chex.Array | None,
-    handling_s: chex.Array | None,
-    transfer_factor: chex.Array | None,
-    serial: bool,
-    schedule: bool,
-    native: bool,
-) -> tuple[_Tables, _State]:
     lanes, rows = placement.shape
     dtype = jnp.result_type(padded.compute_s)
-    devices = padded.num_devices
     tables = _Tables(
         padded=padded,
         placement=placement.reshape(-1).astype(dtype),
-        rank=None if rank is None else rank.reshape(-1).astype(dtype),
-        order=None if order is None else order.reshape(-1),
+        rank=None if rank is None or in_order else rank.reshape(-1).astype(dtype),
+        order=rank.reshape(-1) if rank is not None and in_order else None,
         handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=jnp.arange(lanes, dtype=jnp.int32) * rows,
         # A constant would be divided by at compile time; this one XLA cannot see through.
         one=jnp.where(padded.num_tasks >= 0, 1, 2).astype(dtype),
+        native=native,
     )
-    ready_s = jnp.take_along_axis(padded.input_ready_s, placement.T, axis=1)  # [N + 1, L]
-    ready_s, links = ready_s.T, None
+    count, unroll = num_steps(padded), 1 if native else UNROLL
+
+    def steps(i: chex.Array, state: _State) -> _State:
+        for k in range(unroll):
+            counts = k == 0 or unroll * i + k < count  # the last iteration may have some spare
+            start = _start_next if in_order else partial(_start_best, counts=counts)
+            state = _release_reader(tables, start(tables, state))
+        return state
+
+    begun = _begin(tables, placement, serial=serial, schedule=schedule)
+    iterations = jax.lax.div(count + (unroll - 1), jnp.int32(unroll))
+    state = jax.lax.fori_loop(0, iterations, steps, begun)
+    if state.times_s is None:
+        return (state.makespan_s,)
+    start_s, finish_s = jnp.moveaxis(state.times_s.reshape(lanes, rows, 2), -1, 0)
+    return state.makespan_s, start_s, finish_s
+
+
+def _begin(tables: _Tables, placement: chex.Array, *, serial: bool, schedule: bool) -> _State:
+    """Returns the state at time 0, graph inputs moved, of placements `[L, N + 1]`."""
+    padded, (lanes, rows) = tables.padded, placement.shape
+    dtype, devices = tables.placement.dtype, padded.num_devices
     if serial:
-        ready_s, links = carry_inputs(padded, placement, native)
+        ready_s, links = _carry_inputs(tables, rows)
+    else:
+        ready_s, links = jnp.take_along_axis(padded.input_ready_s, placement.T, axis=1).T, None
     head = padded.chain_head
     waits = (padded.num_producers[head] == 0) & (head < rows - 1)
     slot_start_s = jnp.where(waits[:, None], ready_s.T[head], jnp.inf)
-    keys_s = slot_start_s if rank is None else rank.T[head].astype(dtype)
     missing = jnp.broadcast_to(padded.num_producers.astype(dtype), (lanes, rows))
     code = head[:, None] * _device_slots(devices) + placement.T[head]
-    return tables, _State(
+    rank, none = tables.rank, jnp.zeros(lanes, jnp.int32)
+    return _State(
         slot_start_s=slot_start_s,
-        slot_key=keys_s,
+        slot_key=slot_start_s if rank is None else rank.reshape(lanes, rows).T[head],
         slot_code=code.astype(dtype),
         free_s=jnp.zeros((devices, lanes), dtype),
         inputs=jnp.stack([ready_s, missing], axis=-1).reshape(-1),
         makespan_s=jnp.zeros(lanes, dtype),
         links=links,
-        started=jnp.zeros(lanes, jnp.int32),
+        started=none,
         times_s=jnp.full(lanes * rows * 2, jnp.inf, dtype) if schedule else None,
+        edge=none,
+        end=none,
+        source=none,
+        made_s=jnp.zeros(lanes, dtype),
     )
 
 
-def _start_best(
-    tables: _Tables, state: _State, hand: InHand, *, counts: chex.Array | bool, native: bool
-) -> tuple[_State, InHand]:
+def _start_best(tables: _Tables, state: _State, *, counts: chex.Array | bool) -> _State:
     """Starts the best waiting task, in lanes that are done with their last.
 
     A step that does not count comes when all is over, and changes nothing.
     """
     padded, hold = tables.padded, tables.hold
-    devices, slots = padded.num_devices, _device_slots(padded.num_devices)
+    slots = _device_slots(padded.num_devices)
     nobody = jnp.asarray(padded.padded_tasks * slots, state.slot_code.dtype)
 
     start_s = hold(least(state.slot_start_s))
@@ -209,102 +205,104 @@ def _start_best(
     key = hold(least(jnp.where(tied, state.slot_key, jnp.inf)))
     tied &= state.slot_key == key[None]
     code = hold(least(jnp.where(tied, state.slot_code, nobody)))
-    starts = hand.done & (start_s < jnp.inf)
+    starts = state.done & (start_s < jnp.inf)
     code = jnp.where(starts, code, nobody).astype(jnp.int32)
     task, device = code // slots, code % slots
 
-    seconds = at(padded.compute_s.reshape(-1), task * devices + device)
-    if tables.handling_s is not None:
-        seconds += at(tables.handling_s, tables.base + task)
-    finish_s = hold(start_s + seconds)
-    here = hold(jnp.where(starts, device, devices).astype(start_s.dtype))[None]
-    free_s = jnp.where(column(devices, here) == here, finish_s[None], state.free_s)
+    # inf where a lane has nothing in hand and can start nothing: tasks that cannot run
+    ends = state.done & counts
+    state, here, finish_s = _start(tables, state, task, device, start_s, starts, ends)
     slot_device = state.slot_code - jnp.floor(state.slot_code / slots) * slots
     waits = jnp.where(
         slot_device == here, larger(state.slot_start_s, finish_s[None]), state.slot_start_s
     )
     chain = jnp.where(starts, at(padded.chain, task), len(waits))
-    chain = hold(chain.astype(start_s.dtype))[None]
-    times_s = state.times_s
-    if times_s is not None:
-        pair = jnp.stack([start_s, finish_s], axis=-1)
-        times_s = write(times_s, 2 * (tables.base + task), pair, native)
-    state = dataclasses.replace(
-        state,
-        slot_start_s=jnp.where(column(len(waits), chain) == chain, jnp.inf, waits),
-        free_s=free_s,
-        # inf where a lane has nothing in hand and can start nothing: tasks that cannot run
-        makespan_s=jnp.where(
-            hand.done & counts, larger(state.makespan_s, finish_s), state.makespan_s
-        ),
-        times_s=times_s,
-    )
-    return state, take_in_hand(
-        hand, padded, starts=starts, task=task, device=device, finish_s=finish_s
-    )
+    chain = tables.hold(chain.astype(start_s.dtype))[None]
+    waits = jnp.where(column(len(waits), chain) == chain, jnp.inf, waits)
+    return dataclasses.replace(state, slot_start_s=waits)
 
 
-def _start_next(
-    tables: _Tables, state: _State, hand: InHand, *, native: bool
-) -> tuple[_State, InHand]:
+def _start_next(tables: _Tables, state: _State) -> _State:
     """Starts the next task in order, in lanes that are done with their last."""
-    padded, hold, order = tables.padded, tables.hold, tables.order
+    nobody, order = tables.padded.padded_tasks, tables.order
     assert order is not None
-    devices, nobody = padded.num_devices, padded.padded_tasks
-    task = jnp.where(hand.done, at(order, tables.base + state.started), nobody)
+    task = jnp.where(state.done, at(order, tables.base + state.started), nobody)
     starts, where = task != nobody, tables.base + task
-    here = hold(at(tables.placement, where))
+    here = tables.hold(at(tables.placement, where))
+    start_s = tables.hold(larger(at(state.inputs, 2 * where), pick(state.free_s, here)))
+    state = dataclasses.replace(state, started=state.started + starts.astype(jnp.int32))
     device = here.astype(jnp.int32)
-    start_s = hold(larger(at(state.inputs, 2 * where), pick(state.free_s, here)))
-    seconds = at(padded.compute_s.reshape(-1), task * devices + device)
+    return _start(tables, state, task, device, start_s, starts, starts)[0]
+
+
+def _start(
+    tables: _Tables,
+    state: _State,
+    task: chex.Array,
+    device: chex.Array,
+    start_s: chex.Array,
+    starts: chex.Array,
+    ends: chex.Array,
+) -> tuple[_State, chex.Array, chex.Array]:
+    """Starts a task `[L]` on its device `[L]`, in lanes where `starts` `[L]` says so.
+
+    Returns the state, its makespan moved where `ends` `[L]` says so; the device as a float
+    `[1, L]`, D where nothing starts; and the finish `[L]`.
+    """
+    padded, where, times_s = tables.padded, tables.base + task, state.times_s
+    seconds = at(padded.compute_s.reshape(-1), task * padded.num_devices + device)
     if tables.handling_s is not None:
         seconds += at(tables.handling_s, where)
-    finish_s = hold(start_s + seconds)
-    mine = starts[None] & (column(devices, here) == here[None])
-    times_s = state.times_s
+    finish_s = tables.hold(start_s + seconds)
+    here = jnp.where(starts, device, padded.num_devices).astype(start_s.dtype)
+    here = tables.hold(here)[None]
     if times_s is not None:
-        pair = jnp.stack([start_s, finish_s], axis=-1)
-        times_s = write(times_s, 2 * where, pair, native)
+        times_s = tables.write(times_s, 2 * where, start_s, finish_s)
+    first = at(padded.first_edge, task)
     state = dataclasses.replace(
         state,
-        free_s=jnp.where(mine, finish_s[None], state.free_s),
-        makespan_s=jnp.where(starts, larger(state.makespan_s, finish_s), state.makespan_s),
-        started=state.started + starts.astype(jnp.int32),
+        free_s=jnp.where(column(len(state.free_s), here) == here, finish_s[None], state.free_s),
+        makespan_s=jnp.where(ends, larger(state.makespan_s, finish_s), state.makespan_s),
         times_s=times_s,
+        edge=jnp.where(starts, first, state.edge),
+        end=jnp.where(starts, first + at(padded.num_edges, task), state.end),
+        source=jnp.where(starts, device, state.source),
+        made_s=jnp.where(starts, finish_s, state.made_s),
     )
-    return state, take_in_hand(
-        hand, padded, starts=starts, task=task, device=device, finish_s=finish_s
-    )
+    return state, here, finish_s
 
 
-def _release_reader(
-    tables: _Tables, state: _State, hand: InHand, native: bool
-) -> tuple[_State, InHand]:
-    """Follows the next edge of each lane: tells the reader when what was made arrives."""
-    padded, hold = tables.padded, tables.hold
-    slots, dtype = _device_slots(padded.num_devices), state.free_s.dtype
-    edge, later = next_edge(hand, padded)
+def _release_reader(tables: _Tables, state: _State) -> _State:
+    """Follows the next edge of each lane: tells the reader when what was made arrives.
+
+    Lanes that are done get the last edge, to the task that never runs.
+    """
+    padded, hold, dtype = tables.padded, tables.hold, state.free_s.dtype
+    slots, last = _device_slots(padded.num_devices), padded.edge_reader.shape[0] - 1
+    edge = jnp.where(state.done, last, state.edge)
+    later = jnp.where(state.done, state.edge, state.edge + 1)
     reader = hold(at(padded.edge_reader, edge).astype(dtype))
     where = tables.base + reader.astype(jnp.int32)
     there = hold(at(tables.placement, where))
 
-    arrival_s, links = arrive(
-        padded,
-        tables.transfer_factor,
-        state.links,
-        edge=edge,
-        source=hand.device,
-        destination=there.astype(jnp.int32),
-        request_s=hand.finish_s,
-        native=native,
-    )
-    arrival_s = arrival_s if links is None else hold(arrival_s)
-    pair = 2 * where
-    ready_s = hold(larger(at(state.inputs, pair), arrival_s))
-    missing = hold(at(state.inputs, pair + 1) - 1)
-    inputs = write(state.inputs, pair, jnp.stack([ready_s, missing], axis=-1), native)
+    destination = there.astype(jnp.int32)
+    move_s = tables.move_s(state.source, destination, at(padded.edge_bytes, edge))
+    if tables.transfer_factor is not None:
+        tensor = at(padded.edge_tensor, edge)
+        move_s *= at(tables.transfer_factor, tensor * padded.num_devices + destination)
+    arrival_s, links = state.made_s + move_s, None
+    if state.links is not None:
+        opens, ends = at(padded.edge_opens, edge), (state.source, destination)
+        arrival_s, links = _send(
+            tables, state.links, ends, state.made_s, move_s, opens, edge < last
+        )
+        arrival_s = hold(arrival_s)
+    ready_s = hold(larger(at(state.inputs, 2 * where), arrival_s))
+    missing = hold(at(state.inputs, 2 * where + 1) - 1)
+    inputs = tables.write(state.inputs, 2 * where, ready_s, missing)
+    state = dataclasses.replace(state, inputs=inputs, links=links, edge=later)
     if tables.order is not None:
-        return dataclasses.replace(state, inputs=inputs, links=links), later
+        return state
 
     chain = at(padded.chain, reader.astype(jnp.int32)).astype(dtype)
     slot = hold(jnp.where(missing == 0, chain, len(state.slot_start_s)))[None]
@@ -312,15 +310,12 @@ def _release_reader(
     start_s = hold(larger(ready_s, pick(state.free_s, there)))
     key = ready_s if tables.rank is None else hold(at(tables.rank, where))
     code = reader * slots + there
-    state = dataclasses.replace(
+    return dataclasses.replace(
         state,
         slot_start_s=jnp.where(entered, start_s[None], state.slot_start_s),
         slot_key=jnp.where(entered, key[None], state.slot_key),
         slot_code=jnp.where(entered, code[None], state.slot_code),
-        inputs=inputs,
-        links=links,
     )
-    return state, later
 
 
 def _device_slots(num_devices: int) -> int:
@@ -334,125 +329,30 @@ def num_steps(padded: PaddedProblem) -> chex.Array:
     return steps.sum(dtype=jnp.int32) - (len(steps) - padded.num_tasks)
 
 
-def nothing_in_hand(lanes: int, dtype: jnp.dtype) -> InHand:
-    """Returns what lanes have before they start their first task."""
-    none = jnp.zeros(lanes, jnp.int32)
-    return InHand(edge=none, end=none, device=none, finish_s=jnp.zeros(lanes, dtype))
-
-
-def take_in_hand(
-    hand: InHand,
-    padded: PaddedProblem,
-    *,
-    starts: chex.Array,
-    task: chex.Array,
-    device: chex.Array,
-    finish_s: chex.Array,
-) -> InHand:
-    """Returns what lanes have in hand after they started a task, where `starts` `[L]` says so.
-
-    Args:
-      hand: what they had.
-      padded: the problem.
-      starts: `[L]` bool.
-      task: `[L]` int32.
-      device: `[L]` int32, where the task runs.
-      finish_s: `[L]`, when it ends.
-    """
-    first = at(padded.first_edge, task)
-    return InHand(
-        edge=jnp.where(starts, first, hand.edge),
-        end=jnp.where(starts, first + at(padded.num_edges, task), hand.end),
-        device=jnp.where(starts, device, hand.device),
-        finish_s=jnp.where(starts, finish_s, hand.finish_s),
-    )
-
-
-def next_edge(hand: InHand, padded: PaddedProblem) -> tuple[chex.Array, InHand]:
-    """Returns the edge that each lane follows next `[L]`, and what it has in hand then.
-
-    Lanes that are done get the last edge, to the task that never runs.
-    """
-    nobody = padded.edge_reader.shape[0] - 1
-    edge = jnp.where(hand.done, nobody, hand.edge)
-    later = jnp.where(hand.done, hand.edge, hand.edge + 1)
-    return edge, dataclasses.replace(hand, edge=later)
-
-
-def arrive(
-    padded: PaddedProblem,
-    transfer_factor: chex.Array | None,
-    links: SerialLinks | None,
-    *,
-    edge: chex.Array,
-    source: chex.Array,
-    destination: chex.Array,
-    request_s: chex.Array,
-    native: bool,
-) -> tuple[chex.Array, SerialLinks | None]:
-    """Sends the tensor of an edge of each lane to the edge's reader.
-
-    Args:
-      padded: the problem.
-      transfer_factor: `[T * D]` of the transfers' durations, or None.
-      links: None under `parallel` links.
-      edge: `[L]` int32; the last is padding.
-      source: `[L]` int32 device that made the tensor.
-      destination: `[L]` int32 device of the reader.
-      request_s: `[L]` when the tensor was made, seconds.
-      native: see `lanes.run_batch`.
-
-    Returns:
-      Arrivals `[L]` in seconds, and the links after that.
-    """
-    link = source * padded.num_devices + destination
-    move_s = at(padded.latency_s.reshape(-1), link) + at(padded.edge_bytes, edge) * at(
-        padded.seconds_per_byte.reshape(-1), link
-    )
-    if transfer_factor is not None:
-        tensor = at(padded.edge_tensor, edge)
-        move_s *= at(transfer_factor, tensor * padded.num_devices + destination)
-    if links is None:
-        return request_s + move_s, None
-    return send(
-        links,
-        source=source,
-        destination=destination,
-        request_s=request_s,
-        move_s=move_s,
-        opens=at(padded.edge_opens, edge),
-        real=edge < padded.edge_reader.shape[0] - 1,
-        native=native,
-    )
-
-
-def send(
+def _send(
+    tables: _Tables,
     links: SerialLinks,
-    *,
-    source: chex.Array,
-    destination: chex.Array,
+    ends: tuple[chex.Array, chex.Array],
     request_s: chex.Array,
     move_s: chex.Array,
     opens: chex.Array,
     real: chex.Array,
-    native: bool,
 ) -> tuple[chex.Array, SerialLinks]:
     """Sends a tensor of each lane to a reader, unless its device has been sent it already.
 
     Args:
+      tables: of the run.
       links: as they are.
-      source: `[L]` int32.
-      destination: `[L]` int32, device of the reader.
+      ends: device `[L]` that has the tensor, and device `[L]` of the reader, int32.
       request_s: `[L]`.
       move_s: `[L]` duration of the transfer.
-      opens: `[L]` bool, whether the tensor is another one than in the call before.
-      real: `[L]` bool; where not, nothing is sent.
-      native: see `lanes.run_batch`.
+      opens: `[L]` or `[]` bool, whether the tensor is another one than in the call before.
+      real: `[L]` or `[]` bool; where not, nothing is sent.
 
     Returns:
       Arrivals `[L]`, and the links as they are then.
     """
-    devices, lanes = links.sent_s.shape
+    (source, destination), (devices, lanes) = ends, links.sent_s.shape
     there = destination.astype(request_s.dtype)
     sent_s = jnp.where(opens[None], -1.0, links.sent_s)
     earlier_s = pick(sent_s, there)
@@ -464,54 +364,42 @@ def send(
     arrival_s = jnp.where(earlier_s >= 0, earlier_s, new_s)
     carried = real & ~stays & (earlier_s < 0)
     return arrival_s, SerialLinks(
-        free_s=write(links.free_s, link, jnp.where(carried, new_s, free_s)[:, None], native),
+        free_s=tables.write(links.free_s, link, jnp.where(carried, new_s, free_s)),
         sent_s=jnp.where(column(devices, there) == there[None], arrival_s[None], sent_s),
     )
 
 
-def carry_inputs(
-    padded: PaddedProblem, placement: chex.Array, native: bool
-) -> tuple[chex.Array, SerialLinks]:
+def _carry_inputs(tables: _Tables, rows: int) -> tuple[chex.Array, SerialLinks]:
     """Moves graph inputs from their homes, at time 0 and in the order of their ids.
 
-    Returns when each task's are there `[L, N + 1]`, and the links after that.
+    Returns when each task's are there `[L, N + 1]`, N + 1 being `rows`, and the links then.
     """
-    lanes, rows = placement.shape
-    devices, dtype = padded.num_devices, padded.compute_s.dtype
-    where = jnp.arange(lanes, dtype=jnp.int32) * rows
-    flat = placement.reshape(-1)
+    padded, lanes, devices = tables.padded, len(tables.base), tables.padded.num_devices
+    none = jnp.zeros(lanes, tables.placement.dtype)
     links = SerialLinks(
-        free_s=jnp.zeros(lanes * devices**2, dtype),
-        sent_s=jnp.full((devices, lanes), -1.0, dtype),
+        free_s=jnp.zeros(lanes * devices**2, none.dtype),
+        sent_s=jnp.full((devices, lanes), -1.0, none.dtype),
     )
 
     def one(
         i: chex.Array, carry: tuple[chex.Array, SerialLinks]
     ) -> tuple[chex.Array, SerialLinks]:
         ready_s, links = carry
-        read = where + padded.home_reader[i]
-        destination = at(flat, read)
+        read = tables.base + padded.home_reader[i]
+        destination = at(tables.placement, read).astype(jnp.int32)
         source = jnp.broadcast_to(padded.home_device[i], (lanes,))
-        move_s = at(padded.latency_s.reshape(-1), source * devices + destination)
-        move_s += padded.home_bytes[i] * at(
-            padded.seconds_per_byte.reshape(-1), source * devices + destination
+        move_s = tables.move_s(source, destination, padded.home_bytes[i])
+        opens, real = (
+            jnp.broadcast_to(a, (lanes,))
+            for a in (padded.home_opens[i], padded.home_reader[i] < rows - 1)
         )
-        arrival_s, links = send(
-            links,
-            source=source,
-            destination=destination,
-            request_s=jnp.zeros(lanes, dtype),
-            move_s=move_s,
-            opens=jnp.broadcast_to(padded.home_opens[i], (lanes,)),
-            real=jnp.broadcast_to(padded.home_reader[i] < rows - 1, (lanes,)),
-            native=native,
-        )
+        ends = source, destination
+        arrival_s, links = _send(tables, links, ends, none, move_s, opens, real)
         latest_s = larger(at(ready_s, read), arrival_s)
-        return write(ready_s, read, latest_s[:, None], native), links
+        return tables.write(ready_s, read, latest_s), links
 
-    ready_s = jnp.zeros(lanes * rows, dtype)
-    if len(padded.home_reader) > 0:
-        count = len(padded.home_reader)
+    ready_s = jnp.zeros(lanes * rows, none.dtype)
+    if count := len(padded.home_reader):
         ready_s, links = jax.lax.fori_loop(0, count, one, (ready_s, links))
     return ready_s.reshape(lanes, rows), links
 
@@ -525,31 +413,31 @@ def handling_seconds(padded: PaddedProblem, placements: chex.Array) -> chex.Arra
     """
     if padded.handling_s is None or padded.handling_s_per_byte is None:
         return None
-    return jax.lax.map(lambda one: _of_one(padded, one), placements, batch_size=_AT_ONCE)
 
+    def of_one(placement: chex.Array) -> chex.Array:
+        rows, edges = len(placement), len(padded.edge_reader)
+        tasks, edge = jnp.arange(rows, dtype=jnp.int32), jnp.arange(edges, dtype=jnp.int32)
+        maker = jnp.repeat(tasks, padded.num_edges, total_repeat_length=edges)
+        reader = padded.edge_reader
+        there = placement[reader]
+        # Edges of a tensor are neighbours, readers in the order of their ids.
+        devices = jnp.arange(padded.num_devices, dtype=jnp.int32)
+        reads = (there[:, None] == devices[None]).astype(jnp.int32)
+        earlier = jnp.cumsum(reads, axis=0, dtype=jnp.int32) - reads
+        opening = jax.lax.cummax(jnp.where(padded.edge_opens, edge, 0))
+        mine = jnp.take_along_axis(earlier - earlier[opening], there[:, None], axis=1)[:, 0]
+        moved = (mine == 0) & (there != placement[maker]) & (reader < rows - 1)
 
-def _of_one(padded: PaddedProblem, placement: chex.Array) -> chex.Array:
-    """Returns the seconds `[N + 1]` of one placement `[N + 1]`."""
-    rows, edges = len(placement), len(padded.edge_reader)
-    tasks, edge = jnp.arange(rows, dtype=jnp.int32), jnp.arange(edges, dtype=jnp.int32)
-    maker = jnp.repeat(tasks, padded.num_edges, total_repeat_length=edges)
-    reader = padded.edge_reader
-    there = placement[reader]
-    # Edges of a tensor are neighbours, readers in the order of their ids.
-    devices = jnp.arange(padded.num_devices, dtype=jnp.int32)
-    reads = (there[:, None] == devices[None]).astype(jnp.int32)
-    earlier = jnp.cumsum(reads, axis=0, dtype=jnp.int32) - reads
-    opening = jax.lax.cummax(jnp.where(padded.edge_opens, edge, 0))
-    mine = jnp.take_along_axis(earlier - earlier[opening], there[:, None], axis=1)[:, 0]
-    moved = (mine == 0) & (there != placement[maker]) & (reader < rows - 1)
+        dtype = padded.compute_s.dtype
+        amounts = jnp.stack([jnp.ones(edges, dtype), padded.edge_bytes], axis=1)
+        amounts = jnp.where(moved[:, None], amounts, 0)
+        count, num_bytes = (
+            jax.ops.segment_sum(amounts, maker, rows)
+            + jax.ops.segment_sum(amounts, reader, rows)
+        ).T
+        each_s, per_byte = (
+            jnp.asarray(y)[placement] for y in (padded.handling_s, padded.handling_s_per_byte)
+        )
+        return count * each_s + num_bytes * per_byte
 
-    dtype = padded.compute_s.dtype
-    amounts = jnp.stack([jnp.ones(edges, dtype), padded.edge_bytes], axis=1)
-    amounts = jnp.where(moved[:, None], amounts, 0)
-    count, num_bytes = (
-        jax.ops.segment_sum(amounts, maker, rows) + jax.ops.segment_sum(amounts, reader, rows)
-    ).T
-    each_s, per_byte = (
-        jnp.asarray(y)[placement] for y in (padded.handling_s, padded.handling_s_per_byte)
-    )
-    return count * each_s + num_bytes * per_byte
+    return jax.lax.map(of_one, placements, batch_size=_AT_ONCE)

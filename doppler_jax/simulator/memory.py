@@ -129,37 +129,32 @@ def check_capacity(graph: TaskGraph, costs: Costs) -> None:
     """
     capacity = np.asarray(costs.capacity_bytes, np.float64)
     input_bytes = np.asarray(costs.input_bytes, np.float64)
-    need = _working_set_bytes(graph, costs)
-    for v in range(graph.num_tasks):
-        able = np.isfinite(np.asarray(costs.compute_s)[v])
-        if need[v] > capacity[able].max():
-            raise ValueError(
-                f"task {v} needs {need[v]:.6g} bytes for inputs, operands and outputs; the "
-                f"largest device that can run it has {capacity[able].max():.6g}"
-            )
-    read = np.unique(graph.input_edge_input)
-    home = np.asarray(graph.input_home)[read]
-    for d in range(costs.num_devices):
-        total = input_bytes[read[home == d]].sum()
-        if total > capacity[d]:
-            raise ValueError(
-                f"graph inputs of {total:.6g} bytes lie on device {d}, which has "
-                f"{capacity[d]:.6g}"
-            )
-    is_result = np.bincount(graph.edge_tensor, minlength=graph.num_tensors) == 0
-    results = np.asarray(costs.tensor_bytes, np.float64)[is_result].sum()
-    resident = input_bytes[read[home == RESIDENT]].sum()
-    if resident + results > capacity.sum():
+    tensor_bytes = np.asarray(costs.tensor_bytes, np.float64)
+    need = np.zeros(graph.num_tasks)
+    for task, num_bytes in (
+        (graph.tensor_producer, tensor_bytes),
+        (graph.edge_reader, tensor_bytes[graph.edge_tensor]),
+        (graph.input_edge_reader, input_bytes[graph.input_edge_input]),
+    ):
+        need += np.bincount(task, num_bytes, graph.num_tasks)
+    able = np.where(np.isfinite(costs.compute_s), capacity, 0.0).max(axis=1, initial=0.0)
+    for v in np.flatnonzero(need > able)[:1]:
         raise ValueError(
-            f"resident graph inputs are {resident:.6g} bytes and results {results:.6g}; all "
+            f"task {v} needs {need[v]:.6g} bytes for inputs, operands and outputs; the "
+            f"largest device that can run it has {able[v]:.6g}"
+        )
+    read = np.unique(graph.input_edge_input)
+    # The first is of residents, which are everywhere.
+    lies = np.bincount(graph.input_home[read] + 1, input_bytes[read], costs.num_devices + 1)
+    for d in np.flatnonzero(lies[1:] > capacity)[:1]:
+        raise ValueError(
+            f"graph inputs of {lies[d + 1]:.6g} bytes lie on device {d}, which has "
+            f"{capacity[d]:.6g}"
+        )
+    is_result = np.bincount(graph.edge_tensor, minlength=graph.num_tensors) == 0
+    results = tensor_bytes[is_result].sum()
+    if lies[0] + results > capacity.sum():
+        raise ValueError(
+            f"resident graph inputs are {lies[0]:.6g} bytes and results {results:.6g}; all "
             f"devices together have {capacity.sum():.6g}"
         )
-
-
-def _working_set_bytes(graph: TaskGraph, costs: Costs) -> np.ndarray:
-    """Returns the bytes `[N]` that must lie on a task's device while it runs."""
-    tensor_bytes = np.asarray(costs.tensor_bytes, np.float64)
-    need = np.bincount(graph.tensor_producer, tensor_bytes, graph.num_tasks)
-    need += np.bincount(graph.edge_reader, tensor_bytes[graph.edge_tensor], graph.num_tasks)
-    input_bytes = np.asarray(costs.input_bytes, np.float64)[graph.input_edge_input]
-    return need + np.bincount(graph.input_edge_reader, input_bytes, graph.num_tasks)

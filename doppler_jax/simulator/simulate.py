@@ -20,7 +20,7 @@ from doppler_jax.costs.build import check_costs
 from doppler_jax.graphs.padded import PaddedProblem, bucket_size, pad_problem
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.disciplines import check_ranks, find_discipline
-from doppler_jax.simulator.durations import check_placements
+from doppler_jax.simulator.durations import check_factor, check_placements
 from doppler_jax.simulator.lanes import run_batch
 from doppler_jax.simulator.lockstep import handling_seconds, run_lockstep
 from doppler_jax.simulator.native import Plans, simulate_native
@@ -106,7 +106,8 @@ def simulate(
     is_native = jax.default_backend() == "cpu" or objective.links == "duplex"
     if ranks is not None and not (is_native and ranks.ndim == 2):
         ranks = ranks.astype(np.float64)
-    draws = _draws(factors, ranks, per_draw=find_discipline(queue).per_draw)
+    per_draw = ranks is not None and ranks.ndim == 2 and find_discipline(queue).per_draw
+    draws = _draws(factors, ranks, per_draw=per_draw)
     if is_native:
         run_draw = partial(simulate_native, plans)
     else:
@@ -118,11 +119,7 @@ def simulate(
             run_draw(links=objective.links, queue=queue, schedule=schedule, **draw)
             for draw in draws
         ]
-        if (
-            len(draws) == 1
-            and factors is None
-            and (ranks is None or draws[0]["ranks"] is ranks)
-        ):
+        if factors is None and not per_draw:
             return list(outcomes[0])  # one execution of each placement: no axis of draws
         return [np.stack(arrays) for arrays in zip(*outcomes, strict=True)]
 
@@ -156,20 +153,18 @@ def _draws(
     factors: Factors | None, ranks: np.ndarray | None, *, per_draw: bool
 ) -> list[dict[str, Any]]:
     """Returns what each draw is simulated with: one without noise or ranks of its own."""
-    per_draw = per_draw and ranks is not None and ranks.ndim == 2
-    count = 1 if factors is None else len(factors.compute)
-    if per_draw and ranks is not None:
-        if factors is not None and len(ranks) != count:
-            raise ValueError(f"priority has {len(ranks)} permutations, factors {count} draws")
-        count = len(ranks)
-    draws: list[dict[str, Any]] = [{"ranks": ranks} for _ in range(count)]
-    for k, draw in enumerate(draws):
-        if per_draw and ranks is not None:
-            draw["ranks"] = ranks[k]
-        if factors is not None:
-            draw["compute_factor"] = np.asarray(factors.compute[k], np.float64)
-            draw["transfer_factor"] = np.asarray(factors.transfer[k], np.float64)
-    return draws
+    arrays: dict[str, Any] = {"ranks": ranks} if per_draw else {}
+    if factors is not None:
+        count, permutations = len(factors.compute), arrays.get("ranks", factors.compute)
+        if len(permutations) != count:
+            raise ValueError(
+                f"priority has {len(permutations)} permutations, factors {count} draws"
+            )
+        arrays |= {"compute_factor": factors.compute, "transfer_factor": factors.transfer}
+    return [
+        {"ranks": ranks, **{name: np.asarray(a[k], np.float64) for name, a in arrays.items()}}
+        for k in range(len(next(iter(arrays.values()), [None])))
+    ]
 
 
 def _factors(
@@ -181,7 +176,10 @@ def _factors(
 ) -> Factors | None:
     """Returns the factors given, or those that the objective asks for."""
     if factors is not None:
-        _check_factors(graph, costs, factors)
+        draws = np.shape(factors.compute)[:1]
+        shape = (*draws, graph.num_tensors, costs.num_devices)
+        check_factor("factors.compute", factors.compute, (*draws, graph.num_tasks))
+        check_factor("factors.transfer", factors.transfer, shape)
     elif objective.num_noise:
         if key is None:
             raise ValueError(
@@ -190,19 +188,6 @@ def _factors(
         sigma = objective.noise_sigma
         factors = draw_factors(key, graph, costs.num_devices, objective.num_noise, sigma, sigma)
     return factors
-
-
-def _check_factors(graph: TaskGraph, costs: Costs, factors: Factors) -> None:
-    draws = np.shape(factors.compute)[:1]
-    for name, expected in (
-        ("compute", (*draws, graph.num_tasks)),
-        ("transfer", (*draws, graph.num_tensors, costs.num_devices)),
-    ):
-        array = np.asarray(getattr(factors, name))
-        if array.shape != expected or not draws:
-            raise ValueError(f"factors.{name} has shape {array.shape}, expected {expected}")
-        if not (np.isfinite(array) & (array > 0)).all():
-            raise ValueError(f"factors.{name} must hold positive numbers")
 
 
 def simulate_in_lockstep(

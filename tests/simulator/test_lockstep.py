@@ -39,8 +39,8 @@ def test_other_platforms_run_the_same(case, serial):
     compute_s = jnp.asarray(padded.compute_s).at[7].set(jnp.inf)
     stuck = dataclasses.replace(padded, compute_s=compute_s)
     run = partial(run_lockstep, serial=serial, in_order=False, schedule=True)
-    on_cpu = jax.jit(partial(lanes._on_cpu, run, 64))
-    elsewhere = jax.jit(partial(lanes._elsewhere, run))
+    on_cpu = jax.jit(partial(lanes.run_chunks, run, True))
+    elsewhere = jax.jit(partial(lanes.run_chunks, run, False))
     for problem, ends in ((padded, True), (stuck, False)):
         expected_s, *expected = on_cpu((problem, None), placements, rank)
         assert np.isfinite(expected_s).all() == ends
