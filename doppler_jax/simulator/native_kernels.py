@@ -230,11 +230,12 @@ class Links(NamedTuple):
 
 @inlined
 def _send(
+    p: NativeProblem,
     links: Links,
     serial: bool,
+    k: int,
     here: np.uint32,
     there: np.uint32,
-    item: np.uint32,
     made_s: float,
     move_s: float,
 ) -> tuple[float, float]:
@@ -244,8 +245,8 @@ def _send(
     """
     if not serial or here == there:
         return made_s, made_s + move_s
-    if links.last[there] != item:
-        links.last[there] = item
+    if links.last[there] != p.item[k]:
+        links.last[there] = p.item[k]
         links.sent_s[there] = max(made_s, links.free_s[here, there])
         links.free_s[here, there] = links.sent_s[there] + move_s
     return links.sent_s[there], links.free_s[here, there]
@@ -276,7 +277,7 @@ def _begin(
         v, here = p.reader[f], p.home[f]
         there = rows.placements[b, v]
         move_s = p.latency_s[here, there] + p.num_bytes[f] * p.seconds_per_byte[here, there]
-        sent_s, arrival_s = _send(links, serial, here, there, p.item[f], 0.0, move_s)
+        sent_s, arrival_s = _send(p, links, serial, f, here, there, 0.0, move_s)
         ready_s[v] = max(ready_s[v], arrival_s)
         if len(rows.sent_s) > 0:
             rows.sent_s[b, f], rows.arrival_s[b, f] = sent_s, arrival_s
@@ -326,8 +327,7 @@ def _in_order(p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool)
                     u = p.reader[m]
                     there = placement[u]
                     move_s = _move_s(p, rows, draw, m, here, there)
-                    item = p.item[m]
-                    sent, arrival = _send(links, serial, here, there, item, finish, move_s)
+                    sent, arrival = _send(p, links, serial, m, here, there, finish, move_s)
                     ready_s[u] = max(ready_s[u], arrival)
                     if sends:
                         rows.sent_s[b, m], rows.arrival_s[b, m] = sent, arrival
@@ -505,7 +505,7 @@ def _by_start(
                 v = p.reader[k]
                 there = placement[v]
                 move_s = _move_s(p, rows, draw, k, here, there)
-                sent, arrival = _send(links, serial, here, there, p.item[k], finish, move_s)
+                sent, arrival = _send(p, links, serial, k, here, there, finish, move_s)
                 if sends:
                     rows.sent_s[b, k], rows.arrival_s[b, k] = sent, arrival
                 at_s = max(ready_s[v], arrival)
