@@ -1,4 +1,4 @@
-"""The command line: `python -m doppler_jax place GRAPH ...`, and `stage1` to `stage3`.
+"""The command line: `python -m doppler_jax place GRAPH ...`, `stage1` to `stage3`, `pretrain`.
 
 `list` names methods, clusters and workloads.
 """

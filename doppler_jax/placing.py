@@ -1,4 +1,4 @@
-"""`place`: one door to every placement method."""
+"""`place`: one door to every placement method; `methods/registry.py` has the default."""
 
 import dataclasses
 import hashlib

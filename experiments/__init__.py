@@ -3,7 +3,8 @@
 `python -m experiments` lists them, `python -m experiments.NAME` runs one. To read first:
 `grid.py` (the runner), `catalogue.py` (a problem by its name), `methods.py` (cells of methods,
 ours and your own), `tables.py`; `machine.py` (devices and turns) where a study measures,
-`learning.py` where it trains. A new study is a module with a `STUDY`, and a line here.
+`learning.py` where it trains; `yardsticks/`, what simulation is measured against. A new study
+is a module with a `STUDY`, a line here and, once it has a page, one in docs/results/README.md.
 """
 
 STUDIES = {

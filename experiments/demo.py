@@ -7,13 +7,14 @@ isolated ones where Ray is installed: a process each, pinned to a core.
 
 import dataclasses
 import pathlib
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
 import doppler_jax as dj
 from doppler_jax import cli
+from doppler_jax.engine.processes import LAUNCHERS
 from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.problems import local_devices, use_host_devices
@@ -24,7 +25,7 @@ from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.stages import StageResult, run_stage1, run_stage2, run_stage3
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.catalogue import Problem, load_problem
-from experiments.grid import provenance
+from experiments.grid import check_names, provenance
 from experiments.machine import Machine, arguments, measure_placements, relative_error
 
 NUM_DEVICES = 2
@@ -43,7 +44,7 @@ class DemoSettings:
     folder: pathlib.Path = pathlib.Path("runs/demo")
     """Where results go; an interrupted demo goes on from here."""
     seed: int = 0
-    backend: Literal["auto", "local", "ray"] = "auto"
+    backend: str = "auto"
     """What runs placed programs: "ray", a process with a core of its own per device; "local",
     threads of this process; "auto", ray where there is no accelerator."""
     imitation_updates: int = 100
@@ -54,6 +55,7 @@ class DemoSettings:
 def main(settings: DemoSettings) -> None:
     """Trains, compares, checks and writes `settings.folder`."""
     check_settings(settings)
+    check_names("--backend", [settings.backend], ("auto", "local", *LAUNCHERS))
     use_host_devices(NUM_DEVICES)
     # Every tensor is cut alike, as in the paper; the planner's cut is a row of its own.
     preset, planned = (

@@ -6,6 +6,7 @@ rivals `gdp.py` (all tasks at once), `giph.py` (moves of a whole placement), `pl
 by task), `stepwise.py` (DOPPLER's networks under one softmax, and encoded at every step).
 `registry.py` has their names, and what the settings of their policies are.
 
-To add one, write it in a file here and give it a row in `registry.LEARNERS`; the tests of
-`tests/learners/test_learned_methods.py` then train it, and save and load its policies.
+To add one, write it in a file here, give it a row in `registry.LEARNERS` and its name in
+`LEARNED` of `methods/registry.py`; `tests/learners/test_learner.py` then trains it, and saves
+and loads its policies.
 """

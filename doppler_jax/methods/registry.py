@@ -10,7 +10,7 @@ from doppler_jax.baselines.peft import peft
 from doppler_jax.baselines.simple import round_robin, single
 from doppler_jax.methods.direct import by_solver, listed
 from doppler_jax.methods.request import Method
-from doppler_jax.methods.searches import REFINE, PolicySearch, random, searched
+from doppler_jax.methods.searches import PolicySearch, random, searched
 from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.populations import Evolution
 from doppler_jax.search.walks import Annealing, LocalSearch
@@ -22,7 +22,7 @@ METHODS: dict[str, Method] = {
     "annealing": searched(Annealing()),
     "cpop": listed(cpop),
     "critical_path": listed(critical_path),
-    "doppler+search": PolicySearch(REFINE),
+    "doppler+search": PolicySearch(Annealing()),
     "enumerative": listed(enumerative),
     "etf": listed(etf),
     "evolution": searched(Evolution()),

@@ -19,7 +19,6 @@ from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.populations import RandomSearch
 from doppler_jax.search.problem import can_overflow
-from doppler_jax.search.walks import Annealing
 from doppler_jax.types import Costs, Policy, TaskGraph
 
 SEARCH_S = 10.0
@@ -31,9 +30,6 @@ REFINE_S = 5.0
 SAMPLING_S, SAMPLING_TASK_S = 4.0, 1.5e-3
 """Seconds that a process takes to load JAX and a policy and to sample, and more for each task:
 where fewer are left, it would but take a core from the search."""
-
-REFINE = Annealing()
-"""The search of `doppler+search`."""
 
 
 def load_default_policy() -> Policy | None:

@@ -1,7 +1,8 @@
 """What PLC is told about putting a task on each device: one row of a table a feature.
 
 To add one, insert a row into `DEVICE_FEATURES` after the last of its set, count
-`FEATURE_VERSION` up, and train the base policy anew (`make pretrain`): older checkpoints are
+`FEATURE_VERSION` (`features.py`) up, add it to the plain loops of tests/policies/reference.py,
+and train the base policy anew (`make pretrain`): older checkpoints are
 refused, that of the default method of `place` among them.
 """
 

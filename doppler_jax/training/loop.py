@@ -77,7 +77,7 @@ class RunFolder:
         self._metrics = folder / "metrics.jsonl"
         self._lines: list[str] = []  # of updates that no checkpoint has yet
         self._saved_at = time.monotonic()
-        self.spent_s = 0.0  # by earlier sessions
+        self.spent_s = 0.0  # by earlier runs
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +108,7 @@ class RunFolder:
             self.save(state, seconds)
 
     def save(self, state: TrainState, seconds: float) -> None:
-        """Writes a state that all sessions together took so many seconds for."""
+        """Writes a state that all runs together took so many seconds for."""
         with self._metrics.open("a") as file:
             file.writelines(self._lines)
         self._lines.clear()
@@ -136,7 +136,7 @@ def train(
     Args:
       phase: what to do.
       state: to begin with, or to go on from.
-      budget: when to stop; what earlier sessions of the folder spent counts.
+      budget: when to stop; what earlier runs in the folder spent counts.
       folder: where to save now and then and at the end; None keeps all in memory.
       report: told of every update.
 

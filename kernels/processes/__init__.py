@@ -4,9 +4,10 @@ From below: `transport.py` moves tensors between processes; `device.py` is what 
 them; `session.py` is how this process asks them; `driver.py` runs programs on them, as
 `ProcessDevices`; `ray.py` starts them as Ray actors, and is all here that knows of Ray.
 
-To add a launcher, write such a file (a `Session`, and a function that starts a `Worker` in each
-process), give it a row in `LAUNCHERS`, by which settings, commands and studies know it, a test
-like that of Ray, and a line in docs/engine.md.
+To add a launcher, write such a file (`session.py` says what it does), give it a row in
+`LAUNCHERS`, by which settings, commands and studies know it, a public name in
+`doppler_jax/__init__.py`, a test like that of Ray, and a line in docs/engine.md. What the
+backend `auto` chooses is `choose_backend` in `stage3.py`.
 """
 
 from collections.abc import Callable

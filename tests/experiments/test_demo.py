@@ -140,3 +140,10 @@ def test_the_default_settings_fit_a_process(monkeypatch):
         run_demo(None, cluster="nowhere")
     assert counts == [2]
     assert len(jax.devices()) == 4
+
+
+def test_an_unknown_backend_is_refused_before_any_work(tmp_path):
+    settings = demo.DemoSettings(folder=tmp_path / "demo", backend="mpi")
+    with pytest.raises(ValueError, match="--backend: unknown 'mpi'; known: auto, local, ray"):
+        demo.main(settings)
+    assert not (tmp_path / "demo").exists()

@@ -8,8 +8,8 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import PolicySearch, list_methods
-from doppler_jax.methods.searches import REFINE
 from doppler_jax.policies.model import PolicyConfig
+from doppler_jax.search.walks import Annealing
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
@@ -55,7 +55,7 @@ def make(name):
 
 def from_samples(policy):
     """The default method with few samples of a policy, in place of the one that ships."""
-    return PolicySearch(REFINE, samples=BOUND // 4, default_policy=lambda: policy)
+    return PolicySearch(Annealing(), samples=BOUND // 4, default_policy=lambda: policy)
 
 
 def budget(method):

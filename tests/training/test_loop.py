@@ -97,7 +97,7 @@ def test_bounds_end_a_run_and_a_run_that_was_stopped_ends_there_too(tmp_path):
         assert_same_bits(resumed, whole)
 
 
-def test_seconds_of_earlier_sessions_count(tmp_path, monkeypatch):
+def test_seconds_of_earlier_runs_count(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
 
