@@ -66,7 +66,8 @@ class Aim(NamedTuple):
     simulate: Any  # `run_rows`
     problem: NativeProblem
     links: int
-    waits: bool  # `in_order`, else `fifo`
+    switches: int  # of the discipline
+    waits: bool  # whether that looks at the order
     is_plain: bool  # whether a plan can be evaluated from the first changed position
     rank: Array  # [N] uint32, positions in a topological order
     near_first: Array  # [2, N + 1] uint32, where a task's producers begin, and its readers
@@ -176,10 +177,10 @@ def plan_worth(aim: Aim, trial: Trial) -> tuple[float, float]:
     The latter, its energy, is the value, and more by as many times as peaks exceed devices.
     """
     rows, draws = trial.rows, len(trial.draws_s)
-    limited, waits, over = len(aim.capacity_bytes) > 0, aim.waits, 0.0
+    limited, over = len(aim.capacity_bytes) > 0, 0.0
     # The last is without noise: its times count for memory.
     for draw in range(draws - 1, -2 if limited or draws == 0 else -1, -1):
-        aim.simulate(aim.problem, rows, trial.work, draw, waits, waits, aim.links)
+        aim.simulate(aim.problem, rows, trial.work, draw, aim.switches, aim.links)
         if draw >= 0:
             trial.draws_s[draw] = rows.makespan_s[0]
     value_s = _statistic(trial.draws_s, aim.quantile) if draws else rows.makespan_s[0]
@@ -457,9 +458,7 @@ def walk(
                 plan[PLACEMENT, v] = to
                 changed = 1
         elif kicks == 0 and not aim.is_plain and count[AGE] % CHAIN_STEPS == 0:
-            aim.simulate(
-                aim.problem, w.timed, w.trial.work, -1, aim.waits, aim.waits, aim.links
-            )
+            aim.simulate(aim.problem, w.timed, w.trial.work, -1, aim.switches, aim.links)
             count[LENGTH], count[AGE] = critical_chain(aim, w.timed, w.chain), 1
             continue
         else:

@@ -59,12 +59,14 @@ class SearchProblem:
         if self.factors is not None:
             compute, transfer = self.factors.compute, self.factors.transfer
         level, links = self.objective.quantile, self.objective.links
-        waits = find_discipline(self.queue).waits
+        discipline = find_discipline(self.queue)
+        waits = discipline.waits
         is_serial, has_homes = links == "serial", reads > 0
         return Aim(
             simulate=Entry(),
             problem=problem,
             links=LINKS.index(links),
+            switches=discipline.switches,
             waits=waits,
             rank=rank,
             near_first=np.stack([problem.in_first, problem.first_move - np.uint32(reads)]),

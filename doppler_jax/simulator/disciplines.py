@@ -4,6 +4,10 @@ Everything that executes or judges a plan shares this definition. A device that 
 the candidate of least (key, id). The key is the time at which the task became ready, or a rank
 that is given. Candidates are the device's ready tasks, or under a discipline that `waits` only
 the first of all its tasks that have not started, so that a device may idle on purpose.
+
+To add one, write a row of `DISCIPLINES`. If its key is a given rank that is all. Otherwise give
+`Discipline` a flag, and read it in `ReadySet`, which the oracle, the validator and the engine
+use, in `native_kernels.py` and in `lockstep.py`; tables of ranks in tests then ask for it.
 """
 
 import dataclasses
@@ -26,6 +30,11 @@ class Discipline:
     ranked: bool = True  # the key is a given rank, not the ready time
     waits: bool = False  # never overtakes: only the first task that has not started may start
     per_draw: bool = False  # ranks are a permutation, of each draw its own
+
+    @property
+    def switches(self) -> int:
+        """What native code reads of it, as bits: see there."""
+        return 1 * self.ranked + 2 * self.waits
 
 
 DISCIPLINES = {
@@ -67,9 +76,13 @@ class ReadySet:
         if ranks is not None and discipline.waits:
             self._remaining = deque(sorted(tasks, key=lambda v: (ranks[v], v)))
 
+    def key(self, v: int, ready_s: float) -> float:
+        """Returns the key of a task that becomes ready at a time."""
+        return ready_s if self._ranks is None else self._ranks[v]
+
     def add(self, v: int, now_s: float) -> None:
         """Takes a task that has become ready."""
-        heappush(self._heap, (now_s if self._ranks is None else self._ranks[v], v))
+        heappush(self._heap, (self.key(v, now_s), v))
 
     def first(self) -> tuple[float, int] | None:
         """Returns (key, id) of the task that starts next, None if the device has to wait."""

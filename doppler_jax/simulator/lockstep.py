@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.graphs.padded import PaddedProblem
+from doppler_jax.simulator.disciplines import Discipline
 from doppler_jax.simulator.lanes import at, column, larger, least, pick, write
 from doppler_jax.types import pytree
 
@@ -105,7 +106,7 @@ def run_lockstep(
     handling_s: chex.Array | None = None,
     *,
     serial: bool,
-    in_order: bool,
+    discipline: Discipline,
     schedule: bool,
     native: bool,
 ) -> tuple[chex.Array, ...]:
@@ -119,7 +120,7 @@ def run_lockstep(
         tasks by (rank, id), int32.
       handling_s: `[L, N + 1]` what tasks are longer by, or None.
       serial: whether a link carries one transfer at a time.
-      in_order: whether devices take their tasks in a given order.
+      discipline: how devices choose.
       schedule: whether the times of tasks are wanted.
       native: whether this is compiled as one CPU kernel (`lanes.run_batch`).
 
@@ -133,8 +134,8 @@ def run_lockstep(
     tables = _Tables(
         padded=padded,
         placement=placement.reshape(-1).astype(dtype),
-        rank=None if rank is None or in_order else rank.reshape(-1).astype(dtype),
-        order=rank.reshape(-1) if rank is not None and in_order else None,
+        rank=None if rank is None or discipline.waits else rank.reshape(-1).astype(dtype),
+        order=rank.reshape(-1) if rank is not None and discipline.waits else None,
         handling_s=None if handling_s is None else handling_s.reshape(-1),
         transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
         base=jnp.arange(lanes, dtype=jnp.int32) * rows,
@@ -147,7 +148,7 @@ def run_lockstep(
     def steps(i: chex.Array, state: _State) -> _State:
         for k in range(unroll):
             counts = k == 0 or unroll * i + k < count  # the last iteration may have some spare
-            start = _start_next if in_order else partial(_start_best, counts=counts)
+            start = _start_next if discipline.waits else partial(_start_best, counts=counts)
             state = _release_reader(tables, start(tables, state))
         return state
 

@@ -181,12 +181,7 @@ def simulate_native(
         problem, plans.placements, **shared, schedule=schedule, transfers=transfers
     )
     names, times = rows._fields[-5:], rows[-5:]
-    switches = (
-        -1 + ("factors" in shared),
-        discipline.ranked,
-        discipline.waits,
-        LINKS.index(links),
-    )
+    switches = (-1 + ("factors" in shared), discipline.switches, LINKS.index(links))
 
     def run(parts: Iterator[slice]) -> bool:
         work = native_kernels.make_work(problem)

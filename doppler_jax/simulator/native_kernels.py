@@ -34,6 +34,9 @@ Array = np.ndarray
 PARALLEL, SERIAL, DUPLEX = 0, 1, 2
 """Links, in the order of `objective.LINKS`."""
 
+RANKED, WAITS = 1, 2
+"""Bits of `Discipline.switches`."""
+
 OK = -1
 """What `run_rows` returns if no row's ranks have a reader before its producer."""
 
@@ -703,8 +706,7 @@ def run_rows(
     rows: Rows,
     work: Work,
     draw: int,
-    ranked: bool,
-    waits: bool,
+    switches: int,
     links: int,
 ) -> int:
     """Simulates executions one after another.
@@ -714,14 +716,14 @@ def run_rows(
       rows: the executions; their times are written, and their order where they have ranks.
       work: see `make_work`.
       draw: of noise, -1 for none.
-      ranked: see `disciplines.Discipline`.
-      waits: likewise.
+      switches: of a `disciplines.Discipline`.
       links: `PARALLEL`, `SERIAL` or `DUPLEX`.
 
     Returns:
       `OK`, or the first row whose `in_order` ranks turn a precedence round.
     """
     serial = links == SERIAL
+    ranked, waits = (switches & RANKED) != 0, (switches & WAITS) != 0
     if links == DUPLEX:
         return _by_event(problem, rows, work, draw, serial, ranked, waits)
     if waits:
@@ -740,7 +742,7 @@ def entry_signature() -> Any:
     problem = prepare(*from_edge_delays([1.0], [], num_devices=1))
     rows = make_rows(problem, np.zeros((1, 1), np.uint32))
     arrays = map(numba.typeof, (problem, rows, make_work(problem)))
-    return types.int64(*arrays, types.int64, types.boolean, types.boolean, types.int64)
+    return types.int64(*arrays, types.int64, types.int64, types.int64)
 
 
 class Entry(types.WrapperAddressProtocol):

@@ -276,7 +276,7 @@ def simulate_padded(
     placements = jnp.pad(placements, ((0, 0), (0, spare))).astype(jnp.int32)
     handling_s = handling_seconds(padded, placements)
     run = partial(
-        run_lockstep, serial=links == "serial", in_order=discipline.waits, schedule=schedule
+        run_lockstep, serial=links == "serial", discipline=discipline, schedule=schedule
     )
 
     def one_draw(noise: Factors | None, rank: chex.Array | None) -> PaddedResult:

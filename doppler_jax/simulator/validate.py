@@ -356,7 +356,7 @@ class _Replay:
         if same or self.discipline.waits or not is_coming:
             return False
         if self.ranks is None:
-            return 0 < ready_s - self.ready_s[v] <= self.slack
+            return 0 < self.ready[self.device[v]].key(planned, ready_s) - key <= self.slack
         if (self.ranks[planned], planned) < (key, v):
             return ready_s - self.slack <= now < ready_s
         return start_s - self.slack <= self.ready_s[v] != start_s

@@ -11,7 +11,7 @@ import pytest
 
 from doppler_jax.graphs.padded import Sizes, bucket_size, pad_problem
 from doppler_jax.simulator import lanes, simulate
-from doppler_jax.simulator.disciplines import QUEUES
+from doppler_jax.simulator.disciplines import QUEUES, find_discipline
 from doppler_jax.simulator.lockstep import UNROLL, num_steps, run_lockstep
 from doppler_jax.simulator.noise import Factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
@@ -38,7 +38,9 @@ def test_other_platforms_run_the_same(case, serial):
     assert num_steps(padded) % UNROLL != 0  # so the last iteration has steps to spare
     compute_s = jnp.asarray(padded.compute_s).at[7].set(jnp.inf)
     stuck = dataclasses.replace(padded, compute_s=compute_s)
-    run = partial(run_lockstep, serial=serial, in_order=False, schedule=True)
+    run = partial(
+        run_lockstep, serial=serial, discipline=find_discipline("fifo"), schedule=True
+    )
     on_cpu = jax.jit(partial(lanes.run_chunks, run, True))
     elsewhere = jax.jit(partial(lanes.run_chunks, run, False))
     for problem, ends in ((padded, True), (stuck, False)):
