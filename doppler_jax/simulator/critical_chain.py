@@ -118,19 +118,24 @@ class _Walk:
 
     def _holder(self, node: int) -> int | None:
         """Returns what last held, and gave up, the device or the link of an activity."""
-        done, now = self.done, self.done.start_s[node]
-        is_task = np.arange(done.item.size) < done.num_tasks
-        same_source, same_device = (a == a[node] for a in (done.source, done.device))
-        shares = (same_source | same_device) & (is_task == is_task[node])
+        done, n, now = self.done, self.done.num_tasks, self.done.start_s[node]
+        kind = slice(0, n) if node < n else slice(n, None)
+        shares = (done.source[kind] == done.source[node]) | (
+            done.device[kind] == done.device[node]
+        )
+        sharing = np.flatnonzero(shares) + kind.start
+        start_s, finish_s = done.start_s[sharing], done.finish_s[sharing]
         # What takes no time holds nothing.
-        gone = np.flatnonzero(shares & (done.start_s < done.finish_s) & (done.finish_s <= now))
-        if is_task[node] and not (done.finish_s[gone] == now).any():
+        gone = (start_s < finish_s) & (finish_s <= now)
+        last_s = finish_s[gone].max(initial=-np.inf)
+        if node < n and last_s < now:
             # Under `in_order` a task may wait for one that takes no time but comes first. It is
             # one that an input made wait until now: the node's own inputs were there earlier.
-            shares &= (done.start_s == now) & (done.finish_s == now)
-            shares[node] = False
-            for u in np.flatnonzero(shares).tolist():
-                if (done.finish_s[self.needs[u]] == now).any():
+            for u in sharing[(start_s == now) & (finish_s == now)].tolist():
+                if u != node and (done.finish_s[self.needs[u]] == now).any():
                     return int(u)
-        order = np.lexsort(((same_source & same_device)[gone], done.finish_s[gone]))
-        return int(gone[order[-1]]) if gone.size else None
+        last = sharing[gone & (finish_s == last_s)]
+        both = (done.source[last] == done.source[node]) & (
+            done.device[last] == done.device[node]
+        )
+        return max(zip(both.tolist(), last.tolist(), strict=True), default=(False, None))[1]
