@@ -29,6 +29,7 @@ from doppler_jax.simulator.native_kernels import (
     NativeProblem,
     Rows,
     Work,
+    sort_by_key,
 )
 
 Array = np.ndarray
@@ -381,27 +382,33 @@ def _return_to_optimum(plan: Array, worth: Array) -> None:
 
 
 @inner
-def critical_chain(aim: Aim, rows: Rows, chain: Array) -> int:
+def critical_chain(aim: Aim, rows: Rows, work: Work, chain: Array) -> int:
     """Writes a chain of tasks that the makespan waited for, last first; returns how many.
 
     Each started when the next one ended on its device, or when what that had made arrived.
     """
+    order, ahead, last = work.task[0], work.task[1], work.device[0]
     p, placement = aim.problem, rows.placements[0]
     start_s, finish_s = rows.start_s[0], rows.finish_s[0]
     n, reads, v = len(placement), len(p.home), 0
     for u in range(n):
+        order[u] = u
         if finish_s[u] > finish_s[v]:
             v = u
+    sort_by_key(start_s, order, ahead)
+    for d in range(len(last)):
+        last[d] = NOBODY
+    for k in range(n):  # the task that ran before each on its device
+        ahead[order[k]] = last[placement[order[k]]]
+        last[placement[order[k]]] = order[k]
     for count in range(n):
         chain[count] = v
-        here, before = placement[v], n
+        before = n
         for e in range(p.in_first[v], p.in_first[v + 1]):
             if rows.arrival_s[0, reads + aim.in_out[e]] == start_s[v]:
                 before = int(p.in_producer[e])
-        if before == n:
-            for u in range(n):
-                if u != v and placement[u] == here and finish_s[u] == start_s[v]:
-                    before = u
+        if before == n and ahead[v] != NOBODY and finish_s[ahead[v]] == start_s[v]:
+            before = int(ahead[v])
         if before == n or start_s[v] == 0.0:
             return count + 1
         v = before
@@ -459,7 +466,7 @@ def walk(
                 changed = 1
         elif kicks == 0 and not aim.is_plain and count[AGE] % CHAIN_STEPS == 0:
             aim.simulate(aim.problem, w.timed, w.trial.work, -1, aim.switches, aim.links)
-            count[LENGTH], count[AGE] = critical_chain(aim, w.timed, w.chain), 1
+            count[LENGTH], count[AGE] = critical_chain(aim, w.timed, w.trial.work, w.chain), 1
             continue
         else:
             v = _below(random, n)
