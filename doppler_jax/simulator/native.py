@@ -269,7 +269,7 @@ def in_threads(run: Callable[[Iterator[slice]], bool], batch: int, n: int) -> bo
     """
     threads = min(num_cores(), batch * n // SHARE, batch)
     # More parts than threads, since another process may take part of a core.
-    count = min(max(4 * threads, batch * n // PART), batch) if threads > 1 else 1
+    count = min(max(8 * threads, batch * n // PART), batch) if threads > 1 else 1
     bounds = np.linspace(0, batch, count + 1).astype(int).tolist()
     parts = map(slice, bounds, bounds[1:])  # each thread takes the next
     if threads <= 1:
