@@ -56,8 +56,9 @@ class PolicySearch:
     """A search from list schedules and a policy's samples, never worse than the former.
 
     Without a policy it starts from list schedules alone. Where seconds are bounded, a process
-    beside the search draws the samples, which join the search as they come in, if the seconds
-    suffice for it. Where only evaluations are, all samples are drawn first.
+    beside the search draws the samples, which join the search as they come in. The default
+    policy is left out where the seconds do not suffice for that. Where only evaluations are
+    bounded, all samples are drawn first.
 
     Attributes:
       search: what begins at the best of them.
@@ -88,7 +89,7 @@ class PolicySearch:
             return _search_from(request.within(REFINE_S), self.search, starts, rivals)
         request = request.within(REFINE_S)
         sampling_s = SAMPLING_S + SAMPLING_TASK_S * request.graph.num_tasks
-        if request.seconds_left(REFINE_S) < sampling_s:
+        if request.policy is None and request.seconds_left(REFINE_S) < sampling_s:
             return _search_from(request, self.search, rivals, rivals)
         given = (request.graph, request.costs, source, key_words(request.random), count)
         with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:

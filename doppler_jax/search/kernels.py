@@ -419,7 +419,7 @@ def critical_chain(aim: Aim, rows: Rows, work: Work, chain: Array) -> int:
 def walk(
     aim: Aim, w: Walker, steps: int, hot: float, cold: float, kicks: int, target_s: float
 ) -> int:
-    """Makes `steps` moves, of which each costs an evaluation; returns how many it made.
+    """Makes `steps` evaluations, nearly all of a move each; returns how many it made.
 
     Args:
       aim: the problem.

@@ -33,7 +33,7 @@ class Discipline:
 
     @property
     def switches(self) -> int:
-        """What native code reads of it, as bits: see there."""
+        """The flags as bits, `RANKED` and `WAITS` of `native_kernels.py`."""
         return 1 * self.ranked + 2 * self.waits
 
 

@@ -1,8 +1,8 @@
 """Is this schedule legal? Judges simulated schedules and measured traces alike.
 
 What holds for every execution is checked on whole arrays. What the costs, the links and the
-queue demand is checked by running the schedule again by its own times. No rule is shared with
-the simulators but that of the disciplines, so that it can judge any of them.
+queue demand is checked by running the schedule again by its own times. With the oracle it
+shares durations and disciplines, and no event loop, so that it can judge any simulator.
 """
 
 import dataclasses

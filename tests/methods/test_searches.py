@@ -93,6 +93,9 @@ def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch
     monkeypatch.setattr(searches, "SAMPLING_TASK_S", 0.1)  # too long for 40 tasks
     place(graph, costs, method=PolicySearch(RandomSearch()), **bounds)
     assert len(ended) == 1
+    given = Policy(params={}, config=None)  # is asked for, whatever the seconds
+    place(graph, costs, method=PolicySearch(RandomSearch()), policy=given, **bounds)
+    assert len(ended) == 2
 
 
 @pytest.mark.slow
