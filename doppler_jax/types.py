@@ -43,6 +43,8 @@ class TaskGraph:
       input_bytes: `[I]` size of each graph input.
       input_home: `[I]` int, the device that it lies on at time 0, or `RESIDENT` (-1): on
         every device that reads it.
+      input_maker: `[I]` int, the task whose result of the last call it is, or -1. Its home is
+        then the device of that task, and `input_home` is `RESIDENT`.
       input_edge_input: `[F]` int, the graph input that is read.
       input_edge_reader: `[F]` int, the task that reads it.
       has_bytes: False where sizes are communication numbers, as in DOPPLER's text files:
@@ -56,9 +58,24 @@ class TaskGraph:
     edge_reader: chex.Array
     input_bytes: chex.Array
     input_home: chex.Array
+    input_maker: chex.Array
     input_edge_input: chex.Array
     input_edge_reader: chex.Array
     has_bytes: bool = True
+
+    @property
+    def is_resident(self) -> np.ndarray:
+        """Whether each graph input lies on every device that reads it `[I]`."""
+        return (np.asarray(self.input_home) == RESIDENT) & (np.asarray(self.input_maker) < 0)
+
+    def homes(self, placement: np.ndarray) -> np.ndarray:
+        """Returns where each graph input lies at time 0 `[I]`, for tasks on devices `[N]`."""
+        homes, made = (
+            np.array(self.input_home),
+            np.flatnonzero(np.asarray(self.input_maker) >= 0),
+        )
+        homes[made] = placement[self.input_maker[made]]
+        return homes
 
     @property
     def num_tasks(self) -> int:

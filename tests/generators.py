@@ -8,8 +8,11 @@ from doppler_jax.graphs.build import make_graph, task_edges, topological_order
 from doppler_jax.types import RESIDENT, Costs, Schedule
 
 
-def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
-    """A random DAG with costs: several tensors per task, ties and zeros when dyadic."""
+def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True, makers=False):
+    """A random DAG with costs: several tensors per task, ties and zeros when dyadic.
+
+    With makers some graph inputs are results of the last call.
+    """
     density = rng.choice([0.02, 0.1, 0.3])
     order = rng.permutation(num_tasks)  # ids need not be topological
     producer, edge_tensor, edge_reader = [], [], []
@@ -22,8 +25,11 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
             producer.append(v)
     num_inputs = int(rng.integers(0, 4)) if num_tasks else 0
     # Drawn beside `rng`, whose further numbers stay those of older tests.
-    more = rng.spawn(1)[0].integers(0, [[max(num_inputs, 1)], [max(num_tasks, 1)]], (2, 4))
+    other = rng.spawn(1)[0]
+    more = other.integers(0, [[max(num_inputs, 1)], [max(num_tasks, 1)]], (2, 4))
     more = more[:, : 4 * bool(num_inputs)]
+    is_made = (other.random(num_inputs) < 0.4) & makers
+    maker = np.where(is_made, other.integers(0, max(num_tasks, 1), num_inputs), -1)
     graph = make_graph(
         flops=numbers(rng, num_tasks, dyadic),
         tensor_producer=producer,
@@ -31,7 +37,10 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True):
         edge_tensor=edge_tensor,
         edge_reader=edge_reader,
         input_bytes=numbers(rng, num_inputs, dyadic),
-        input_home=rng.integers(-1, num_devices if homes else 0, num_inputs),
+        input_home=np.where(
+            is_made, RESIDENT, rng.integers(-1, num_devices if homes else 0, num_inputs)
+        ),
+        input_maker=maker,
         input_edge_input=np.append(np.arange(num_inputs), more[0]),
         input_edge_reader=np.append(rng.integers(0, max(num_tasks, 1), num_inputs), more[1]),
     )
@@ -124,6 +133,7 @@ def with_own_inputs(rng, graph, costs):
         rng.integers(0, costs.num_devices, graph.num_tasks),
     )
     inputs = {"input_bytes": rng.lognormal(size=graph.num_tasks), "input_home": home}
+    inputs["input_maker"] = np.full(graph.num_tasks, -1)
     graph = graph.replace(input_edge_input=every, input_edge_reader=every, **inputs)
     return graph, costs.replace(input_bytes=graph.input_bytes)
 
@@ -169,7 +179,9 @@ def problems(draw, max_tasks=30, max_devices=4):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_tasks, num_devices = draw(st.integers(0, max_tasks)), draw(st.integers(1, max_devices))
     kind = draw(st.sampled_from(["generic", "dyadic", "coarse"]))
-    graph, costs = random_problem(rng, num_tasks, num_devices, dyadic=kind == "dyadic")
+    graph, costs = random_problem(
+        rng, num_tasks, num_devices, dyadic=kind == "dyadic", makers=True
+    )
     if kind == "coarse":
         graph, costs = coarsen(rng, graph, costs)
     if draw(st.booleans()):
@@ -184,12 +196,19 @@ def problems(draw, max_tasks=30, max_devices=4):
         "priority": {"queue": "priority", "priority": rng.integers(0, 9, num_tasks)},
         "in_order": {"queue": "in_order", "priority": topological_ranks(rng, graph)},
         "random": {"queue": "random", "priority": rng.permutation(num_tasks)},
-        "noise": {
-            "compute_factor": rng.lognormal(0, 0.3, num_tasks),
-            "transfer_factor": rng.lognormal(0, 0.3, (graph.num_tensors, num_devices)),
-        },
+        "noise": random_factors(rng, graph, num_devices),
     }
     return graph, costs, placement, options[draw(st.sampled_from(sorted(options)))]
+
+
+def random_factors(rng, graph, num_devices):
+    """A draw of noise, as the simulators take it."""
+    sizes = {
+        "compute_factor": (graph.num_tasks,),
+        "transfer_factor": (graph.num_tensors, num_devices),
+        "input_factor": (graph.num_inputs, num_devices),
+    }
+    return {name: rng.lognormal(0, 0.3, size) for name, size in sizes.items()}
 
 
 def topological_ranks(rng, graph):

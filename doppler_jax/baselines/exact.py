@@ -90,13 +90,15 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
       `STARTS` under `fifo`.
 
     Raises:
-      ValueError: devices spend time on transfers (`handling_s`), or no placement fits into
-        memory.
+      ValueError: devices spend time on transfers (`handling_s`), a graph input has a maker,
+        or no placement fits into memory.
       NoneFitsError: none was found that surely fits.
       ImportError: OR-Tools is not installed.
     """
     if costs.handling_s is not None:
         raise ValueError("costs have handling_s, which method 'exact' does not know")
+    for i in np.flatnonzero(graph.input_maker >= 0)[:1]:
+        raise ValueError(f"graph input {i} has a maker, which method 'exact' does not know")
     if graph.num_tasks == 0:
         return ExactResult(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0, True)
     total_bytes = np.sum(costs.input_bytes) + np.sum(costs.tensor_bytes)

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 
 def task_handling_s(graph: TaskGraph, costs: Costs, device: np.ndarray) -> np.ndarray:
     """Returns what each task `[N]` is longer by for what it sends and receives.
+
+    Of a graph input's transfer only who receives it pays.
 
     Args:
       graph: the task graph, N tasks.
@@ -19,15 +21,23 @@ def task_handling_s(graph: TaskGraph, costs: Costs, device: np.ndarray) -> np.nd
     if costs.handling_s is None or costs.handling_s_per_byte is None:
         return count
     received: set[tuple[int, int]] = set()
+    home, size = graph.homes(device), np.concatenate([costs.input_bytes, costs.tensor_bytes])
+
+    def move(item: int, source: int, reader: int, *payers: int) -> None:
+        key = (item, int(device[reader]))
+        if source not in (RESIDENT, key[1]) and key not in received:
+            received.add(key)
+            for task in payers:
+                count[task] += 1
+                num_bytes[task] += size[item]
+
+    inputs = zip(graph.input_edge_input.tolist(), graph.input_edge_reader.tolist(), strict=True)
+    for i, reader in sorted(inputs):
+        move(i, home[i], reader, reader)
     edges = zip(graph.edge_reader.tolist(), graph.edge_tensor.tolist(), strict=True)
     for reader, tensor in sorted(edges):
         maker = graph.tensor_producer[tensor]
-        key = (tensor, int(device[reader]))
-        if device[maker] != device[reader] and key not in received:
-            received.add(key)
-            for task in (maker, reader):
-                count[task] += 1
-                num_bytes[task] += costs.tensor_bytes[tensor]
+        move(graph.num_inputs + tensor, device[maker], reader, maker, reader)
     each_s = np.asarray(costs.handling_s, np.float64)[device]
     per_byte = np.asarray(costs.handling_s_per_byte, np.float64)[device]
     return count * each_s + num_bytes * per_byte

@@ -17,6 +17,7 @@ def make_graph(
     edge_reader: ArrayLike = (),
     input_bytes: ArrayLike = (),
     input_home: ArrayLike | None = None,
+    input_maker: ArrayLike | None = None,
     input_edge_input: ArrayLike = (),
     input_edge_reader: ArrayLike = (),
     has_bytes: bool = True,
@@ -24,13 +25,13 @@ def make_graph(
     """Returns the validated task graph; the fields are described on `TaskGraph`.
 
     Repeated reads of a tensor (or graph input) by one task collapse to one edge.
-    Without `input_home` every graph input is resident.
+    Without `input_home` and `input_maker` every graph input is resident.
 
     Raises:
       ValueError: lengths differ, an id does not exist, a size is negative or not
         finite, or the tasks form a cycle; the message names the first offender.
     """
-    num_inputs = np.size(np.asarray(input_bytes))
+    nowhere = np.full(np.size(np.asarray(input_bytes)), RESIDENT)
     edges = _unique_pairs("edge", edge_tensor, edge_reader)
     input_edges = _unique_pairs("input_edge", input_edge_input, input_edge_reader)
     graph = TaskGraph(
@@ -40,9 +41,8 @@ def make_graph(
         edge_tensor=edges[:, 0],
         edge_reader=edges[:, 1],
         input_bytes=_floats("input_bytes", input_bytes),
-        input_home=_ints(
-            "input_home", np.full(num_inputs, RESIDENT) if input_home is None else input_home
-        ),
+        input_home=_ints("input_home", nowhere if input_home is None else input_home),
+        input_maker=_ints("input_maker", nowhere if input_maker is None else input_maker),
         input_edge_input=input_edges[:, 0],
         input_edge_reader=input_edges[:, 1],
         has_bytes=has_bytes,
@@ -56,8 +56,9 @@ def check_graph(graph: TaskGraph) -> None:
     n, t, i = graph.num_tasks, graph.num_tensors, graph.num_inputs
     if graph.tensor_bytes.shape != (t,):
         raise ValueError(f"tensor_bytes has {graph.tensor_bytes.size} entries for {t} tensors")
-    if graph.input_home.shape != (i,):
-        raise ValueError(f"input_home has {graph.input_home.size} entries for {i} inputs")
+    for name in ("input_home", "input_maker"):
+        if (array := getattr(graph, name)).shape != (i,):
+            raise ValueError(f"{name} has {array.size} entries for {i} inputs")
     _check_ids("tensor_producer", graph.tensor_producer, n, "tasks")
     _check_ids("edge_tensor", graph.edge_tensor, t, "tensors")
     _check_ids("edge_reader", graph.edge_reader, n, "tasks")
@@ -65,6 +66,12 @@ def check_graph(graph: TaskGraph) -> None:
     _check_ids("input_edge_reader", graph.input_edge_reader, n, "tasks")
     if i and graph.input_home.min() < RESIDENT:
         raise ValueError(f"input_home holds {graph.input_home.min()}; -1 means resident")
+    _check_ids("input_maker", graph.input_maker[graph.input_maker != -1], n, "tasks")
+    for k in np.flatnonzero((graph.input_maker >= 0) & (graph.input_home != RESIDENT))[:1]:
+        raise ValueError(
+            f"graph input {k} has the home {graph.input_home[k]} and the maker "
+            f"{graph.input_maker[k]}; expected one of them"
+        )
     topological_order(graph)
 
 

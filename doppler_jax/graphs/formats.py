@@ -54,6 +54,8 @@ def save_graph(path: PathLike, graph: TaskGraph) -> None:
     """
     check_graph(graph)
     fields = {name: getattr(graph, name).tolist() for name in _FLOAT_FIELDS + _INT_FIELDS}
+    if (graph.input_maker >= 0).any():
+        fields["input_maker"] = graph.input_maker.tolist()
     if not graph.has_bytes:
         fields["has_bytes"] = False
     write_fields(path, FORMAT, **fields)
@@ -103,12 +105,16 @@ def load_stg(path: PathLike) -> tuple[list[float], list[tuple[int, int, float]]]
 
 def _parse_json(path: PathLike, text: str) -> TaskGraph:
     names = (*_FLOAT_FIELDS, *_INT_FIELDS)
-    data = read_fields(path, FORMAT, names, optional=["has_bytes"], text=text)
+    data = read_fields(path, FORMAT, names, optional=["has_bytes", "input_maker"], text=text)
     has_bytes = data.get("has_bytes", True)
     if not isinstance(has_bytes, bool):
         raise ValueError(f"{path}: has_bytes is {has_bytes!r}; expected true or false")
     floats = {name: read_numbers(path, data, name) for name in _FLOAT_FIELDS}
-    ints = {name: read_numbers(path, data, name, integers=True) for name in _INT_FIELDS}
+    ints = {
+        name: read_numbers(path, data, name, integers=True)
+        for name in (*_INT_FIELDS, "input_maker")
+        if name in data
+    }
     try:
         return make_graph(**floats, **ints, has_bytes=has_bytes)
     except ValueError as error:

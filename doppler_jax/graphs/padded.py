@@ -64,8 +64,10 @@ class PaddedProblem:
     edge_tensor: chex.Array  # [E + 1] int32
     edge_bytes: chex.Array  # [E + 1]
     edge_opens: chex.Array  # [E + 1] bool, the first edge of its tensor
-    home_reader: chex.Array  # [F] int32, reads of inputs with a home, in the order of inputs
+    home_reader: chex.Array  # [F] int32, reads of inputs that may move, in the order of inputs
     home_device: chex.Array  # [F] int32
+    home_maker: chex.Array  # [F] int32, task on whose device the home is instead, or N
+    home_input: chex.Array  # [F] int32
     home_bytes: chex.Array  # [F]
     home_opens: chex.Array  # [F] bool, the first read of its input
     chain: chex.Array  # [N + 1] int32, the chain that the task is in
@@ -162,7 +164,7 @@ def needed_sizes(
         readers=int(np.bincount(senders, minlength=1).max()),
         chains=len(chain_cover(graph) if chains is None else chains),
         devices=costs.num_devices,
-        home_reads=int((graph.input_home[graph.input_edge_input] != RESIDENT).sum()),
+        home_reads=int(np.sum(~graph.is_resident[graph.input_edge_input])),
     )
 
 
@@ -192,11 +194,14 @@ def _edges(graph: TaskGraph, edge_bytes: np.ndarray, sizes: Sizes) -> dict[str, 
 def _home_reads(
     graph: TaskGraph, costs: Costs, sizes: Sizes, dtype: DTypeLike
 ) -> dict[str, np.ndarray]:
-    reads = np.flatnonzero(graph.input_home[graph.input_edge_input] != RESIDENT)
-    reads = reads[np.argsort(graph.input_edge_input[reads], kind="stable")]
+    reads = np.flatnonzero(~graph.is_resident[graph.input_edge_input])
+    reads = reads[np.lexsort((graph.input_edge_reader[reads], graph.input_edge_input[reads]))]
     inputs, readers = graph.input_edge_input[reads], graph.input_edge_reader[reads]
-    count = sizes.home_reads
+    count, makers = sizes.home_reads, graph.input_maker[inputs].astype(np.int32)
+    makers[makers < 0] = sizes.tasks
     return {
+        "home_maker": pad_array(makers, count, fill=sizes.tasks),
+        "home_input": pad_array(inputs.astype(np.int32), count),
         "home_reader": pad_array(readers.astype(np.int32), count, fill=sizes.tasks),
         "home_device": pad_array(graph.input_home[inputs].astype(np.int32), count),
         "home_bytes": pad_array(np.asarray(costs.input_bytes, dtype)[inputs], count),

@@ -77,7 +77,7 @@ class Aim(NamedTuple):
     out_in: Array  # [E] uint32, of an edge as producers list it the place as readers do
     in_out: Array  # [E] uint32, the other way round
     compute_factor: Array  # [K, N] noise, K = 0 for none
-    transfer_factor: Array  # [K, T, D]
+    item_factor: Array  # [K, I + T, D]
     quantile: float  # of the K makespans; nan for their mean
     memory: MemoryProblem
     capacity_bytes: Array  # [D], or [0] where everything fits everywhere

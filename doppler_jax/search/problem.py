@@ -55,9 +55,10 @@ class SearchProblem:
         rank = np.empty(n, np.uint32)
         rank[topological_order(graph)] = np.arange(n)
         compute = np.empty((0, n))
-        transfer = np.empty((0, graph.num_tensors, devices))
+        items = np.empty((0, graph.num_inputs + graph.num_tensors, devices))
         if self.factors is not None:
-            compute, transfer = self.factors.compute, self.factors.transfer
+            compute = self.factors.compute
+            items = np.concatenate([self.factors.inputs, self.factors.transfer], axis=1)
         level, links = self.objective.quantile, self.objective.links
         discipline = find_discipline(self.queue)
         waits = discipline.waits
@@ -75,13 +76,14 @@ class SearchProblem:
             out_in=out_in.astype(np.uint32),
             in_out=np.argsort(out_in).astype(np.uint32),
             compute_factor=np.array(compute, np.float64),
-            transfer_factor=np.array(transfer, np.float64),
+            item_factor=np.array(items, np.float64),
             quantile=np.nan if level is None else level,
             memory=prepare_memory(graph, costs, problem, costs.capacity_bytes),
             capacity_bytes=np.array(costs.capacity_bytes[: devices * self.is_limited], float),
             is_plain=waits
             and links != "duplex"
             and not (is_serial and has_homes)
+            and not (graph.input_maker >= 0).any()
             and not len(problem.handling_s)
             and self.factors is None
             and not self.is_limited,
@@ -94,7 +96,7 @@ class SearchProblem:
         from doppler_jax.simulator.native_kernels import make_rows, make_work
 
         aim, limited = self.aim, self.is_limited
-        factors = aim.compute_factor, aim.transfer_factor
+        factors = aim.compute_factor, aim.item_factor
         times = {"schedule": limited, "transfers": limited}
         rows = make_rows(aim.problem, placement[None], None, order[None], factors, **times)
         room = make_work(aim.problem), make_memory_work(aim.memory)
@@ -145,11 +147,19 @@ def can_overflow(graph: TaskGraph, costs: Costs) -> bool:
 
 
 def _input_s(problem: "NativeProblem") -> np.ndarray:
-    """Returns when each task has its graph inputs on each device `[N, D]`, without waiting."""
+    """Returns when each task has its graph inputs on each device `[N, D]`, without waiting.
+
+    Those with a maker are left out: where they are depends on the placement.
+    """
+    from doppler_jax.simulator.native_kernels import NOBODY
+
     there_s = np.zeros(problem.compute_s.shape)
-    home, size = problem.home, problem.num_bytes[: len(problem.home), None]
-    move_s = problem.latency_s[home] + size * problem.seconds_per_byte[home]
-    np.maximum.at(there_s, problem.reader[: len(home)], move_s)
+    read = np.flatnonzero(problem.maker == NOBODY)
+    home = problem.home[read]
+    move_s = problem.latency_s[home] + (
+        problem.num_bytes[read, None] * problem.seconds_per_byte[home]
+    )
+    np.maximum.at(there_s, problem.reader[read], move_s)
     return there_s
 
 
@@ -189,9 +199,7 @@ def judge(
     schedule = run(**options)
     makespan = value = makespan_s(schedule)
     if factors is not None:
-        pairs = zip(factors.compute, factors.transfer, strict=True)
-        named = ({"compute_factor": c, "transfer_factor": t} for c, t in pairs)
-        draws_s = [makespan_s(run(**options, **draw)) for draw in named]
+        draws_s = [makespan_s(run(**options, **draw)) for draw in factors.draws()]
         level = objective.quantile
         value = float(np.mean(draws_s) if level is None else np.quantile(draws_s, level))
     overflow = ""

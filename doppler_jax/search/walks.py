@@ -117,7 +117,7 @@ def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Wa
     kept = n if aim.is_plain else 0
     is_serial = problem.objective.links == "serial"
     plan = np.stack([placement, order, aim.rank, *[placement, order] * 2]).astype(np.uint32)
-    factors = aim.compute_factor, aim.transfer_factor
+    factors = aim.compute_factor, aim.item_factor
     executed = plan[PLACEMENT, None], None, plan[ORDER, None], factors
     return Walker(
         random=np.array([seed], np.uint64),

@@ -36,7 +36,7 @@ def list_reads(graph: TaskGraph, device: np.ndarray) -> Reads:
 
 def item_sources(graph: TaskGraph, device: np.ndarray) -> np.ndarray:
     """Returns the device `[T + I]` that has each item first, `RESIDENT` if all have it."""
-    return np.concatenate([device[graph.tensor_producer], graph.input_home[::-1]])
+    return np.concatenate([device[graph.tensor_producer], graph.homes(device)[::-1]])
 
 
 def check_placement(graph: TaskGraph, num_devices: int, placement: ArrayLike) -> np.ndarray:
@@ -84,19 +84,25 @@ def task_seconds(
 
 
 def move_seconds(
-    graph: TaskGraph, costs: Costs, device: np.ndarray, factor: ArrayLike | None
+    graph: TaskGraph,
+    costs: Costs,
+    device: np.ndarray,
+    transfer_factor: ArrayLike | None,
+    input_factor: ArrayLike | None,
 ) -> np.ndarray:
     """Returns the seconds `[T + I, D]` of moving each item from its source to each device.
 
-    Those of tensors are multiplied by the factors `[T, D]`. Resident inputs take none.
+    Those of tensors are multiplied by factors `[T, D]`, those of graph inputs by `[I, D]`.
+    Resident inputs take none.
     """
     source = item_sources(graph, device)
     num_bytes = np.concatenate([costs.tensor_bytes, np.asarray(costs.input_bytes)[::-1]])
     latency_s = np.asarray(costs.latency_s, np.float64)[source]
     per_byte = np.asarray(costs.seconds_per_byte, np.float64)[source]
     seconds = latency_s + num_bytes.astype(np.float64)[:, None] * per_byte
-    tensors = seconds[: graph.num_tensors]
-    tensors *= check_factor("transfer_factor", factor, tensors.shape)
+    tensors, inputs = seconds[: graph.num_tensors], seconds[graph.num_tensors :]
+    tensors *= check_factor("transfer_factor", transfer_factor, tensors.shape)
+    inputs *= check_factor("input_factor", input_factor, inputs.shape)[::-1]
     seconds[source == RESIDENT] = 0.0
     return seconds
 

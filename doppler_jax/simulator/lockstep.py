@@ -52,7 +52,7 @@ class _Tables:
     rank: chex.Array | None  # [L * (N + 1)] queue key; None under `fifo` and `in_order`
     order: chex.Array | None  # [L * (N + 1)] the tasks of `in_order`, the one of none behind
     handling_s: chex.Array | None  # [L * (N + 1)], see `handling.py`
-    transfer_factor: chex.Array | None  # [T * D] noise
+    factors: tuple[chex.Array, chex.Array] | None  # [T, D] and [I, D], noise of transfers
     base: chex.Array  # [L] int32, where a lane's tasks begin
     one: chex.Array  # [] 1.0, see `hold`
     native: bool  # whether this is compiled as one CPU kernel (`lanes.run_batch`)
@@ -72,6 +72,21 @@ class _Tables:
         link, padded = source * self.padded.num_devices + destination, self.padded
         seconds_per_byte = at(padded.seconds_per_byte.reshape(-1), link)
         return at(padded.latency_s.reshape(-1), link) + num_bytes * seconds_per_byte
+
+    def noisy(
+        self, move_s: chex.Array, k: int, items: chex.Array, i: chex.Array, there: chex.Array
+    ) -> chex.Array:
+        """Returns seconds `[L]` of moving `items[i]` times the k-th factor of device `[L]`."""
+        if self.factors is None:
+            return move_s  # before `items` is looked at: XLA aborts at tables without use
+        where = at(items, i) * self.padded.num_devices + there
+        return move_s * at(self.factors[k].reshape(-1), where)
+
+    def home(self, i: chex.Array) -> chex.Array:
+        """Returns the device `[L]` on which the graph input of the i-th read lies, int32."""
+        maker = self.padded.home_maker[i]
+        made = at(self.placement, self.base + maker).astype(jnp.int32)
+        return jnp.where(maker < self.padded.padded_tasks, made, self.padded.home_device[i])
 
 
 @pytree
@@ -100,7 +115,7 @@ class _State:
 
 
 def run_lockstep(
-    shared: tuple[PaddedProblem, chex.Array | None],
+    shared: tuple[PaddedProblem, tuple[chex.Array, chex.Array] | None],
     placement: chex.Array,
     rank: chex.Array | None,
     handling_s: chex.Array | None = None,
@@ -113,8 +128,8 @@ def run_lockstep(
     """Runs L executions to their end.
 
     Args:
-      shared: the problem, and `[T, D]` factors of the transfers' durations or None. Times
-        are in the problem's precision.
+      shared: the problem, and the factors of the durations of transfers, `[T, D]` of tensors
+        and `[I, D]` of graph inputs, or None. Times are in the problem's precision.
       placement: `[L, N + 1]` int32.
       rank: `[L, N + 1]` queue keys of `priority`, or None for `fifo`; under `in_order` the
         tasks by (rank, id), int32.
@@ -128,7 +143,7 @@ def run_lockstep(
       Makespans `[L]`; with `schedule` also starts and finishes `[L, N + 1]`, inf for
       tasks that never start.
     """
-    padded, transfer_factor = shared
+    padded, factors = shared
     lanes, rows = placement.shape
     dtype = jnp.result_type(padded.compute_s)
     tables = _Tables(
@@ -137,7 +152,7 @@ def run_lockstep(
         rank=None if rank is None or discipline.waits else rank.reshape(-1).astype(dtype),
         order=rank.reshape(-1) if rank is not None and discipline.waits else None,
         handling_s=None if handling_s is None else handling_s.reshape(-1),
-        transfer_factor=None if transfer_factor is None else transfer_factor.reshape(-1),
+        factors=factors,
         base=jnp.arange(lanes, dtype=jnp.int32) * rows,
         # A constant would be divided by at compile time; this one XLA cannot see through.
         one=jnp.where(padded.num_tasks >= 0, 1, 2).astype(dtype),
@@ -165,10 +180,7 @@ def _begin(tables: _Tables, placement: chex.Array, *, serial: bool, schedule: bo
     """Returns the state at time 0, graph inputs moved, of placements `[L, N + 1]`."""
     padded, (lanes, rows) = tables.padded, placement.shape
     dtype, devices = tables.placement.dtype, padded.num_devices
-    if serial:
-        ready_s, links = _carry_inputs(tables, rows)
-    else:
-        ready_s, links = jnp.take_along_axis(padded.input_ready_s, placement.T, axis=1).T, None
+    ready_s, links = _carry_inputs(tables, rows, serial=serial)
     head = padded.chain_head
     waits = (padded.num_producers[head] == 0) & (head < rows - 1)
     slot_start_s = jnp.where(waits[:, None], ready_s.T[head], jnp.inf)
@@ -288,9 +300,7 @@ def _release_reader(tables: _Tables, state: _State) -> _State:
 
     destination = there.astype(jnp.int32)
     move_s = tables.move_s(state.source, destination, at(padded.edge_bytes, edge))
-    if tables.transfer_factor is not None:
-        tensor = at(padded.edge_tensor, edge)
-        move_s *= at(tables.transfer_factor, tensor * padded.num_devices + destination)
+    move_s = tables.noisy(move_s, 0, padded.edge_tensor, edge, destination)
     arrival_s, links = state.made_s + move_s, None
     if state.links is not None:
         opens, ends = at(padded.edge_opens, edge), (state.source, destination)
@@ -370,32 +380,37 @@ def _send(
     )
 
 
-def _carry_inputs(tables: _Tables, rows: int) -> tuple[chex.Array, SerialLinks]:
+def _carry_inputs(
+    tables: _Tables, rows: int, *, serial: bool
+) -> tuple[chex.Array, SerialLinks | None]:
     """Moves graph inputs from their homes, at time 0 and in the order of their ids.
 
     Returns when each task's are there `[L, N + 1]`, N + 1 being `rows`, and the links then.
     """
     padded, lanes, devices = tables.padded, len(tables.base), tables.padded.num_devices
-    none = jnp.zeros(lanes, tables.placement.dtype)
-    links = SerialLinks(
-        free_s=jnp.zeros(lanes * devices**2, none.dtype),
-        sent_s=jnp.full((devices, lanes), -1.0, none.dtype),
-    )
+    none, links = jnp.zeros(lanes, tables.placement.dtype), None
+    if serial:
+        links = SerialLinks(
+            free_s=jnp.zeros(lanes * devices**2, none.dtype),
+            sent_s=jnp.full((devices, lanes), -1.0, none.dtype),
+        )
 
     def one(
-        i: chex.Array, carry: tuple[chex.Array, SerialLinks]
-    ) -> tuple[chex.Array, SerialLinks]:
+        i: chex.Array, carry: tuple[chex.Array, SerialLinks | None]
+    ) -> tuple[chex.Array, SerialLinks | None]:
         ready_s, links = carry
         read = tables.base + padded.home_reader[i]
         destination = at(tables.placement, read).astype(jnp.int32)
-        source = jnp.broadcast_to(padded.home_device[i], (lanes,))
-        move_s = tables.move_s(source, destination, padded.home_bytes[i])
-        opens, real = (
-            jnp.broadcast_to(a, (lanes,))
-            for a in (padded.home_opens[i], padded.home_reader[i] < rows - 1)
-        )
-        ends = source, destination
-        arrival_s, links = _send(tables, links, ends, none, move_s, opens, real)
+        source = tables.home(i)
+        arrival_s = tables.move_s(source, destination, padded.home_bytes[i])
+        arrival_s = tables.noisy(arrival_s, 1, padded.home_input, i, destination)
+        if links is not None:
+            opens, real = (
+                jnp.broadcast_to(a, (lanes,))
+                for a in (padded.home_opens[i], padded.home_reader[i] < rows - 1)
+            )
+            ends = source, destination
+            arrival_s, links = _send(tables, links, ends, none, arrival_s, opens, real)
         latest_s = larger(at(ready_s, read), arrival_s)
         return tables.write(ready_s, read, latest_s), links
 
@@ -417,28 +432,51 @@ def handling_seconds(padded: PaddedProblem, placements: chex.Array) -> chex.Arra
 
     def of_one(placement: chex.Array) -> chex.Array:
         rows, edges = len(placement), len(padded.edge_reader)
-        tasks, edge = jnp.arange(rows, dtype=jnp.int32), jnp.arange(edges, dtype=jnp.int32)
+        tasks = jnp.arange(rows, dtype=jnp.int32)
         maker = jnp.repeat(tasks, padded.num_edges, total_repeat_length=edges)
-        reader = padded.edge_reader
-        there = placement[reader]
-        # Edges of a tensor are neighbours, readers in the order of their ids.
-        devices = jnp.arange(padded.num_devices, dtype=jnp.int32)
-        reads = (there[:, None] == devices[None]).astype(jnp.int32)
-        earlier = jnp.cumsum(reads, axis=0, dtype=jnp.int32) - reads
-        opening = jax.lax.cummax(jnp.where(padded.edge_opens, edge, 0))
-        mine = jnp.take_along_axis(earlier - earlier[opening], there[:, None], axis=1)[:, 0]
-        moved = (mine == 0) & (there != placement[maker]) & (reader < rows - 1)
-
-        dtype = padded.compute_s.dtype
-        amounts = jnp.stack([jnp.ones(edges, dtype), padded.edge_bytes], axis=1)
-        amounts = jnp.where(moved[:, None], amounts, 0)
-        count, num_bytes = (
-            jax.ops.segment_sum(amounts, maker, rows)
-            + jax.ops.segment_sum(amounts, reader, rows)
-        ).T
+        read = padded.edge_reader, padded.edge_opens, padded.edge_bytes
+        amounts = _received(placement, placement[maker], *read, padded.num_devices)
+        total = jax.ops.segment_sum(amounts, maker, rows)
+        total += jax.ops.segment_sum(amounts, padded.edge_reader, rows)
+        if len(padded.home_reader):
+            read = padded.home_reader, padded.home_opens, padded.home_bytes
+            is_made = padded.home_maker < rows - 1
+            home = jnp.where(is_made, placement[padded.home_maker], padded.home_device)
+            amounts = _received(placement, home, *read, padded.num_devices)
+            total += jax.ops.segment_sum(amounts, padded.home_reader, rows)
+        count, num_bytes = total.T
         each_s, per_byte = (
             jnp.asarray(y)[placement] for y in (padded.handling_s, padded.handling_s_per_byte)
         )
         return count * each_s + num_bytes * per_byte
 
     return jax.lax.map(of_one, placements, batch_size=_AT_ONCE)
+
+
+def _received(
+    placement: chex.Array,
+    source: chex.Array,
+    reader: chex.Array,
+    opens: chex.Array,
+    num_bytes: chex.Array,
+    num_devices: int,
+) -> chex.Array:
+    """Returns 1 and the bytes `[R, 2]` of reads that bring an item to a device, else zeros.
+
+    Args:
+      placement: `[N + 1]` int32.
+      source: `[R]` device that has the item.
+      reader: `[R]` int32. Reads of an item are neighbours, by reader.
+      opens: `[R]` whether a read is the first one of its item.
+      num_bytes: `[R]`.
+      num_devices: D.
+    """
+    there, read = placement[reader], jnp.arange(len(reader), dtype=jnp.int32)
+    devices = jnp.arange(num_devices, dtype=jnp.int32)
+    reads = (there[:, None] == devices[None]).astype(jnp.int32)
+    earlier = jnp.cumsum(reads, axis=0, dtype=jnp.int32) - reads
+    opening = jax.lax.cummax(jnp.where(opens, read, 0))
+    mine = jnp.take_along_axis(earlier - earlier[opening], there[:, None], axis=1)[:, 0]
+    moved = (mine == 0) & (there != source) & (reader < len(placement) - 1)
+    amounts = jnp.stack([jnp.ones(len(reader), num_bytes.dtype), num_bytes], axis=1)
+    return jnp.where(moved[:, None], amounts, 0)

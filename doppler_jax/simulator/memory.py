@@ -74,6 +74,7 @@ def residency(
       ValueError: the transfer of a tensor to a device that reads it is missing.
     """
     device, finish_s = np.asarray(schedule.placement), np.asarray(schedule.finish_s)
+    home = graph.homes(device).tolist()
     begin: dict[tuple[int, int], float] = {}
     end: dict[tuple[int, int], float] = {}
 
@@ -83,9 +84,9 @@ def residency(
     for x, v in enumerate(graph.tensor_producer.tolist()):
         begin[x, int(device[v])] = float(schedule.start_s[v])
     for i in np.unique(graph.input_edge_input).tolist():
-        if graph.input_home[i] != RESIDENT:
-            begin[~i, int(graph.input_home[i])] = 0.0
-            hold(~i, int(graph.input_home[i]), 0.0)
+        if home[i] != RESIDENT:
+            begin[~i, home[i]] = 0.0
+            hold(~i, home[i], 0.0)
     for k, x in enumerate(schedule.transfer_tensor.tolist()):
         begin[x, int(schedule.transfer_destination[k])] = float(schedule.transfer_start_s[k])
         hold(x, int(schedule.transfer_source[k]), float(schedule.transfer_finish_s[k]))
@@ -99,13 +100,13 @@ def residency(
     ):
         here = int(device[v])
         begin.setdefault((~i, here), 0.0)
-        hold(~i, here, np.inf if graph.input_home[i] == RESIDENT else float(finish_s[v]))
+        hold(~i, here, np.inf if home[i] == RESIDENT else float(finish_s[v]))
     if results is not None:
         for x, v in enumerate(graph.tensor_producer.tolist()):
             hold(x, int(device[v]), np.inf if x in results else float(finish_s[v]))
         for i in (~x for x in results if x < 0):
-            begin.setdefault((~i, max(int(graph.input_home[i]), 0)), 0.0)
-            hold(~i, max(int(graph.input_home[i]), 0), np.inf)
+            begin.setdefault((~i, max(home[i], 0)), 0.0)
+            hold(~i, max(home[i], 0), np.inf)
     sizes = np.concatenate([costs.tensor_bytes, np.asarray(costs.input_bytes)[::-1]])
     stays = [stay for stay, from_s in begin.items() if np.isfinite(from_s)]
     items = np.array([item for item, _ in stays], dtype=np.int64)

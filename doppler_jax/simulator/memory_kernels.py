@@ -15,7 +15,6 @@ import numpy as np
 
 from doppler_jax.native import inner, jit
 from doppler_jax.simulator.native_kernels import (
-    NOBODY,
     NativeProblem,
     Rows,
     make_rows,
@@ -25,15 +24,15 @@ from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
 Array = np.ndarray
 
-NO_HOME = RESIDENT - 1
+MAKES, MADE = RESIDENT - 1, RESIDENT - 2
 
 
 class MemoryProblem(NamedTuple):
     """What may lie in memory: X items as in `NativeProblem`, and who reads them."""
 
     item_bytes: Array  # [X]
-    maker: Array  # [X] uint32 task, NOBODY for graph inputs
-    home: Array  # [X] int64 device of an input, or RESIDENT; NO_HOME for tensors
+    maker: Array  # [X] uint32 task, or NOBODY
+    home: Array  # [X] int64 device of an input, or RESIDENT; MADE: its maker's; MAKES: a tensor
     first: Array  # [X] uint32, item x is read by reader[first[x]] to reader[end[x]]
     end: Array  # [X] uint32
     reader: Array  # [F + E + R] uint32, of the moves, then of R reads of resident inputs
@@ -65,17 +64,17 @@ def prepare_memory(
       problem: what `native.prepare` made of them.
       enough_bytes: `[D]`, see `peak_bytes`; 0 for exact peaks.
     """
-    inputs, items = graph.num_inputs, graph.num_inputs + graph.num_tensors
-    resident = np.flatnonzero(graph.input_home[graph.input_edge_input] == RESIDENT)
+    items = graph.num_inputs + graph.num_tensors
+    resident = np.flatnonzero(graph.is_resident[graph.input_edge_input])
     resident = resident[np.argsort(graph.input_edge_input[resident], kind="stable")]
     item = np.append(problem.item, graph.input_edge_input[resident].astype(np.uint32))
     first = np.zeros(items, np.uint32)
     first[item[::-1]] = np.arange(len(item), dtype=np.uint32)[::-1]
-    nobody = np.full(inputs, NOBODY)
+    home = np.where(graph.input_maker >= 0, MADE, graph.input_home)
     return MemoryProblem(
         item_bytes=np.append(costs.input_bytes, costs.tensor_bytes).astype(np.float64),
-        maker=np.append(nobody, graph.tensor_producer.astype(np.uint32)).astype(np.uint32),
-        home=np.append(graph.input_home, np.full(graph.num_tensors, NO_HOME)).astype(np.int64),
+        maker=np.append(graph.input_maker, graph.tensor_producer).astype(np.uint32),
+        home=np.append(home, np.full(graph.num_tensors, MAKES)).astype(np.int64),
         first=first,
         end=(first + np.bincount(item, minlength=items)).astype(np.uint32),
         reader=np.append(problem.reader, graph.input_edge_reader[resident]).astype(np.uint32),
@@ -102,13 +101,13 @@ def _write_stays(memory: MemoryProblem, work: MemoryWork, rows: Rows) -> int:
         work.last[d] = -1
     for x in range(len(memory.item_bytes)):
         first, end, home = memory.first[x], memory.end[x], memory.home[x]
-        if home != NO_HOME and first == end:
+        if home != MAKES and first == end:
             continue  # an input that nobody reads lies nowhere
         own = stays
         if home != RESIDENT:
-            here = placement[memory.maker[x]] if home == NO_HOME else np.uint32(home)
+            here = placement[memory.maker[x]] if home < RESIDENT else np.uint32(home)
             work.device[own], work.item[own] = here, x
-            begin_s[own] = rows.start_s[0, memory.maker[x]] if home == NO_HOME else 0.0
+            begin_s[own] = rows.start_s[0, memory.maker[x]] if home == MAKES else 0.0
             end_s[own] = np.inf if first == end else 0.0
             work.last[here], work.stay[here] = x, own
             stays += np.uint32(1)

@@ -16,7 +16,7 @@ from doppler_jax.graphs.build import task_edges
 from doppler_jax.objective import LINKS
 from doppler_jax.simulator.disciplines import check_ranks, find_discipline, rank_order
 from doppler_jax.simulator.durations import check_placement, check_placements
-from doppler_jax.types import RESIDENT, Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, Schedule, TaskGraph
 
 if TYPE_CHECKING:
     from doppler_jax.simulator.native_kernels import NativeProblem, Rows
@@ -37,9 +37,7 @@ def prepare(graph: TaskGraph, costs: Costs) -> "NativeProblem":
     tensor_bytes = np.asarray(costs.tensor_bytes, np.float64)
     by_reader = np.lexsort((graph.edge_tensor, readers))
     by_producer = np.lexsort((readers, graph.edge_tensor, senders))
-    # A carried input's home is where its maker runs: such inputs would get a maker beside
-    # their home here, and kernels would look the device up in each placement.
-    reads = np.flatnonzero(graph.input_home[graph.input_edge_input] != RESIDENT)
+    reads = np.flatnonzero(~graph.is_resident[graph.input_edge_input])
     reads = reads[np.lexsort((graph.input_edge_reader[reads], graph.input_edge_input[reads]))]
     inputs, tensors = graph.input_edge_input[reads], graph.edge_tensor[by_producer]
     handling_s = per_byte = np.empty(0)
@@ -52,6 +50,7 @@ def prepare(graph: TaskGraph, costs: Costs) -> "NativeProblem":
         num_inputs=graph.num_inputs,
         num_tensors=graph.num_tensors,
         home=graph.input_home[inputs].astype(np.uint32),
+        maker=graph.input_maker[inputs].astype(np.uint32),
         producer=senders[by_producer].astype(np.uint32),
         first_move=(len(reads) + _bounds(senders, n)).astype(np.uint32),
         item=np.append(inputs, graph.num_inputs + tensors).astype(np.uint32),
@@ -138,6 +137,7 @@ def simulate_native(
     ranks: np.ndarray | None = None,
     compute_factor: np.ndarray | None = None,
     transfer_factor: np.ndarray | None = None,
+    input_factor: np.ndarray | None = None,
     schedule: bool = False,
     transfers: bool = False,
 ) -> tuple[np.ndarray, ...]:
@@ -149,8 +149,9 @@ def simulate_native(
       queue: one of `QUEUES`.
       ranks: `[N]` of all placements, or `[B, N]`, of which plans keep those of the first call;
         None under `fifo`.
-      compute_factor: `[N]` multiplies the seconds of each task; given with the next, or not.
+      compute_factor: `[N]` multiplies the seconds of each task; given with the others, or not.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
+      input_factor: `[I, D]` multiplies those of each graph input's.
       schedule: whether starts and finishes are wanted.
       transfers: whether those of transfers are wanted, too.
 
@@ -175,8 +176,9 @@ def simulate_native(
             shared["ranks"] = _floats(ranks[None])
     else:
         each = ranks
-    if compute_factor is not None and transfer_factor is not None:
-        shared["factors"] = _floats(compute_factor[None]), _floats(transfer_factor[None])
+    if compute_factor is not None and transfer_factor is not None and input_factor is not None:
+        items = np.concatenate([input_factor, transfer_factor])
+        shared["factors"] = _floats(compute_factor[None]), _floats(items[None])
     rows = native_kernels.make_rows(
         problem, plans.placements, **shared, schedule=schedule, transfers=transfers
     )
@@ -236,7 +238,8 @@ def simulate_one(
     _, *times = simulate_native(plans, **options)
     start_s, finish_s, sent_s, arrival_s = (array[0] for array in times)
     problem = plans.problem
-    source = np.append(problem.home, device[problem.producer]).astype(np.int64)
+    homes = graph.homes(device)[problem.item[: len(problem.home)]]
+    source = np.append(homes, device[problem.producer])
     destination, item = device[problem.reader], problem.item.astype(np.int64)
     item = np.where(item < problem.num_inputs, ~item, item - problem.num_inputs)
     # One of all moves that bring an item to a device.

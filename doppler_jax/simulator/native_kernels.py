@@ -57,6 +57,7 @@ class NativeProblem(NamedTuple):
     num_inputs: int
     num_tensors: int
     home: Array  # [F] uint32, device
+    maker: Array  # [F] uint32, task at whose device the home is instead, or NOBODY
     producer: Array  # [E] uint32, of edges in the order of moves
     first_move: Array  # [N + 1] uint32, task u makes moves first_move[u] to first_move[u + 1]
     item: Array  # [F + E] uint32
@@ -78,7 +79,7 @@ class Rows(NamedTuple):
     ranks: Array  # [B, N] or, for all rows, [1, N]; [0, 0] where no queue looks at them
     order: Array  # [B, N] or [1, N] uint32, of `in_order` alone: the tasks by (rank, id)
     compute_factor: Array  # [K, N] noise of tasks, K = 0 for none
-    transfer_factor: Array  # [K, T, D] noise of transfers
+    item_factor: Array  # [K, I + T, D] noise of transfers
     makespan_s: Array  # [B], to be written
     start_s: Array  # [B, N], to be written; [0, 0] where it is not wanted
     finish_s: Array  # likewise
@@ -99,13 +100,14 @@ class Work(NamedTuple):
     queue: Array  # [2, (N + 2) D] uint32
     move_s: Array  # [F + E]
     move: Array  # [2, F + E] uint32
-    seen: Array  # [T, D] uint32, [0, D] where devices spend no time on transfers
+    seen: Array  # [I + T, D] uint32, [0, D] where devices spend no time on transfers
 
 
 def make_work(problem: NativeProblem) -> Work:
     """Returns room to work in. Pages of it that nothing touches take no memory."""
     n, devices = problem.compute_s.shape
     moves, handles = len(problem.reader), len(problem.handling_s) > 0
+    items = problem.num_inputs + problem.num_tensors
     return Work(
         task_s=np.empty((5, n)),
         task=np.empty((2, n), np.uint32),
@@ -117,7 +119,7 @@ def make_work(problem: NativeProblem) -> Work:
         queue=np.empty((2, (n + 2) * devices), np.uint32),
         move_s=np.empty(moves),
         move=np.empty((2, moves), np.uint32),
-        seen=np.empty((problem.num_tensors * handles, devices), np.uint32),
+        seen=np.empty((items * handles, devices), np.uint32),
     )
 
 
@@ -133,12 +135,12 @@ def make_rows(
 ) -> Rows:
     """Returns executions whose times are yet to be written."""
     (batch, n), moves, none = placements.shape, len(problem.reader), np.empty((0, 0))
-    compute_factor, transfer_factor = factors or (none, np.empty((0, 0, 0)))
+    compute_factor, item_factor = factors or (none, np.empty((0, 0, 0)))
     start_s, finish_s = np.empty((2, batch * schedule, n))
     sent_s, arrival_s = np.empty((2, batch * transfers, moves))
     ranks = none if ranks is None else ranks
     order = np.empty((0, 0), np.uint32) if order is None else order
-    inputs = placements, ranks, order, compute_factor, transfer_factor
+    inputs = placements, ranks, order, compute_factor, item_factor
     return Rows(*inputs, np.zeros(batch), start_s, finish_s, sent_s, arrival_s)
 
 
@@ -179,13 +181,19 @@ def _write_order(ranks: Array, order: Array, spare: Array) -> None:
         order[k] = v
 
 
+@inlined
+def _home(p: NativeProblem, placement: Array, f: int) -> np.uint32:
+    """Returns the device on which the graph input of a read lies at time 0."""
+    return p.home[f] if p.maker[f] == NOBODY else placement[p.maker[f]]
+
+
 @inner
 def _write_seconds(
     p: NativeProblem, rows: Rows, work: Work, b: int, draw: int, seconds: Array
 ) -> None:
     """Writes how long every task takes where it is, with noise and handling.
 
-    Transfers and their bytes are added up in the order (reader, tensor).
+    Transfers and their bytes are added up in the order of graph inputs, then (reader, tensor).
     """
     n, placement, seen = len(seconds), rows.placements[b], work.seen
     count, size = work.task_s[3], work.task_s[4]
@@ -197,11 +205,18 @@ def _write_seconds(
         return
     for x in range(len(seen)):
         for d in range(seen.shape[1]):
-            seen[x, d] = 0  # whether a tensor's transfer to a device was counted
+            seen[x, d] = 0  # whether an item's transfer to a device was counted
+    for f in range(len(p.home)):
+        v, x = p.reader[f], p.item[f]
+        here = placement[v]
+        if _home(p, placement, f) != here and seen[x, here] == 0:
+            seen[x, here] = 1
+            count[v] += 1.0
+            size[v] += p.num_bytes[f]
     for v in range(n):
         here = placement[v]
         for e in range(p.in_first[v], p.in_first[v + ONE]):
-            x = p.in_tensor[e]
+            x = np.uint32(p.num_inputs) + p.in_tensor[e]
             if placement[p.in_producer[e]] != here and seen[x, here] == 0:
                 seen[x, here] = 1
                 for u in (p.in_producer[e], np.uint32(v)):
@@ -216,10 +231,10 @@ def _write_seconds(
 def _move_s(
     p: NativeProblem, rows: Rows, draw: int, k: int, here: np.uint32, there: np.uint32
 ) -> float:
-    """Returns how long a tensor's move takes, with noise."""
+    """Returns how long a move takes, with noise."""
     move_s = p.latency_s[here, there] + p.num_bytes[k] * p.seconds_per_byte[here, there]
     if draw >= 0:
-        move_s *= rows.transfer_factor[draw, p.item[k] - np.uint32(p.num_inputs), there]
+        move_s *= rows.item_factor[draw, p.item[k], there]
     return move_s
 
 
@@ -257,7 +272,13 @@ def _send(
 
 @inner
 def _begin(
-    p: NativeProblem, rows: Rows, b: int, links: Links, serial: bool, ready_s: Array
+    p: NativeProblem,
+    rows: Rows,
+    b: int,
+    draw: int,
+    links: Links,
+    serial: bool,
+    ready_s: Array,
 ) -> None:
     """Lets nothing start yet; frees the links, which carry graph inputs first, by id.
 
@@ -277,9 +298,9 @@ def _begin(
     for v in range(len(ready_s)):
         ready_s[v] = 0.0
     for f in range(len(p.home)):
-        v, here = p.reader[f], p.home[f]
+        v, here = p.reader[f], _home(p, rows.placements[b], f)
         there = rows.placements[b, v]
-        move_s = p.latency_s[here, there] + p.num_bytes[f] * p.seconds_per_byte[here, there]
+        move_s = _move_s(p, rows, draw, f, here, there)
         sent_s, arrival_s = _send(p, links, serial, f, here, there, 0.0, move_s)
         ready_s[v] = max(ready_s[v], arrival_s)
         if len(rows.sent_s) > 0:
@@ -299,7 +320,7 @@ def _in_order(p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool)
             _write_order(rows.ranks[b], order, work.task[0])
         if not plain:
             _write_seconds(p, rows, work, b, draw, seconds)
-        _begin(p, rows, b, links, serial, ready_s)
+        _begin(p, rows, b, draw, links, serial, ready_s)
         for d in range(devices):
             free_s[d] = 0.0
         for v in range(n):
@@ -317,7 +338,8 @@ def _in_order(p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool)
                     move_s = p.in_bytes[e] * p.seconds_per_byte[source, here]
                     move_s = p.latency_s[source, here] + move_s
                     if draw >= 0:
-                        move_s *= rows.transfer_factor[draw, p.in_tensor[e], here]
+                        item = np.uint32(p.num_inputs) + p.in_tensor[e]
+                        move_s *= rows.item_factor[draw, item, here]
                     start = max(start, done_s[u] + move_s)
             finish = start + (p.compute_s[v, here] if plain else seconds[v])
             done_s[v] = free_s[here] = finish
@@ -455,7 +477,7 @@ def _by_start(
             key = rows.ranks[b if len(rows.ranks) > 1 else 0]
         if not plain:
             _write_seconds(p, rows, work, b, draw, seconds)
-        _begin(p, rows, b, links, serial, ready_s)
+        _begin(p, rows, b, draw, links, serial, ready_s)
         for d in range(devices):
             head[d] = tail[d] = d * stride + 1
             length[d] = 0
@@ -597,7 +619,7 @@ def _by_event(
         placement, key = rows.placements[b], ready_s
         w = Waiting(placement, missing, ready_s, table, length, p.item, *lists, last)
         _write_seconds(p, rows, work, b, draw, seconds)
-        _begin(p, rows, b, Links(links, last, began_s), serial, ready_s)
+        _begin(p, rows, b, draw, Links(links, last, began_s), serial, ready_s)
         for d in range(devices):
             head[d] = d * stride
             length[d] = busy[d] = receives[d] = 0
@@ -623,7 +645,7 @@ def _by_event(
                 if waits and position[p.in_producer[e]] > position[v]:
                     return b
         for k in range(reads):
-            v, here = p.reader[k], p.home[k]
+            v, here = p.reader[k], _home(p, placement, k)
             if placement[v] != here:
                 missing[v] += ONE
                 _request(w, np.uint32(k), here, placement[v], 0.0)
@@ -670,7 +692,7 @@ def _by_event(
                 else:
                     w.before[behind] = NOBODY
                 sending[here], goal[here], receives[to] = best, to, 1
-                move_s = _move_s(p, rows, draw if best >= reads else -1, best, here, to)
+                move_s = _move_s(p, rows, draw, best, here, to)
                 began_s[here], sent_s[here] = now, now + move_s
                 continue
             task = NOBODY

@@ -14,10 +14,23 @@ from doppler_jax.types import TaskGraph, pytree
 
 @pytree
 class Factors:
-    """K draws of what multiplies the seconds of N tasks and of T tensors' transfers."""
+    """K draws of what multiplies the seconds of N tasks, of moving T tensors and I inputs."""
 
     compute: chex.Array  # [K, N]
     transfer: chex.Array  # [K, T, D], the transfer of each tensor to each device
+    inputs: chex.Array  # [K, I, D], that of each graph input
+
+    def draws(self) -> list[dict[str, np.ndarray]]:
+        """Returns each draw as the simulators take it, float64."""
+        arrays = {
+            "compute_factor": self.compute, "transfer_factor": self.transfer,
+            "input_factor": self.inputs,
+        }  # fmt: skip
+        count = np.shape(self.compute)[0]
+        return [
+            {name: np.asarray(a[k], np.float64) for name, a in arrays.items()}
+            for k in range(count)
+        ]
 
 
 def draw_factors(
@@ -31,12 +44,11 @@ def draw_factors(
     """Draws independent lognormal factors of mean 1 and given log-standard-deviation.
 
     A factor is exp(sigma z - sigma^2 / 2) with z standard normal. All placements of a call
-    share them, so that a comparison of placements is one of pairs. The transfers of
-    graph inputs are not noisy.
+    share them, so that a comparison of placements is one of pairs.
 
     Args:
       key: consumed; the same key gives the same arrays.
-      graph: whose N tasks and T tensors they are for.
+      graph: whose N tasks, T tensors and I inputs they are for.
       num_devices: D.
       num_noise: K, the number of draws.
       sigma_compute: log-standard-deviation of the factors of tasks; 0 makes them 1.
@@ -52,11 +64,14 @@ def draw_factors(
         if count < 1:
             raise ValueError(f"{name} is {count}; expected at least 1")
     compute_key, transfer_key = jax.random.split(key)
+    sizes = {"transfer": graph.num_tensors, "inputs": graph.num_inputs}
+    keys = {"transfer": transfer_key, "inputs": jax.random.fold_in(transfer_key, 1)}
     return Factors(
         compute=_lognormal(compute_key, (num_noise, graph.num_tasks), sigma_compute),
-        transfer=_lognormal(
-            transfer_key, (num_noise, graph.num_tensors, num_devices), sigma_transfer
-        ),
+        **{
+            name: _lognormal(keys[name], (num_noise, size, num_devices), sigma_transfer)
+            for name, size in sizes.items()
+        },
     )
 
 

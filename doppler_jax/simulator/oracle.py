@@ -33,6 +33,7 @@ def simulate_oracle(
     priority: ArrayLike | None = None,
     compute_factor: ArrayLike | None = None,
     transfer_factor: ArrayLike | None = None,
+    input_factor: ArrayLike | None = None,
 ) -> Schedule:
     """Returns the schedule of one placement, transfers included.
 
@@ -41,7 +42,7 @@ def simulate_oracle(
 
     A graph input with a home is requested at time 0 by each other device that reads it. On
     a `serial` link the inputs go first, in the order of their ids; `duplex` takes an input
-    before a tensor that was requested at time 0 too. Noise does not touch them.
+    before a tensor that was requested at time 0 too.
 
     Args:
       graph: the task graph, N tasks and T tensors.
@@ -59,6 +60,7 @@ def simulate_oracle(
       priority: `[N]` rank of each task; none under `fifo`.
       compute_factor: `[N]` multiplies the seconds of each task: one draw of `Factors`.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
+      input_factor: `[I, D]` multiplies those of each graph input's.
 
     Returns:
       The schedule. A task that waits for one which cannot run on its device
@@ -77,7 +79,7 @@ def simulate_oracle(
         for d in range(costs.num_devices)
     ]
     seconds = task_seconds(graph, costs, device, compute_factor)
-    transfers = list_transfers(graph, costs, device, transfer_factor)
+    transfers = list_transfers(graph, costs, device, transfer_factor, input_factor)
     run = _Run(graph, device, seconds, transfers, ready, Links(links))
     run.play()
     return make_schedule(device, run.start_s, run.finish_s, run.carried)
@@ -160,7 +162,11 @@ class Links:
 
 
 def list_transfers(
-    graph: TaskGraph, costs: Costs, device: np.ndarray, factor: ArrayLike | None
+    graph: TaskGraph,
+    costs: Costs,
+    device: np.ndarray,
+    transfer_factor: ArrayLike | None = None,
+    input_factor: ArrayLike | None = None,
 ) -> list[list[Transfer]]:
     """Returns the transfers of each task's tensors `[N]`, and those of graph inputs at the end.
 
@@ -170,9 +176,11 @@ def list_transfers(
       graph: the task graph, N tasks and T tensors.
       costs: its costs on D devices.
       device: `[N]` of each task.
-      factor: `[T, D]` multiplies the seconds of each tensor's transfer to each device.
+      transfer_factor: `[T, D]`, see `simulate_oracle`.
+      input_factor: `[I, D]`, likewise.
     """
-    move_s, reads = move_seconds(graph, costs, device, factor), list_reads(graph, device)
+    move_s = move_seconds(graph, costs, device, transfer_factor, input_factor)
+    reads = list_reads(graph, device)
     readers: dict[tuple[int, int, int, int], list[int]] = {}
     for x, v, here, there in np.stack(reads, axis=1)[reads.moves].tolist():
         readers.setdefault((max(x, ~x), x, here, there), []).append(v)

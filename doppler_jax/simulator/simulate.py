@@ -153,18 +153,13 @@ def _draws(
     factors: Factors | None, ranks: np.ndarray | None, *, per_draw: bool
 ) -> list[dict[str, Any]]:
     """Returns what each draw is simulated with: one without noise or ranks of its own."""
-    arrays: dict[str, Any] = {"ranks": ranks} if per_draw else {}
-    if factors is not None:
-        count, permutations = len(factors.compute), arrays.get("ranks", factors.compute)
-        if len(permutations) != count:
-            raise ValueError(
-                f"priority has {len(permutations)} permutations, factors {count} draws"
-            )
-        arrays |= {"compute_factor": factors.compute, "transfer_factor": factors.transfer}
-    return [
-        {"ranks": ranks, **{name: np.asarray(a[k], np.float64) for name, a in arrays.items()}}
-        for k in range(len(next(iter(arrays.values()), [None])))
-    ]
+    each: list[Any] = list(ranks) if ranks is not None and per_draw else [ranks]
+    draws: list[Any] = [{}] if factors is None else factors.draws()
+    if per_draw and factors is not None and len(each) != len(draws):
+        raise ValueError(f"priority has {len(each)} permutations, factors {len(draws)} draws")
+    count = max(len(each), len(draws))
+    ranked, drawn = (every * (count // len(every)) for every in (each, draws))
+    return [{"ranks": rank, **draw} for rank, draw in zip(ranked, drawn, strict=True)]
 
 
 def _factors(
@@ -176,10 +171,14 @@ def _factors(
 ) -> Factors | None:
     """Returns the factors given, or those that the objective asks for."""
     if factors is not None:
-        draws = np.shape(factors.compute)[:1]
-        shape = (*draws, graph.num_tensors, costs.num_devices)
-        check_factor("factors.compute", factors.compute, (*draws, graph.num_tasks))
-        check_factor("factors.transfer", factors.transfer, shape)
+        draws, devices = np.shape(factors.compute)[:1], costs.num_devices
+        sizes = {
+            "compute": (graph.num_tasks,),
+            "transfer": (graph.num_tensors, devices),
+            "inputs": (graph.num_inputs, devices),
+        }
+        for name, size in sizes.items():
+            check_factor(f"factors.{name}", getattr(factors, name), (*draws, *size))
     elif objective.num_noise:
         if key is None:
             raise ValueError(
@@ -200,6 +199,7 @@ def simulate_in_lockstep(
     ranks: np.ndarray | None,
     compute_factor: np.ndarray | None = None,
     transfer_factor: np.ndarray | None = None,
+    input_factor: np.ndarray | None = None,
     schedule: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """Does what `simulate_native` does, by the lock-step simulator in float64.
@@ -216,12 +216,14 @@ def simulate_in_lockstep(
         if ranks is not None:
             ranks = np.pad(np.broadcast_to(ranks, placements.shape), (rows, columns))
         factors = None
-        if compute_factor is not None and transfer_factor is not None:
-            spare = (0, bucket_size(len(transfer_factor)) - len(transfer_factor))
-            factors = Factors(
-                compute=np.pad(compute_factor, columns)[None],
-                transfer=np.pad(transfer_factor, (spare, (0, 0)))[None],
+        if compute_factor is not None:
+            transfer, inputs = (
+                np.pad(factor, ((0, bucket_size(len(factor)) - len(factor)), (0, 0)))[None]
+                for factor in (transfer_factor, input_factor)
+                if factor is not None
             )
+            compute = np.pad(compute_factor, columns)[None]
+            factors = Factors(compute=compute, transfer=transfer, inputs=inputs)
         devices = np.pad(placements.astype(np.int32), (rows, columns))
         result = simulate_padded(
             padded, devices, ranks, factors, links=links, queue=queue, schedule=schedule
@@ -310,7 +312,7 @@ def _keys(padded: PaddedProblem, rank: chex.Array) -> chex.Array:
 
 def _with_noise(
     padded: PaddedProblem, draw: Factors | None
-) -> tuple[PaddedProblem, chex.Array | None]:
+) -> tuple[PaddedProblem, tuple[chex.Array, chex.Array] | None]:
     """Returns the padded with one draw's durations of tasks, and its transfers' factors."""
     if draw is None:
         return padded, None
@@ -318,5 +320,8 @@ def _with_noise(
     spare = padded.padded_tasks + 1 - draw.compute.shape[0]
     factor = jnp.pad(draw.compute.astype(dtype), (0, spare))
     noisy = dataclasses.replace(padded, compute_s=padded.compute_s * factor[:, None])
-    # One row more: a graph may have no tensors, and tables must not be empty.
-    return noisy, jnp.pad(draw.transfer.astype(dtype), ((0, 1), (0, 0)))
+    # One row more: a graph may have no tensors or inputs, and tables must not be empty.
+    transfer, inputs = (
+        jnp.pad(a.astype(dtype), ((0, 1), (0, 0))) for a in (draw.transfer, draw.inputs)
+    )
+    return noisy, (transfer, inputs)

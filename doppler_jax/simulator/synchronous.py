@@ -25,6 +25,7 @@ def simulate_synchronous(
     links: str = "parallel",
     compute_factor: ArrayLike | None = None,
     transfer_factor: ArrayLike | None = None,
+    input_factor: ArrayLike | None = None,
 ) -> Schedule:
     """Returns the bulk-synchronous schedule of one placement, transfers included.
 
@@ -40,6 +41,7 @@ def simulate_synchronous(
       links: `parallel`, `serial` or `duplex`, as for `simulate_oracle`.
       compute_factor: `[N]` multiplies the seconds of each task.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
+      input_factor: `[I, D]` multiplies those of each graph input's.
 
     Returns:
       The schedule. Behind a task that cannot run on its device everything is at inf.
@@ -50,7 +52,7 @@ def simulate_synchronous(
     """
     device = check_placement(graph, costs.num_devices, placement)
     task_s = task_seconds(graph, costs, device, compute_factor)
-    transfers = list_transfers(graph, costs, device, transfer_factor)
+    transfers = list_transfers(graph, costs, device, transfer_factor, input_factor)
     start_s, finish_s = np.zeros(graph.num_tasks), np.zeros(graph.num_tasks)
     carried: list[Transfer] = []
     barrier_s = _carry(transfers[-1], links, 0.0, carried)

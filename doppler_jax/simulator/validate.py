@@ -39,6 +39,7 @@ def validate(
     priority: ArrayLike | None = None,
     compute_factor: ArrayLike | None = None,
     transfer_factor: ArrayLike | None = None,
+    input_factor: ArrayLike | None = None,
     tolerance: float = 1e-6,
 ) -> None:
     """Raises unless the schedule is a legal execution of the graph.
@@ -60,6 +61,7 @@ def validate(
       priority: `[N]` ranks, smallest first; none under `fifo`.
       compute_factor: `[N]` multiplies the seconds of each task.
       transfer_factor: `[T, D]` multiplies those of each tensor's transfer to each device.
+      input_factor: `[I, D]` multiplies those of each graph input's.
       tolerance: slack of every comparison of times, as a fraction of the makespan.
         Each comparison is local, so the default suits float32 schedules; 0 judges
         exactly. Equal ready times are ties by id; ones within the slack of each
@@ -76,7 +78,8 @@ def validate(
     _check_ids(graph, schedule, costs)
     move_s = np.empty((0, 0))
     if costs is not None:
-        move_s = move_seconds(graph, costs, schedule.placement, transfer_factor)
+        factors = transfer_factor, input_factor
+        move_s = move_seconds(graph, costs, schedule.placement, *factors)
         if objective.links == "parallel":
             schedule = _with_transfers(graph, schedule, move_s)
     done = list_activities(schedule)

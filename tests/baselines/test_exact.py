@@ -203,6 +203,10 @@ def test_what_it_cannot_do_is_refused(monkeypatch):
     zero = np.zeros(2)
     with pytest.raises(ValueError, match="costs have handling_s, which method 'exact'"):
         exact(graph, costs.replace(handling_s=zero, handling_s_per_byte=zero), budget_s=1)
+    made = small_graph([1.0], inputs=[(dj.RESIDENT, 1.0, [0])])
+    made = made.replace(input_maker=np.zeros(1, int))
+    with pytest.raises(ValueError, match="graph input 0 has a maker, which method 'exact'"):
+        exact(made, free_costs(made, [[1.0, 1.0]]), budget_s=1)
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(ImportError, match=r"doppler-jax\[exact\]"):
         exact(graph, costs, budget_s=1.0)

@@ -31,6 +31,10 @@ def test_capacity_is_never_exceeded(method):
     refused, bound = 0, 0
     for seed in range(30):
         graph, costs = tight_problem(seed, share=0.7)
+        if seed % 2:
+            maker = np.random.default_rng(seed).integers(0, graph.num_tasks, graph.num_inputs)
+            maker = np.where(graph.input_home == RESIDENT, maker, -1)
+            graph = graph.replace(input_maker=maker)
         unlimited = dataclasses.replace(costs, capacity_bytes=np.full(3, np.inf))
         try:
             placement = method(graph, costs)

@@ -151,12 +151,20 @@ def test_where_devices_spend_nothing_handling_is_nothing(sharded, calibration):
 
 def test_a_task_pays_for_what_it_sends_and_the_first_reader_for_what_comes():
     # Tensor 0 of task 0 (8 bytes) is read by tasks 1 and 2 on device 1, and by 3 on device 2.
-    graph = small_graph([1.0] * 5, [(0, 8.0, [2, 1, 3]), (1, 4.0, [4])])
+    tensors = [(0, 8.0, [2, 1, 3]), (1, 4.0, [4])]
+    graph = small_graph([1.0] * 5, tensors)
     costs = dj.make_costs(graph, dj.make_cluster("p100x4"))
     each_s, per_byte = np.array([[1.0, 10.0, 100.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     costs = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
-    found = task_handling_s(graph, costs, np.array([0, 1, 1, 2, 1]))
+    placement = np.array([0, 1, 1, 2, 1])
+    found = task_handling_s(graph, costs, placement)
     assert found.tolist() == [2 * (1.0 + 8.0), 10.0, 0.0, 100.0, 0.0]
+    # Nobody pays for sending a graph input: from device 0, and from where task 3 runs.
+    inputs = [(0, 2.0, [1, 2]), (dj.RESIDENT, 3.0, [0, 3]), (dj.RESIDENT, 9.0, [4])]
+    graph = small_graph([1.0] * 5, tensors, inputs).replace(input_maker=np.array([-1, 3, -1]))
+    costs = costs.replace(input_bytes=graph.input_bytes)
+    found = task_handling_s(graph, costs, placement)
+    assert found.tolist() == [18.0 + 1.0 + 3.0, 20.0, 0.0, 100.0, 0.0]
 
 
 def test_methods_without_handling_see_longer_transfers():

@@ -72,6 +72,13 @@ def test_order_takes_the_smallest_rank_of_the_free_tasks(rank, order):
         ({"edge_reader": [1, 2, 0, 3]}, "cycle: (0 -> 1 -> 0|1 -> 0 -> 1)"),
         ({"input_bytes": [1], "input_home": [-2]}, "input_home holds -2"),
         ({"input_bytes": [1], "input_home": [0, 1]}, "input_home has 2 entries for 1 inputs"),
+        ({"input_bytes": [1], "input_maker": []}, "input_maker has 0 entries for 1 inputs"),
+        ({"input_bytes": [1], "input_maker": [4]}, r"input_maker\[0\] is 4, but there are 4"),
+        ({"input_bytes": [1], "input_maker": [-2]}, r"input_maker\[0\] is -2"),
+        (
+            {"input_bytes": [1, 1], "input_home": [-1, 0], "input_maker": [3, 2]},
+            "graph input 1 has the home 0 and the maker 2; expected one of them",
+        ),
         ({"input_edge_input": [0], "input_edge_reader": [0]}, "there are 0 graph inputs"),
     ],
 )

@@ -69,10 +69,8 @@ def test_under_noise_a_statistic_of_the_draws_counts(
     objective = Objective(num_noise=5, noise_sigma=0.4, quantile=quantile)
     problem = make_search_problem(graph, costs, objective, jax.random.key(3))
     draws = [
-        makespan_s(
-            simulate_oracle(graph, costs, placement, compute_factor=c, transfer_factor=t)
-        )
-        for c, t in zip(problem.factors.compute, problem.factors.transfer, strict=True)
+        makespan_s(simulate_oracle(graph, costs, placement, **draw))
+        for draw in problem.factors.draws()
     ]
     expected = np.mean(draws) if quantile is None else np.quantile(draws, quantile)
     judgement = judge(graph, costs, placement, objective, problem.factors)
@@ -83,7 +81,8 @@ def test_under_noise_a_statistic_of_the_draws_counts(
 
 @pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
 def test_links_are_the_oracles(links):
-    graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES)
+    graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES, makers=True)
+    assert (graph.input_maker >= 0).any()
     placements = np.random.default_rng(4).integers(0, DEVICES, (8, 14))
     expected = seconds(graph, costs, placements, links=links)
     found, _ = make_search_problem(graph, costs, Objective(links)).score(placements)

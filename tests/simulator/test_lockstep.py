@@ -17,7 +17,13 @@ from doppler_jax.simulator.noise import Factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate_in_lockstep, simulate_padded
 from tests.equations import equations
-from tests.generators import coarsen, random_problem, topological_ranks, wide_problem
+from tests.generators import (
+    coarsen,
+    random_factors,
+    random_problem,
+    topological_ranks,
+    wide_problem,
+)
 from tests.simulator.cases import small_problem
 
 
@@ -132,12 +138,13 @@ def lockstep(graph, costs, placements, noise, dtype=np.float64, **options):
     with jax.enable_x64(dtype == np.float64):
         padded = pad_problem(graph, costs, dtype, SIZES)
         if noise:
-            tensors = (0, SIZES.edges - graph.num_tensors)
+            most = {"compute": SIZES.tasks, "transfer": SIZES.edges, "inputs": 4}
+            draw = zip(most.items(), noise.values(), strict=True)
             factors = Factors(
-                compute=np.pad(noise["compute_factor"], spare)[None].astype(dtype),
-                transfer=np.pad(noise["transfer_factor"], (tensors, (0, 0)))[None].astype(
-                    dtype
-                ),
+                **{
+                    name: np.resize(array, (1, size, *array.shape[1:])).astype(dtype)
+                    for (name, size), array in draw
+                }
             )
         rank = None if ranks is None else np.pad(ranks, ((0, 0), spare)).astype(dtype)
         rows = np.pad(placements, ((0, 0), spare))
@@ -179,7 +186,8 @@ def test_equals_the_oracle_event_by_event(links, queue, kind):
     """Exactly where sums are; with noise to 1e-12, since XLA fuses products and sums."""
     rng = np.random.default_rng([links == "serial", QUEUES.index(queue), len(kind)])
     for num_tasks in NUM_TASKS:
-        graph, costs = random_problem(rng, num_tasks, 4, dyadic=kind != "noise")
+        dyadic = kind != "noise"
+        graph, costs = random_problem(rng, num_tasks, 4, dyadic=dyadic, makers=True)
         each_s, per_byte = rng.integers(0, 9, (2, 4)) / 4.0 * (kind == "handling")
         costs = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
         if kind == "instants":  # costs of 0 and 1 alone: the order among devices counts
@@ -187,10 +195,7 @@ def test_equals_the_oracle_event_by_event(links, queue, kind):
         if kind == "stuck":  # a task that cannot run, and what waits for it, never end
             unable = rng.random(costs.compute_s.shape) < 0.03
             costs = costs.replace(compute_s=np.where(unable, np.inf, costs.compute_s))
-        noise = {}
-        if kind == "noise":
-            noise["compute_factor"] = rng.lognormal(0, 0.3, num_tasks)
-            noise["transfer_factor"] = rng.lognormal(0, 0.3, (graph.num_tensors, 4))
+        noise = random_factors(rng, graph, 4) if kind == "noise" else {}
         placements = rng.integers(0, 4, (3, num_tasks))
         assert_equals_oracle(
             graph, costs, placements, noise, np.float64, 1e-12 if noise else 0,
@@ -203,7 +208,7 @@ def test_equals_the_oracle_event_by_event(links, queue, kind):
 def test_float32_core_equals_the_oracle(dyadic, queue):
     rng = np.random.default_rng([9, dyadic])
     for num_tasks in NUM_TASKS:
-        graph, costs = random_problem(rng, num_tasks, 4, dyadic=dyadic)
+        graph, costs = random_problem(rng, num_tasks, 4, dyadic=dyadic, makers=True)
         none = np.zeros(4)
         costs = costs.replace(handling_s=none, handling_s_per_byte=none)
         # With these costs no two events are so close that float32 swaps them.
@@ -279,10 +284,9 @@ def test_simulate_takes_the_lock_step_kernel_on_accelerators(monkeypatch):
     rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, 20, 3)
     placements = rng.integers(0, 3, (5, 20))
-    factors = Factors(
-        compute=rng.lognormal(0, 0.3, (2, 20)),
-        transfer=rng.lognormal(0, 0.3, (2, graph.num_tensors, 3)),
-    )
+    sizes = {"compute": (20,), "transfer": (graph.num_tensors, 3)}
+    sizes["inputs"] = (graph.num_inputs, 3)
+    factors = Factors(**{k: rng.lognormal(0, 0.3, (2, *size)) for k, size in sizes.items()})
     ranks = np.array([topological_ranks(rng, graph) for _ in range(5)])
     calls = [
         {},

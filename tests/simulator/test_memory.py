@@ -106,9 +106,10 @@ def bytes_at(graph, costs, schedule, device, now):
         readers = graph.input_edge_reader[graph.input_edge_input == i]
         here = readers[placement[readers] == device]
         last = max([ends.get(~i, 0.0), *schedule.finish_s[here]])
-        if graph.input_home[i] == RESIDENT:
+        home = graph.homes(placement)[i]
+        if home == RESIDENT:
             total += costs.input_bytes[i] * bool(here.size)
-        elif graph.input_home[i] == device or ~i in copies:
+        elif home == device or ~i in copies:
             total += costs.input_bytes[i] * (copies.get(~i, 0.0) <= now < last)
     for x in range(graph.num_tensors):
         readers = graph.edge_reader[graph.edge_tensor == x]

@@ -15,7 +15,14 @@ from doppler_jax.simulator.memory_kernels import make_memory_work, peak_bytes, p
 from doppler_jax.simulator.native import Plans, prepare, simulate_native, simulate_one
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.simulate import simulate
-from tests.generators import coarsen, numbers, random_problem, topological_ranks, wide_problem
+from tests.generators import (
+    coarsen,
+    numbers,
+    random_factors,
+    random_problem,
+    topological_ranks,
+    wide_problem,
+)
 from tests.simulator.cases import small_problem
 
 PARTS = [range(start, start + 200) for start in range(100, 2100, 200)]
@@ -52,7 +59,7 @@ def random_case(seed):
     rng = np.random.default_rng(seed)
     n, d = int(rng.choice(SIZES)), int(rng.integers(1, 9))
     kind = rng.choice(["generic", "dyadic", "coarse"])
-    graph, costs = random_problem(rng, n, d, dyadic=kind != "generic")
+    graph, costs = random_problem(rng, n, d, dyadic=kind != "generic", makers=True)
     if kind == "coarse":  # much happens at one instant, and the order among devices counts
         graph, costs = coarsen(rng, graph, costs)
     if rng.random() < 0.3:
@@ -61,11 +68,7 @@ def random_case(seed):
     if rng.random() < 0.5:
         each_s, per_byte = numbers(rng, (2, d), kind != "generic")
         costs = costs.replace(handling_s=each_s, handling_s_per_byte=per_byte)
-    noise = {}
-    if rng.random() < 0.4:
-        tensors = (graph.num_tensors, d)
-        noise["compute_factor"] = rng.lognormal(0, 0.3, n)
-        noise["transfer_factor"] = rng.lognormal(0, 0.3, tensors)
+    noise = random_factors(rng, graph, d) if rng.random() < 0.4 else {}
     ranks = {
         "fifo": None,
         "priority": rng.integers(0, 9, (3, n)) if rng.random() < 0.5 else rng.random((3, n)),

@@ -5,33 +5,38 @@ import pytest
 from doppler_jax.simulator.noise import draw_factors, makespan_statistics, random_ranks
 from tests.simulator.cases import small_problem
 
-GRAPH, _ = small_problem(np.ones(40), [(v, 1, []) for v in range(25)], 3)
+GRAPH, _ = small_problem(
+    np.ones(40), [(v, 1, []) for v in range(25)], 3, inputs=[(0, 1, [v]) for v in range(9)]
+)
 DRAW = jax.jit(lambda key, *sigmas: draw_factors(key, GRAPH, 3, 500, *sigmas))
 
 
 def draw(seed, sigma_compute, sigma_transfer):
     """Returns 500 draws, by one compilation for all tests."""
     factors = DRAW(jax.random.key(seed), sigma_compute, sigma_transfer)
-    return np.asarray(factors.compute, np.float64), np.asarray(factors.transfer, np.float64)
+    arrays = factors.compute, factors.transfer, factors.inputs
+    return tuple(np.asarray(array, np.float64) for array in arrays)
 
 
 def test_factors_are_lognormal_of_mean_one():
-    compute, transfer = draw(0, 0.5, 0.1)
+    compute, transfer, inputs = draw(0, 0.5, 0.1)
     assert compute.shape == (500, 40)
     assert transfer.shape == (500, 25, 3)
-    for array, sigma in ((compute, 0.5), (transfer, 0.1)):
+    assert inputs.shape == (500, 9, 3)
+    for array, sigma in ((compute, 0.5), (transfer, 0.1), (inputs, 0.1)):
         logs = np.log(array).ravel()
         error = 5 / np.sqrt(logs.size)
         np.testing.assert_allclose(logs.std(), sigma, rtol=error)
         np.testing.assert_allclose(logs.mean(), -(sigma**2) / 2, atol=error * sigma)
         np.testing.assert_allclose(array.mean(), 1.0, atol=2 * error * sigma)
-    correlation = np.corrcoef(np.concatenate([compute[:, :10], transfer[:, 0]], axis=1).T)
-    assert np.abs(correlation - np.eye(13)).max() < 5 / np.sqrt(500)  # independent
+    some = compute[:, :10], transfer[:, 0], inputs[:, 0]
+    correlation = np.corrcoef(np.concatenate(some, axis=1).T)
+    assert np.abs(correlation - np.eye(16)).max() < 5 / np.sqrt(500)  # independent
 
 
 def test_the_key_decides():
     first, again, other = draw(7, 0.3, 0.3), draw(7, 0.3, 0.3), draw(8, 0.3, 0.3)
-    for k in range(2):
+    for k in range(3):
         np.testing.assert_array_equal(first[k], again[k])
         assert (first[k] != other[k]).mean() > 0.99
     assert first[0][0, 0] != first[1][0, 0, 0]

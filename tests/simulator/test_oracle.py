@@ -9,6 +9,7 @@ from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.objective import LINKS, Objective
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
+from doppler_jax.types import RESIDENT
 from tests.generators import problems
 from tests.simulator.cases import carried, change, small_problem
 
@@ -81,15 +82,29 @@ def test_what_takes_no_time_arrives_before_the_next_task_starts(links):
     assert schedule.start_s.tolist() == [0, 2, 1, 0]
 
 
-def test_noise_multiplies_tasks_and_transfers_but_not_inputs():
+def test_a_made_input_lies_where_its_maker_runs():
+    graph, costs = small_problem([1, 1, 1], [(0, 5, [2])], 3, [(RESIDENT, 2, [0, 1])])
+    graph = graph.replace(input_maker=np.array([2]))
+    schedule = simulate_oracle(graph, costs, [0, 1, 1])
+    assert carried(schedule) == {(-1, 0): (0, 2), (0, 1): (3, 8)}
+    assert schedule.start_s.tolist() == [2, 0, 8]
+    schedule = simulate_oracle(graph, costs, [0, 0, 2], links="serial")
+    assert carried(schedule) == {(-1, 0): (0, 2), (0, 2): (3, 8)}
+
+
+def test_noise_multiplies_tasks_and_transfers():
     graph, costs = small_problem([1, 1, 1], [(0, 4, [1, 2])], 3, [(1, 2, [0])])
-    factor = np.array([[9.0, 0.5, 2.0]])
     schedule = simulate_oracle(
-        graph, costs, [0, 1, 2], compute_factor=[2.0, 3.0, 1.0], transfer_factor=factor
+        graph,
+        costs,
+        [0, 1, 2],
+        compute_factor=[2.0, 3.0, 1.0],
+        transfer_factor=np.array([[9.0, 0.5, 2.0]]),
+        input_factor=np.array([[1.5, 9.0, 9.0]]),
     )
-    assert schedule.start_s.tolist() == [2, 6, 12]
-    assert schedule.finish_s.tolist() == [4, 9, 13]
-    assert makespan_s(schedule) == 13
+    assert schedule.start_s.tolist() == [3, 7, 13]
+    assert schedule.finish_s.tolist() == [5, 10, 14]
+    assert makespan_s(schedule) == 14
 
 
 def test_random_is_the_priority_of_a_permutation():
@@ -132,6 +147,7 @@ def test_a_task_that_never_finishes_leaves_the_rest_alone():
         ({"compute_factor": [1.0, 0.0, 1.0]}, r"compute_factor\[1\] is 0.0"),
         ({"transfer_factor": np.ones((1, 2))}, r"transfer_factor .* expected \(1, 3\)"),
         ({"transfer_factor": [[1, 1, np.nan]]}, r"transfer_factor\[0, 2\] is nan"),
+        ({"input_factor": np.ones((1, 3))}, r"input_factor .* expected \(0, 3\)"),
         ({"placement": [0, 0]}, r"placement has shape \(2,\), expected \(3,\)"),
         ({"placement": [0, 3, 0]}, "placement puts task 1 on device 3; devices are 0 to 2"),
         ({"placement": [0.0, 1.0, 0.0]}, "placement must hold integers"),

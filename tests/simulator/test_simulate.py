@@ -132,17 +132,9 @@ def test_draws_equal_the_oracle_and_do_not_depend_on_the_batch(noisy):
     graph, costs, placements, factors = noisy
     result = dj.simulate(graph, costs, placements, factors=factors)
     assert result.makespan_s.shape == (6, 5)
-    for k, (compute, transfer) in enumerate(
-        zip(factors.compute, factors.transfer, strict=True)
-    ):
+    for k, draw in enumerate(factors.draws()):
         for b, placement in enumerate(placements):
-            schedule = dj.simulate_oracle(
-                graph,
-                costs,
-                placement,
-                compute_factor=np.asarray(compute, np.float64),
-                transfer_factor=np.asarray(transfer, np.float64),
-            )
+            schedule = dj.simulate_oracle(graph, costs, placement, **draw)
             assert result.makespan_s[k, b] == pytest.approx(dj.makespan_s(schedule), rel=1e-12)
     parts = [
         dj.simulate(graph, costs, part, factors=factors).makespan_s
