@@ -102,10 +102,13 @@ class Plans:
     def read(self, part: slice) -> dict[str, np.ndarray] | None:
         """Returns fields of `Rows` of a part; None if a device or a rank is invalid."""
         given, limit = self.placements[part], self.costs.num_devices
-        # Negative numbers are large as unsigned ones.
-        if self.is_new and given.view(given.dtype.str.replace("i", "u")).max() >= limit:
-            return None
-        found = {"placements": given.astype(np.uint32)}
+        if self.is_new:
+            given = given.view(
+                given.dtype.str.replace("i", "u")
+            )  # where negative ones are large
+            if given.max() >= limit:
+                return None
+        found = {"placements": np.require(given, np.uint32, ("C", "W"))}
         if self.ranks is not None:
             found["ranks"] = self.ranks[part].astype(np.float64)
             if self._waits:
@@ -271,12 +274,15 @@ def in_threads(run: Callable[[Iterator[slice]], bool], batch: int, n: int) -> bo
     Numba's own threads abort or hang where two Python threads use them, or after a fork.
     """
     threads = min(num_cores(), batch * n // SHARE, batch)
-    # More parts than threads, since another process may take part of a core.
-    count = min(max(8 * threads, batch * n // PART), batch) if threads > 1 else 1
-    bounds = np.linspace(0, batch, count + 1).astype(int).tolist()
-    parts = map(slice, bounds, bounds[1:])  # each thread takes the next
     if threads <= 1:
-        return run(parts)
+        return run(iter([slice(0, batch)]))
+    # Each thread takes the next part. Parts become smaller, so that threads end together.
+    least, most = max(SHARE // 4 // n, 1), max(PART // n, 1)
+    bounds = [0]
+    while (left := batch - bounds[-1]) > 0:
+        size = min(max(left // (2 * threads), least), most, left)
+        bounds.append(bounds[-1] + size)
+    parts = map(slice, bounds, bounds[1:])
     with ThreadPoolExecutor(threads - 1) as pool:
         others = [pool.submit(run, parts) for _ in range(threads - 1)]
         try:

@@ -493,12 +493,13 @@ def _by_start(
         for _ in range(n):
             # The device whose next task is first by (start, key, id) of all. Without
             # branches, for they could not be predicted.
-            here, start, second = np.uint32(0), next_s[0], np.inf
+            here, start, ties = np.uint32(0), next_s[0], 0
             for d in range(1, devices):
-                here = np.uint32(d) if next_s[d] < start else here
-                second = min(second, max(start, next_s[d]))
-                start = min(start, next_s[d])
-            if start == second:
+                earlier = next_s[d] < start
+                ties = 0 if earlier else ties + (next_s[d] == start)
+                here = np.uint32(d) if earlier else here
+                start = next_s[d] if earlier else start
+            if ties > 0 or start == np.inf:
                 if start == np.inf:  # a task that cannot run, and what waits for it
                     latest_s = np.inf
                     break
@@ -750,10 +751,12 @@ def run_rows(
         return _by_event(problem, rows, work, draw, serial, ranked, waits)
     if waits:
         return _in_order(problem, rows, work, draw, serial)
-    # Copied in twice, so that each copy knows `ranked`: `fifo` is faster without ranks.
+    # Copied in three times, each of which knows what it need not ask: `fifo` is faster so.
     if ranked:
         return _by_start(problem, rows, work, draw, serial, ranked)
-    return _by_start(problem, rows, work, draw, serial, ranked)
+    if serial or draw >= 0:
+        return _by_start(problem, rows, work, draw, serial, ranked)
+    return _by_start(problem, rows, work, -1, False, False)
 
 
 @functools.cache
