@@ -189,7 +189,7 @@ def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where:
     def compiled(mode: str) -> Any:
         if where == "placed and compiled":
             return dj.place_and_compile(
-                made.fn, *args, devices=devices, budget_s=5.0, method="annealing", mode=mode
+                made.fn, *args, devices=devices, budget_s=5.0, method="lns", mode=mode
             )
         return machine.compile(sharded, random * (where == "random on all"), mode=mode)
 

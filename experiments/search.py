@@ -2,7 +2,7 @@
 
 Methods at equal numbers of simulated executions, those of episodes and of training included,
 and at equal seconds of a cold call, compilation included. Makespans are mean and deviation over
-seeds; * is the least of a row. `annealing` is the search of `doppler+search` from critical-path
+seeds; * is the least of a row. `lns` is the search of `doppler+search` from critical-path
 and HEFT placements. `doppler+search` against the others: rows whose mean is below, equal,
 above; the same of paired runs. The curves are the best makespans so far.
 """
@@ -19,7 +19,15 @@ from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.methods import MethodSettings, Spend, method_cells
 from experiments.tables import EQUAL, by, means_table, table
 
-METHODS = ("doppler", "doppler+search", "memetic", "local_search", "annealing", "evolution")
+METHODS = (
+    "doppler",
+    "doppler+search",
+    "lns",
+    "memetic",
+    "local_search",
+    "annealing",
+    "evolution",
+)
 
 LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
 """Of these the best is the tables' list scheduler."""

@@ -30,7 +30,7 @@ too, and samples besides."""
 
 LISTED = ("critical_path", "heft")
 
-SEARCHES = ("doppler+search", "annealing", "local_search")
+SEARCHES = ("doppler+search", "lns", "annealing", "local_search")
 
 REFERENCES = ("doppler+search", "evolution", "annealing", "local_search")
 """The best of these at `--reference-evaluations` counts as known."""

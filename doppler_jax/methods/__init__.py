@@ -10,7 +10,7 @@ To add a list scheduler, write it in `baselines/`, a search in `search/`, a lear
 `learners/`; then give it a row in `registry.py`. A method of your own needs no row:
 
     dj.place(graph, costs, method=dj.methods.doppler(PolicyConfig(select="b_level")))
-    dj.place(graph, costs, method=dj.methods.searched(Annealing(members=8)))
+    dj.place(graph, costs, method=dj.methods.searched(LNS(members=8)))
     dj.place(graph, costs, method=lambda request: Candidates(my_placements(request.graph), 1))
 """
 

@@ -11,6 +11,7 @@ from doppler_jax.baselines.simple import round_robin, single
 from doppler_jax.methods.direct import by_solver, listed
 from doppler_jax.methods.request import Method
 from doppler_jax.methods.searches import PolicySearch, random, searched
+from doppler_jax.search.lns import LNS
 from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.populations import Evolution
 from doppler_jax.search.walks import Annealing, LocalSearch
@@ -22,12 +23,13 @@ METHODS: dict[str, Method] = {
     "annealing": searched(Annealing()),
     "cpop": listed(cpop),
     "critical_path": listed(critical_path),
-    "doppler+search": PolicySearch(Annealing()),
+    "doppler+search": PolicySearch(LNS()),
     "enumerative": listed(enumerative),
     "etf": listed(etf),
     "evolution": searched(Evolution()),
     "exact": by_solver,
     "heft": listed(heft),
+    "lns": searched(LNS()),
     "local_search": searched(LocalSearch()),
     "m_etf": listed(m_etf),
     "m_sct": listed(m_sct),

@@ -32,6 +32,7 @@ except ImportError:  # not Unix: two processes may compile the same
 MODULES = (
     "doppler_jax.simulator.native_kernels",
     "doppler_jax.simulator.memory_kernels",
+    "doppler_jax.search.lns_kernels",
     "doppler_jax.search.kernels",
 )
 """All modules of compiled code."""

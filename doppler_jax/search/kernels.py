@@ -70,6 +70,7 @@ class Aim(NamedTuple):
     switches: int  # of the discipline
     waits: bool  # whether that looks at the order
     is_plain: bool  # whether a plan can be evaluated from the first changed position
+    is_listed: bool  # whether its execution is a list schedule (`lns_kernels`)
     rank: Array  # [N] uint32, positions in a topological order
     near_first: Array  # [2, N + 1] uint32, where a task's producers begin, and its readers
     near: Array  # [2, E] uint32

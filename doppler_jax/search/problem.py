@@ -31,7 +31,7 @@ class SearchProblem:
     costs: Costs
     objective: Objective
     factors: Factors | None = None  # None without noise
-    queue: str = "fifo"  # or `in_order`
+    queue: str = "fifo"  # or `priority`, `in_order`
     target_s: float = 0.0  # seconds at which a search may stop
 
     @cached_property
@@ -63,6 +63,12 @@ class SearchProblem:
         discipline = find_discipline(self.queue)
         waits = discipline.waits
         is_serial, has_homes = links == "serial", reads > 0
+        is_bare = not (
+            self.is_limited
+            or len(problem.handling_s)
+            or self.factors is not None
+            or (graph.input_maker >= 0).any()
+        )
         return Aim(
             simulate=Entry(),
             problem=problem,
@@ -80,17 +86,14 @@ class SearchProblem:
             quantile=np.nan if level is None else level,
             memory=prepare_memory(graph, costs, problem, costs.capacity_bytes),
             capacity_bytes=np.array(costs.capacity_bytes[: devices * self.is_limited], float),
-            is_plain=waits
-            and links != "duplex"
-            and not (is_serial and has_homes)
-            and not (graph.input_maker >= 0).any()
-            and not len(problem.handling_s)
-            and self.factors is None
-            and not self.is_limited,
+            is_plain=waits and is_bare and links != "duplex" and not (is_serial and has_homes),
+            is_listed=not waits and is_bare and links == "parallel",
         )
 
-    def make_trial(self, placement: np.ndarray, order: np.ndarray) -> "Trial":
-        """Returns what executes a plan, uint32 `[N]` each, which may change; for one thread."""
+    def make_trial(
+        self, placement: np.ndarray, order: np.ndarray, rank: np.ndarray | None = None
+    ) -> "Trial":
+        """Returns what executes a plan, arrays `[N]` which may change; for one thread."""
         from doppler_jax.search.kernels import Trial
         from doppler_jax.simulator.memory_kernels import make_memory_work
         from doppler_jax.simulator.native_kernels import make_rows, make_work
@@ -98,7 +101,8 @@ class SearchProblem:
         aim, limited = self.aim, self.is_limited
         factors = aim.compute_factor, aim.item_factor
         times = {"schedule": limited, "transfers": limited}
-        rows = make_rows(aim.problem, placement[None], None, order[None], factors, **times)
+        ranks = None if rank is None else rank[None]
+        rows = make_rows(aim.problem, placement[None], ranks, order[None], factors, **times)
         room = make_work(aim.problem), make_memory_work(aim.memory)
         return Trial(rows, *room, np.empty(len(aim.compute_factor)))
 

@@ -9,7 +9,7 @@ from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import PolicySearch, list_methods
 from doppler_jax.policies.model import PolicyConfig
-from doppler_jax.search.walks import Annealing
+from doppler_jax.search.lns import LNS
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.simulator.validate import validate
@@ -20,7 +20,7 @@ BOUND = 24
 """Evaluations that the searching methods may spend here: one compilation for all."""
 
 LISTED = ("critical_path", "cpop", "etf", "heft", "peft")
-SEARCHES = ("annealing", "doppler+search", "evolution", "local_search", "memetic")
+SEARCHES = ("annealing", "doppler+search", "evolution", "lns", "local_search", "memetic")
 COMPILED = (*SEARCHES, "doppler", "random")
 
 ELSEWHERE = set(LEARNERS) - {"doppler"}
@@ -55,7 +55,7 @@ def make(name):
 
 def from_samples(policy):
     """The default method with few samples of a policy, in place of the one that ships."""
-    return PolicySearch(Annealing(), samples=BOUND // 4, default_policy=lambda: policy)
+    return PolicySearch(LNS(), samples=BOUND // 4, default_policy=lambda: policy)
 
 
 def budget(method):

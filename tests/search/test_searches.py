@@ -11,6 +11,7 @@ from doppler_jax.baselines.simple import random_placements
 from doppler_jax.budget import CurveRecorder
 from doppler_jax.search import anytime
 from doppler_jax.search.anytime import run_search
+from doppler_jax.search.lns import LNS
 from doppler_jax.search.memetic import Memetic
 from doppler_jax.search.populations import Evolution, RandomSearch
 from doppler_jax.search.problem import make_search_problem
@@ -21,6 +22,7 @@ from tests.search.cases import DEVICES, optimum_s, pinned_problem, seconds
 SEARCHES = {
     "annealing": Annealing(members=2),
     "evolution": Evolution(members=2, parents=8),
+    "lns": LNS(members=2),
     "local_search": LocalSearch(members=2),
     "memetic": Memetic(
         evolution=Evolution(members=2, parents=8), descent=LocalSearch(), patience=64
@@ -73,7 +75,7 @@ def test_evaluations_are_within_the_bound_and_nearly_all_are_spent(name, bound):
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_seed_decides_and_the_number_of_threads_does_not(name, monkeypatch):
-    graph, costs = pinned_problem(4, 14)
+    graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
     one = run(name, graph, costs, evaluations=640, seed=1)
     monkeypatch.setattr(anytime, "num_cores", lambda: 1)
     same = run(name, graph, costs, evaluations=640, seed=1)
@@ -157,7 +159,7 @@ def test_of_its_starts_it_takes_one_that_fits_whatever_its_makespan():
 def test_starts_that_come_in_late_are_taken_up(name):
     graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
     bad = np.zeros((3, 40), np.int64)
-    good = run("annealing", graph, costs, evaluations=20_000).placements[:1]
+    good = run("lns", graph, costs, evaluations=20_000).placements[:1]
     comes = iter([None, bad, good])
     found = run(
         name, graph, costs, evaluations=300, starts=bad,
@@ -178,7 +180,7 @@ def test_members_learn_the_best_of_what_they_are_told(name):
     bad = random_placements(costs, np.random.default_rng(0), search.starts)
     member = search.begin(problem, bad, 0)
     search.run(problem, member, search.starts, 0.0, 0.0)
-    good = run("annealing", graph, costs, evaluations=20_000).placements[:1]
+    good = run("lns", graph, costs, evaluations=20_000).placements[:1]
     told = np.concatenate([good, np.tile(good, (5, 1))])
     told[np.arange(1, 6), np.arange(5)] = (told[0, :5] + 1) % DEVICES
     value_s, energy = problem.score(told)
