@@ -40,6 +40,8 @@ class Place:
     """Executions that may be simulated."""
     objective: Annotated[dj.Objective, tyro.conf.arg(name="")] = dj.Objective()  # noqa: RUF009
     """What is minimised."""
+    queue: str = "fifo"
+    """What devices take next: what is ready first, or `in_order`, what the plan says."""
     cache: pathlib.Path | None = None
     """Folder of placements found before: one for the same request is not searched for again."""
     keep_compiled: bool = True
@@ -118,6 +120,7 @@ def place(command: Place) -> None:
         budget_s=_seconds_left(command.budget_s),
         max_evaluations=command.max_evaluations,
         objective=command.objective,
+        queue=command.queue,
         cache=command.cache,
         keep_compiled=command.keep_compiled,
     )

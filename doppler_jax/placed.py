@@ -28,7 +28,8 @@ class Placed:
       objective_s: what was minimised, by the oracle: under noise its mean or quantile.
       lower_bound_s: no placement has a smaller makespan.
       schedule: the oracle's, without noise.
-      queue: of the schedule: `fifo`, or `priority` where that is shorter (`exact`).
+      queue: of the schedule: `fifo`, or `priority` where that is shorter (`exact`); of a plan
+        with an order `in_order`, or under noise `priority` where that is better.
       method: by which it was found.
       objective: what was to be minimised.
       problem: digest of the graph and its costs.
@@ -114,14 +115,14 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
         raise ValueError(f"{path}: a placement of another graph, or of other costs")
     if sorted(priority) != list(range(graph.num_tasks)):
         raise ValueError(f"{path}: expected the priorities of {graph.num_tasks} tasks")
-    queue = "priority" if data["queue"] == "priority" else "fifo"
+    queue = str(data["queue"])
     try:
         objective = Objective(**data["objective"])
         numbers = {name: float(data[name]) for name in _NUMBERS}
         count = int(data["evaluations"])
         schedule = simulate_oracle(
             graph, costs, placement, links=objective.links, queue=queue,
-            priority=priority if queue == "priority" else None,
+            priority=None if queue == "fifo" else priority,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: a field is not what it should be: {error}") from error

@@ -30,6 +30,9 @@ from doppler_jax.types import Costs, Policy, TaskGraph
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
 
+PLANNED = ("fifo", "in_order")
+"""Queues that plans are made for."""
+
 ROUNDING = 1e-9
 """Relative, by which a makespan may be above the lower bound and still count as the best."""
 
@@ -44,6 +47,7 @@ def place(
     budget_s: float | None = None,
     max_evaluations: int | None = None,
     objective: Objective = Objective(),  # noqa: B008, frozen
+    queue: str = "fifo",
     cache: PathLike | None = None,
     keep_compiled: bool = True,
 ) -> Placed:
@@ -57,8 +61,8 @@ def place(
 
     Args:
       graph: the task graph.
-      costs: its costs, seconds; queues are `fifo`. Where memory is limited only placements
-        that fit are returned; what no placement can fit is refused before the search.
+      costs: its costs, seconds. Where memory is limited only placements that fit are
+        returned; what no placement can fit is refused before the search.
       method: one of `list_methods()`, or a method itself (`doppler_jax.methods` says how to
         make one), such as an ablation. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
@@ -75,6 +79,9 @@ def place(
         once per draw; never exceeded. `random`, and `doppler` with a policy, simulate
         1000 placements if no bound is given.
       objective: what is minimised: the links, and the noise and its statistic, if any.
+      queue: `fifo`, under which a device takes what is ready first, or `in_order`: a plan with
+        an order, to which devices keep. `lns`, `doppler+search` and `exact` look for orders;
+        the placements of others get that of their execution under `fifo`.
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
@@ -92,12 +99,14 @@ def place(
     key = 0 if key is None else key
     propose = find_method(method)
     _check_request(propose, _name_of(method), policy, key, budget_s, max_evaluations, objective)
+    if queue not in PLANNED:
+        raise ValueError(f"queue is {queue!r}; expected one of {', '.join(PLANNED)}")
     check_graph(graph)
     check_costs(graph, costs)
     check_capacity(graph, costs)
     if policy is None and cache is not None and hasattr(propose, "default_policy"):
         policy = propose.default_policy()  # which decides the result
-    bounds = (budget_s, max_evaluations)
+    bounds = (budget_s, max_evaluations, queue)
     problem, path = problem_digest(graph, costs), None
     if cache is not None:
         words = key_words(key).tolist()
@@ -119,6 +128,7 @@ def place(
             evaluations=max_evaluations, seconds=budget_s, target_s=target_s, began=began
         ),
         lower_bound_s=bound_s,
+        queue=queue,
         curve=CurveRecorder(),
         keep_compiled=keep_compiled,
     )
@@ -137,13 +147,16 @@ def _find(propose: Method, name: str, problem: str, request: Request) -> Placed:
     free_memory_maps()
     candidates = propose(request)
     placement, judgement, queue = _best(candidates, request)
+    rank = np.argsort(topological_order(graph))
+    priority = start_order(judgement.schedule, rank)
+    if request.queue == "in_order" and not judgement.overflow:
+        judgement, queue = _in_order(placement, priority, request)
     if judgement.overflow:
         raise ValueError(f"method {name!r} found no placement that fits: {judgement.overflow}")
-    rank = np.argsort(topological_order(graph))
     seconds = request.budget.seconds_spent()
     return Placed(
         placement=placement.astype(np.int64),
-        priority=start_order(judgement.schedule, rank),
+        priority=priority,
         makespan_s=judgement.makespan_s,
         objective_s=judgement.value_s,
         lower_bound_s=max(request.lower_bound_s, candidates.lower_bound_s),
@@ -181,8 +194,8 @@ def _recall(path: pathlib.Path, request: Request) -> Placed | None:
         placed = load_placed(path, request.graph, request.costs)
     except ValueError:
         return None
-    priority = placed.priority if placed.queue == "priority" else None
-    value_s = request.judge(placed.placement, priority).value_s
+    ranked = () if placed.queue == "fifo" else (placed.priority, placed.queue)
+    value_s = request.judge(placed.placement, *ranked).value_s
     return placed if math.isclose(value_s, placed.objective_s, rel_tol=1e-9) else None
 
 
@@ -233,6 +246,24 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
         placements = placements[np.sort(order[:NUM_FINALISTS])]
     judged = [(p, request.judge(p), "fifo") for p in placements]
     if candidates.priority is not None:
-        first = candidates.placements[0]
-        judged.append((first, request.judge(first, candidates.priority), "priority"))
+        queues = ["priority"]
+        if candidates.waits and request.queue == "in_order":
+            queues.append("in_order")
+        ranked = zip(candidates.placements[::-1], candidates.priority[::-1], strict=False)
+        judged += [
+            (p, request.judge(p, r, queue), queue) for p, r in ranked for queue in queues
+        ]
     return min(judged, key=lambda entry: entry[1].value_s)
+
+
+def _in_order(
+    placement: np.ndarray, priority: np.ndarray, request: Request
+) -> tuple[Judgement, str]:
+    """Returns what an order of starts is worth, and the queue that is best for it.
+
+    Without noise its devices keep to it: it replays the schedule that it comes from. In other
+    draws than that a device that takes what is ready may do better.
+    """
+    queues = ("in_order", "priority") if request.objective.num_noise else ("in_order",)
+    judged = [(request.judge(placement, priority, queue), queue) for queue in queues]
+    return min(judged, key=lambda entry: entry[0].value_s)

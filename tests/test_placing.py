@@ -44,6 +44,62 @@ def test_objectives_are_what_is_minimised_and_reported(objective):
     np.testing.assert_array_equal(replayed.start_s, schedule.start_s)
 
 
+@pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
+@pytest.mark.parametrize("method", ["heft", "annealing", "lns"])
+def test_devices_keep_to_the_order_of_a_plan(method, links):
+    gains = []
+    for seed in range(3):
+        graph, costs = random_problem(np.random.default_rng(seed), 30, 3)
+        options = {"method": method, "objective": dj.Objective(links), "max_evaluations": 4000}
+        fifo = dj.place(graph, costs, **options)
+        plan = dj.place(graph, costs, queue="in_order", **options)
+        assert (fifo.queue, plan.queue) == ("fifo", "in_order")
+        schedule = dj.simulate_oracle(
+            graph, costs, plan.placement, links=links, queue="in_order", priority=plan.priority
+        )
+        np.testing.assert_array_equal(schedule.start_s, plan.schedule.start_s)
+        assert plan.makespan_s == plan.objective_s == dj.makespan_s(schedule)
+        gains.append(fifo.makespan_s - plan.makespan_s)
+    if method == "lns":
+        assert sum(gains) > 0
+    else:  # they do not look for an order
+        assert gains == [0, 0, 0]
+
+
+def test_an_optimum_that_no_queue_executes_is_a_plan():
+    # Device 0 waits from 1 to 2 for the urgent task 2: any queue begins the long task 1 at 1.
+    graph, costs = small_problem([1, 5, 1, 9], [(0, 0, [2]), (2, 0, [3])], 2, [(1, 2, [2])])
+    compute_s = np.where([[1, 0], [1, 0], [1, 0], [0, 1]], costs.compute_s, np.inf)
+    costs = costs.replace(compute_s=compute_s)
+    plan = dj.place(graph, costs, method="exact", budget_s=20, queue="in_order")
+    assert plan.makespan_s == plan.lower_bound_s == 12
+    assert plan.queue == "in_order"
+    assert dj.place(graph, costs, method="exact", budget_s=20).makespan_s == 16
+
+
+def test_under_noise_a_plan_is_for_the_queue_that_is_better():
+    queues = set()
+    for seed in range(8):
+        graph, costs = random_problem(np.random.default_rng(seed), 20, 3)
+        objective = dj.Objective(num_noise=8, noise_sigma=0.5)
+        plan = dj.place(
+            graph, costs, method="lns", max_evaluations=800, objective=objective,
+            queue="in_order", key=seed,
+        )  # fmt: skip
+        queues.add(plan.queue)
+        noise_key, _ = jax.random.split(jax.random.key(seed))
+        factors = dj.draw_factors(noise_key, graph, 3, 8, 0.5, 0.5)
+        options = {"factors": factors, "priority": plan.priority}
+        values_s = {
+            queue: dj.simulate(graph, costs, plan.placement, queue=queue, **options).makespan_s
+            for queue in ("in_order", "priority")
+        }
+        values_s = {queue: draws_s.mean() for queue, draws_s in values_s.items()}
+        np.testing.assert_allclose(plan.objective_s, min(values_s.values()), rtol=1e-12)
+        np.testing.assert_allclose(plan.objective_s, values_s[plan.queue], rtol=1e-12)
+    assert queues == {"in_order", "priority"}
+
+
 def test_what_is_returned_fits_into_memory():
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
@@ -78,6 +134,7 @@ def test_where_nothing_fits_nothing_is_returned():
         ({"max_evaluations": 0}, "max_evaluations is 0; expected more than 0"),
         ({"max_evaluations": -3}, "max_evaluations is -3"),
         ({"objective": "serial"}, "objective is 'serial'; expected a doppler_jax.Objective"),
+        ({"queue": "lifo"}, "queue is 'lifo'; expected one of fifo, in_order"),
         (
             {"method": "exact", "objective": dj.Objective(num_noise=2)},
             "'exact' knows links 'parallel' without noise",
@@ -172,9 +229,10 @@ def vars_of(value):
         ("etf", dj.Objective(num_noise=2)),
     ],
 )
-def test_what_is_saved_is_loaded(tmp_path, method, objective):
+@pytest.mark.parametrize("queue", ["fifo", "in_order"])
+def test_what_is_saved_is_loaded(tmp_path, method, objective, queue):
     problem = random_problem(np.random.default_rng(3), 8, 2, homes=False)
-    placed = dj.place(*problem, method=method, objective=objective)
+    placed = dj.place(*problem, method=method, objective=objective, queue=queue)
     placed.save(tmp_path / "a.json", {"graph": "three"})
     assert_same(dj.load_placed(tmp_path / "a.json", *problem), placed)
     assert json.loads((tmp_path / "a.json").read_text())["source"] == {"graph": "three"}
@@ -259,6 +317,7 @@ def changed(costs, name):
         {"key": jax.random.key(1)},
         {"budget_s": 2.0},
         {"max_evaluations": 2},
+        {"queue": "in_order"},
         {"objective": dj.Objective("serial")},
         {"objective": dj.Objective(num_noise=2)},
         {"objective": dj.Objective(num_noise=1, noise_sigma=0.2)},

@@ -70,5 +70,10 @@ def by_solver(request: Request) -> Candidates:
         return Candidates(listed, 1)
     order = topological_order(graph)
     rank = np.argsort(order[np.argsort(result.start_s[order], kind="stable")])
-    placements = np.concatenate([result.placement[None], listed])
-    return Candidates(placements, 1, priority=rank, lower_bound_s=result.bound_s)
+    return Candidates(
+        placements=np.concatenate([listed, result.placement[None]]),
+        evaluations=1,
+        priority=rank[None],
+        waits=True,
+        lower_bound_s=result.bound_s,
+    )

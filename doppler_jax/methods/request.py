@@ -44,6 +44,7 @@ class Request:
       lower_bound_s: seconds that no makespan is below, without noise.
       curve: takes what is found on the way.
       keep_compiled: whether what JAX compiles may be kept on disk.
+      queue: `fifo`, or `in_order` where a plan's order counts.
     """
 
     graph: TaskGraph
@@ -56,6 +57,7 @@ class Request:
     lower_bound_s: float
     curve: CurveRecorder
     keep_compiled: bool = True
+    queue: str = "fifo"
     _judged: dict[bytes, Judgement] = dataclasses.field(default_factory=dict)
 
     def within(self, seconds: float) -> "Request":
@@ -82,12 +84,19 @@ class Request:
         bound = self.budget.seconds or default
         return max(bound - self.budget.seconds_spent(), 1e-3)
 
-    def judge(self, placement: np.ndarray, priority: np.ndarray | None = None) -> Judgement:
-        """Returns the oracle's word on a placement `[N]`, which it is asked for once."""
-        parts = (
-            np.asarray(part, np.int64) for part in (placement, priority) if part is not None
-        )
-        name = b"".join(part.tobytes() for part in parts)
+    def judge(
+        self,
+        placement: np.ndarray,
+        priority: np.ndarray | None = None,
+        queue: str = "priority",
+    ) -> Judgement:
+        """Returns the oracle's word on a placement `[N]`, which it is asked for once.
+
+        It is executed under `fifo`, or if there are ranks `[N]` under the queue.
+        """
+        name = np.asarray(placement, np.int64).tobytes()
+        if priority is not None:
+            name += queue.encode() + np.asarray(priority, np.float64).tobytes()
         if name not in self._judged:
             self._judged[name] = judge(
                 self.graph,
@@ -96,6 +105,7 @@ class Request:
                 self.objective,
                 self.problem.factors,
                 priority,
+                queue,
             )
         return self._judged[name]
 
@@ -120,7 +130,8 @@ class Candidates:
       placements: `[B, N]` int, devices; B at least 1.
       evaluations: executions simulated.
       interrupted: by Ctrl-C.
-      priority: `[N]` ranks to try for the first placement, in place of `fifo`.
+      priority: `[R, N]` ranks of the last R placements, to try in place of `fifo`.
+      waits: whether these are orders that devices keep to, so that `in_order` is to be tried.
       lower_bound_s: seconds that the method has proven no makespan to be below.
     """
 
@@ -128,6 +139,7 @@ class Candidates:
     evaluations: int
     interrupted: bool = False
     priority: np.ndarray | None = None
+    waits: bool = False
     lower_bound_s: float = 0.0
 
 

@@ -17,6 +17,7 @@ from doppler_jax.methods.direct import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request, key_words
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
+from doppler_jax.search.lns import LNS
 from doppler_jax.search.populations import RandomSearch
 from doppler_jax.search.problem import can_overflow
 from doppler_jax.types import Costs, Policy, TaskGraph
@@ -178,9 +179,13 @@ def _search_from(
         return Candidates(starts, 1)
     missing = max(search.members * search.starts - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
+    problem = request.problem
+    if request.queue == "in_order" and isinstance(search, LNS):
+        # Under `priority` every order is legal, and a plan is as long as its replay in order.
+        problem = dataclasses.replace(problem, queue="priority")
     found = run_search(
         search,
-        request.problem,
+        problem,
         np.concatenate([starts, drawn]),
         request.seed,
         request.budget,
@@ -189,6 +194,7 @@ def _search_from(
     )
     return Candidates(
         placements=np.concatenate([always, found.placements]),
+        priority=found.ranks if len(found.ranks) else None,
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,
     )

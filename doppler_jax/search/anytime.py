@@ -64,8 +64,11 @@ class Search(Protocol):
         shares of the budget that are spent before and after.
         """
 
-    def best(self, member: Member) -> tuple[np.ndarray, np.ndarray]:
-        """Returns placements `[K, N]` that it knows, and their values `[K]`, seconds."""
+    def best(self, member: Member) -> tuple[np.ndarray, ...]:
+        """Returns placements `[K, N]` that it knows, and their values `[K]`, seconds.
+
+        A search that can search under `priority` queues returns their ranks `[K, N]`, too.
+        """
 
     def learn(
         self, member: Member, placements: np.ndarray, value_s: np.ndarray, energy: np.ndarray
@@ -81,6 +84,7 @@ class Found:
     """What a search came up with."""
 
     placements: np.ndarray  # [B, N] the best ones, best first; none if nothing fits
+    ranks: np.ndarray  # [B, N] theirs, where the problem's queue is `priority`
     evaluations: int  # executions simulated
     interrupted: bool  # by Ctrl-C
 
@@ -122,7 +126,8 @@ def run_search(
         problem = dataclasses.replace(problem, target_s=budget.target_s)
     limit = math.inf if budget.evaluations is None else budget.evaluations
     if limit < problem.objective.simulations or not problem.graph.num_tasks:
-        return Found(np.asarray(starts)[:0], 0, interrupted=False)
+        none = np.asarray(starts)[:0]
+        return Found(none, none, 0, interrupted=False)
     run = _Run(search, problem, budget, curve, late_starts)
     interrupted = False
     try:
@@ -132,7 +137,7 @@ def run_search(
                 on_chunk(run.evaluations)
     except KeyboardInterrupt:
         interrupted = True
-    return Found(run.found().astype(np.int64), run.evaluations, interrupted)
+    return Found(*run.found(), run.evaluations, interrupted)
 
 
 class _Run:
@@ -244,16 +249,22 @@ class _Run:
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns placements `[K, N]` and their values."""
         known = [(self.scored, self.scored_s), *map(self.search.best, self.members)]
-        placements, values = zip(*known, strict=True)
+        placements, values, *_ = zip(*(each[:2] for each in known), strict=True)
         return np.concatenate(placements), np.concatenate(values)
 
-    def found(self) -> np.ndarray:
-        """Returns the best distinct placements, best first."""
+    def found(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the best distinct placements, best first, and their ranks."""
         placements, value_s = self._known()
         order = np.argsort(value_s, kind="stable")
         order = order[np.isfinite(value_s[order])]
         _, first = np.unique(placements[order], axis=0, return_index=True)
-        return placements[order[np.sort(first)[:NUM_FOUND]]]
+        chosen = order[np.sort(first)[:NUM_FOUND]]
+        found, ranks = placements[chosen].astype(np.int64), np.empty((0, placements.shape[1]))
+        if self.problem.queue == "priority":
+            of_members = [rank for *_, rank in map(self.search.best, self.members)]
+            of_starts = np.tile(self.problem.level_rank, (len(self.scored), 1))
+            ranks = np.concatenate([of_starts, *of_members])[chosen]
+        return found, ranks
 
     def _note(self) -> None:
         value_s = self._known()[1].min(initial=math.inf)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from doppler_jax.graphs.levels import b_level
 from doppler_jax.search.problem import SearchProblem
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ class LNS:
     """Settings of large neighbourhood search.
 
     Members go their own way; after equal shares of the budget the one that is worst off goes
-    on from where the best one is. Temperatures are as in `walks.Annealing`.
+    on from where the best one is. Temperatures are as in `walks.Annealing`. Under `priority`
+    queues ranks are searched, too.
     """
 
     members: int = 4
@@ -54,10 +54,11 @@ class LNS:
         hot, cold = self.hot * fall**begin, self.hot * fall**end
         return recreate(problem.aim, member, steps, hot, cold, self.ruins, problem.target_s)
 
-    def best(self, member: "Ruins") -> tuple[np.ndarray, np.ndarray]:
+    def best(self, member: "Ruins") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         from doppler_jax.search.lns_kernels import BEST
 
-        return member.best_placement[None], member.worth[BEST : BEST + 1]
+        value_s = member.worth[BEST : BEST + 1]
+        return member.best_placement[None], value_s, member.best_rank[None]
 
     def learn(
         self, member: "Ruins", placements: np.ndarray, value_s: np.ndarray, energy: np.ndarray
@@ -89,8 +90,7 @@ def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: i
 
     n, devices = problem.aim.problem.compute_s.shape
     placement = placement.astype(np.uint32)
-    level_s = b_level(problem.graph, problem.costs)
-    rank = (level_s.max(initial=0.0) - level_s) / max(level_s.max(initial=0.0), 1e-300)
+    rank = problem.level_rank.copy()
     order = np.argsort(problem.aim.rank).astype(np.uint32)
     return Ruins(
         random=np.array([seed], np.uint64),

@@ -9,6 +9,7 @@ import chex
 import numpy as np
 
 from doppler_jax.graphs.build import topological_order
+from doppler_jax.graphs.levels import b_level
 from doppler_jax.native import is_compiled
 from doppler_jax.objective import LINKS, Objective
 from doppler_jax.simulator.disciplines import find_discipline
@@ -38,6 +39,13 @@ class SearchProblem:
     def is_limited(self) -> bool:
         """Whether some device could not keep every tensor and graph input at once."""
         return can_overflow(self.graph, self.costs)
+
+    @cached_property
+    def level_rank(self) -> np.ndarray:
+        """Ranks `[N]` from 0 to 1 by b-level: those of starts, where the queue takes ranks."""
+        level_s = b_level(self.graph, self.costs)
+        longest_s = max(level_s.max(initial=0.0), np.finfo(float).tiny)
+        return 1.0 - level_s / longest_s
 
     @cached_property
     def aim(self) -> "Aim":
@@ -118,7 +126,7 @@ class SearchProblem:
 
         def run(parts: Iterator[slice]) -> bool:
             order = np.argsort(self.aim.rank).astype(np.uint32)
-            trial = self.make_trial(np.empty_like(order), order)
+            trial = self.make_trial(np.empty_like(order), order, self.level_rank)
             for part in parts:
                 score_rows(self.aim, trial, given[part], value_s[part], energy[part])
             return True
@@ -184,6 +192,7 @@ def judge(
     objective: Objective,
     factors: Factors | None = None,
     priority: np.ndarray | None = None,
+    queue: str = "priority",
 ) -> Judgement:
     """Returns what a placement `[N]` is worth by the oracle, or its equal.
 
@@ -193,11 +202,12 @@ def judge(
       placement: `[N]` devices.
       objective: what counts.
       factors: the noise, if the objective has any.
-      priority: `[N]` ranks of the `priority` queue, in place of `fifo`.
+      priority: `[N]` ranks of another queue in place of `fifo`.
+      queue: which one.
     """
     options: dict[str, Any] = {"links": objective.links}
     if priority is not None:
-        options |= {"queue": "priority", "priority": priority}
+        options |= {"queue": queue, "priority": priority}
     # Equal in every bit; until compiled code is there, plain Python is.
     run = partial(simulate_one if is_compiled() else simulate_oracle, graph, costs, placement)
     schedule = run(**options)
