@@ -80,8 +80,9 @@ def place(
         1000 placements if no bound is given.
       objective: what is minimised: the links, and the noise and its statistic, if any.
       queue: `fifo`, under which a device takes what is ready first, or `in_order`: a plan with
-        an order, to which devices keep. `lns`, `doppler+search` and `exact` look for orders;
-        the placements of others get that of their execution under `fifo`.
+        an order, to which devices keep. `lns` and `doppler+search` look for orders, list
+        schedulers and `exact` keep their own, and the placements of others get that of
+        their execution under `fifo`.
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
@@ -239,20 +240,18 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
     Of more than `MOST_JUDGED` the simulator chooses the finalists, of those that fit into
     memory first; ties go to the earlier one.
     """
-    placements = candidates.placements
+    placements, queue, ranks = candidates.placements, "priority", candidates.priority
+    ranks = np.empty((0, 0)) if ranks is None else ranks
+    ranked = list(zip(placements[::-1], ranks[::-1], strict=False))
+    if request.queue == "in_order":  # what has an order is judged by that alone
+        placements = placements[: len(placements) - len(ranked)]
+        queue = "in_order" if candidates.waits else "priority"
     if len(placements) > MOST_JUDGED:
         value_s, energy = request.problem.score(placements)
         order = np.lexsort((energy, np.isinf(value_s)))
         placements = placements[np.sort(order[:NUM_FINALISTS])]
     judged = [(p, request.judge(p), "fifo") for p in placements]
-    if candidates.priority is not None:
-        queues = ["priority"]
-        if candidates.waits and request.queue == "in_order":
-            queues.append("in_order")
-        ranked = zip(candidates.placements[::-1], candidates.priority[::-1], strict=False)
-        judged += [
-            (p, request.judge(p, r, queue), queue) for p, r in ranked for queue in queues
-        ]
+    judged += [(p, request.judge(p, rank, queue), queue) for p, rank in ranked]
     return min(judged, key=lambda entry: entry[1].value_s)
 
 

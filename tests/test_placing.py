@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.baselines.critical_path import critical_path_schedule
+from doppler_jax.baselines.etf import etf_schedule
+from doppler_jax.baselines.heft import heft_schedule
 from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.methods import METHODS, Candidates, doppler, searched
 from doppler_jax.policies.features import make_policy_inputs
@@ -62,8 +65,26 @@ def test_devices_keep_to_the_order_of_a_plan(method, links):
         gains.append(fifo.makespan_s - plan.makespan_s)
     if method == "lns":
         assert sum(gains) > 0
-    else:  # they do not look for an order
+    elif method == "annealing":  # it does not look for an order
         assert gains == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("method", "schedule"),
+    [("heft", heft_schedule), ("critical_path", critical_path_schedule), ("etf", etf_schedule)],
+)
+def test_list_schedulers_keep_their_own_order(method, schedule):
+    differs = 0
+    for seed in range(5):
+        graph, costs = random_problem(np.random.default_rng(seed), 30, 3)
+        planned = schedule(graph, costs)
+        plan = dj.place(graph, costs, method=method, queue="in_order")
+        np.testing.assert_array_equal(plan.schedule.start_s, planned.start_s)
+        fifo = dj.place(graph, costs, method=method)
+        assert (fifo.queue, plan.queue) == ("fifo", "in_order")
+        np.testing.assert_array_equal(fifo.placement, plan.placement)
+        differs += fifo.makespan_s != plan.makespan_s
+    assert differs
 
 
 def test_an_optimum_that_no_queue_executes_is_a_plan():

@@ -10,11 +10,16 @@ import numpy as np
 from doppler_jax.baselines.listing import ListSchedule
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.levels import b_level
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Schedule, TaskGraph
 
 
 def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
-    """Returns the placement `[N]` of critical-path list scheduling.
+    """Returns the placement `[N]` of `critical_path_schedule`."""
+    return critical_path_schedule(graph, costs).placement
+
+
+def critical_path_schedule(graph: TaskGraph, costs: Costs) -> Schedule:
+    """Returns the schedule that critical-path list scheduling plans.
 
     Reference: Kohler 1975 for the b-level rule; earliest start as in DOPPLER's teacher.
     """
@@ -26,4 +31,4 @@ def critical_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
         here = int(np.argmin(start_s))
         plan.put(v, here, float(start_s[here]))
         free_s[here] = plan.finish_s[v]
-    return plan.placement.astype(np.int64)
+    return plan.schedule()

@@ -13,7 +13,8 @@ from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.methods.request import Candidates, Method, Request
 from doppler_jax.objective import Objective
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.simulator.finalists import start_order
+from doppler_jax.types import Costs, Schedule, TaskGraph
 
 ListRule = Callable[[TaskGraph, Costs], np.ndarray]
 """A list scheduler: returns a placement `[N]`."""
@@ -28,11 +29,19 @@ All of `STARTS` compete with a policy's samples: where it is far from home they 
 """
 
 
-def listed(rule: ListRule) -> Method:
-    """Returns a list scheduler as a method."""
+def listed(rule: Callable[[TaskGraph, Costs], np.ndarray | Schedule]) -> Method:
+    """Returns a list scheduler, of placements `[N]` or of schedules, as a method.
+
+    Where a plan's order counts, that of a schedule is kept.
+    """
 
     def method(request: Request) -> Candidates:
-        return Candidates(np.asarray(rule(request.graph, as_transfers(request.costs)))[None], 1)
+        plan = rule(request.graph, as_transfers(request.costs))
+        if not isinstance(plan, Schedule):
+            return Candidates(np.asarray(plan)[None], 1)
+        rank = np.argsort(topological_order(request.graph))
+        order = start_order(plan, rank)[None] if request.queue == "in_order" else None
+        return Candidates(plan.placement[None], 1, priority=order, waits=True)
 
     return method
 

@@ -1,12 +1,12 @@
 """The methods that `place` knows by name."""
 
-from doppler_jax.baselines.cpop import cpop
-from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.cpop import cpop_schedule
+from doppler_jax.baselines.critical_path import critical_path_schedule
 from doppler_jax.baselines.enumerative import enumerative
-from doppler_jax.baselines.etf import etf, m_etf
-from doppler_jax.baselines.heft import heft
-from doppler_jax.baselines.m_sct import m_sct
-from doppler_jax.baselines.peft import peft
+from doppler_jax.baselines.etf import etf_schedule, m_etf_schedule
+from doppler_jax.baselines.heft import heft_schedule
+from doppler_jax.baselines.m_sct import m_sct_schedule
+from doppler_jax.baselines.peft import peft_schedule
 from doppler_jax.baselines.simple import round_robin, single
 from doppler_jax.methods.direct import by_solver, listed
 from doppler_jax.methods.request import Method
@@ -21,20 +21,20 @@ DEFAULT_METHOD = "doppler+search"
 
 METHODS: dict[str, Method] = {
     "annealing": searched(Annealing()),
-    "cpop": listed(cpop),
-    "critical_path": listed(critical_path),
+    "cpop": listed(cpop_schedule),
+    "critical_path": listed(critical_path_schedule),
     "doppler+search": PolicySearch(LNS()),
     "enumerative": listed(enumerative),
-    "etf": listed(etf),
+    "etf": listed(etf_schedule),
     "evolution": searched(Evolution()),
     "exact": by_solver,
-    "heft": listed(heft),
+    "heft": listed(heft_schedule),
     "lns": searched(LNS()),
     "local_search": searched(LocalSearch()),
-    "m_etf": listed(m_etf),
-    "m_sct": listed(m_sct),
+    "m_etf": listed(m_etf_schedule),
+    "m_sct": listed(m_sct_schedule),
     "memetic": searched(Memetic()),
-    "peft": listed(peft),
+    "peft": listed(peft_schedule),
     "random": random,
     "round_robin": listed(round_robin),
     "single": listed(single),
