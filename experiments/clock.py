@@ -17,6 +17,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -98,7 +99,7 @@ def place(
 ) -> Record:
     """Returns exit status and seconds of a process that places, and what it wrote."""
     loaded = context.problem(problem)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         graph, cluster, output, log = (
             pathlib.Path(made, name)
             for name in ("graph.json", "cluster.json", "out.json", "log")
@@ -113,12 +114,21 @@ def place(
         caches = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
         empty = {name: str(pathlib.Path(made, name)) for name in caches if run == EMPTY}
         status, spent_s = run_apart(command, seconds + LATE_S, log, {**os.environ, **empty})
+        if run == EMPTY:  # what it left compiling would take a core from the next run
+            wait_for(pathlib.Path(made), "*/doppler_jax/native-*/complete")
         result: Record = {"exit": status, "past_s": spent_s - seconds}
         if status != 0:
             return result | {"said": log.read_text(errors="replace").strip()[-300:]}
         placed = parse_json_object(output, read_text(output))
     kept = ("makespan_s", "lower_bound_s", "evaluations")
     return result | {name: placed[name] for name in kept}
+
+
+def wait_for(folder: pathlib.Path, pattern: str) -> None:
+    """Waits until there is such a file in a folder, for so long as a late process may take."""
+    until_s = time.monotonic() + LATE_S
+    while not any(folder.glob(pattern)) and time.monotonic() < until_s:
+        time.sleep(0.1)
 
 
 def best_known_s(records: Sequence[Record]) -> dict[str, float]:
