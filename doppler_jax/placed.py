@@ -14,6 +14,9 @@ from doppler_jax.types import Costs, Schedule, TaskGraph
 
 FORMAT = "doppler_jax.placement"
 
+ROUNDING = 1e-9
+"""Relative, by which a makespan may be above the lower bound and still count as the best."""
+
 _NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds")
 
 
@@ -54,6 +57,11 @@ class Placed:
     curve: Curve
     interrupted: bool
 
+    @property
+    def proven(self) -> bool:
+        """Whether the makespan meets the lower bound, but for rounding: none is shorter."""
+        return self.makespan_s <= self.lower_bound_s * (1 + ROUNDING)
+
     def __repr__(self) -> str:
         devices, counts = np.unique(self.placement, return_counts=True)
         shares = ", ".join(
@@ -61,8 +69,9 @@ class Placed:
         ) + (", ..." if len(devices) > 8 else "")
         return (
             f"Placed({len(self.placement)} tasks by {self.method!r}: {shares}):\n"
-            f"  makespan_s: {self.makespan_s:.6g}, at least {self.lower_bound_s:.6g} "
-            f"(queue {self.queue!r})\n"
+            f"  makespan_s: {self.makespan_s:.6g}, "
+            + ("optimal" if self.proven else f"at least {self.lower_bound_s:.6g}")
+            + f" (queue {self.queue!r})\n"
             f"  objective_s: {self.objective_s:.6g} ({self.objective})\n"
             f"  search: {self.evaluations} evaluations, {self.seconds:.3g} s"
             + (", interrupted" if self.interrupted else "")

@@ -95,7 +95,11 @@ def test_an_optimum_that_no_queue_executes_is_a_plan():
     plan = dj.place(graph, costs, method="exact", budget_s=20, queue="in_order")
     assert plan.makespan_s == plan.lower_bound_s == 12
     assert plan.queue == "in_order"
-    assert dj.place(graph, costs, method="exact", budget_s=20).makespan_s == 16
+    assert plan.proven
+    assert "12, optimal (queue 'in_order')" in repr(plan)
+    fifo = dj.place(graph, costs, method="exact", budget_s=20)
+    assert (fifo.makespan_s, fifo.lower_bound_s, fifo.proven) == (16, 12, False)
+    assert "16, at least 12 (queue 'fifo')" in repr(fifo)
 
 
 def test_under_noise_a_plan_is_for_the_queue_that_is_better():
