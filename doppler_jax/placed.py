@@ -14,8 +14,9 @@ from doppler_jax.types import Costs, Schedule, TaskGraph
 
 FORMAT = "doppler_jax.placement"
 
-ROUNDING = 1e-9
-"""Relative, by which a makespan may be above the lower bound and still count as the best."""
+PROVEN = 1e-6
+"""Relative, by which a makespan may be above the lower bound and still count as proven: solvers
+take whole numbers, and round durations down."""
 
 _NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds")
 
@@ -59,8 +60,8 @@ class Placed:
 
     @property
     def proven(self) -> bool:
-        """Whether the makespan meets the lower bound, but for rounding: none is shorter."""
-        return self.makespan_s <= self.lower_bound_s * (1 + ROUNDING)
+        """Whether the makespan meets the lower bound, to a millionth: none is shorter."""
+        return self.makespan_s <= self.lower_bound_s * (1 + PROVEN)
 
     def __repr__(self) -> str:
         devices, counts = np.unique(self.placement, return_counts=True)

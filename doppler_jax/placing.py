@@ -21,7 +21,7 @@ from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods, policy_of
 from doppler_jax.methods.request import Candidates, Method, Request, key_words
 from doppler_jax.objective import Objective
-from doppler_jax.placed import FORMAT, ROUNDING, Placed, load_placed
+from doppler_jax.placed import FORMAT, Placed, load_placed
 from doppler_jax.search.problem import Judgement, make_search_problem
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
@@ -29,6 +29,9 @@ from doppler_jax.types import Costs, Policy, TaskGraph
 
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
+
+ROUNDING = 1e-9
+"""Relative, by which a makespan may be above the lower bound and end the search."""
 
 PLANNED = ("fifo", "in_order")
 """Queues that plans are made for."""
