@@ -45,6 +45,9 @@ BEST = pathlib.Path(__file__).with_name("best_makespans.json")
 LATE_S = 120.0
 """Past its bound a process is killed."""
 
+COMPILING_S = 30.0
+"""So long may a process take that compiles what a run left behind."""
+
 WARM, EMPTY, FIRST, LONG, DRAWN = "warm", "empty", "first", "long", "drawn"
 """What a run is for: the rows, what makes caches warm, the best known, and `--many`."""
 
@@ -125,8 +128,8 @@ def place(
 
 
 def wait_for(folder: pathlib.Path, pattern: str) -> None:
-    """Waits until there is such a file in a folder, for so long as a late process may take."""
-    until_s = time.monotonic() + LATE_S
+    """Waits until there is such a file in a folder, or nobody can be making it any more."""
+    until_s = time.monotonic() + COMPILING_S
     while not any(folder.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)
 
