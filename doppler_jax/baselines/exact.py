@@ -16,6 +16,7 @@ passes respects the memory, though not the other way round.
 import dataclasses
 import itertools
 import math
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +84,7 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
     Args:
       graph: the task graph.
       costs: its costs, seconds.
-      budget_s: seconds for the solver, above 0.
+      budget_s: seconds, above 0, after which the solver gives up; building its model counts.
 
     Returns:
       The best schedule found; with memory enough at worst, but for rounding, the best of
@@ -95,6 +96,7 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
       NoneFitsError: none was found that surely fits.
       ImportError: OR-Tools is not installed.
     """
+    began = time.monotonic()
     if costs.handling_s is not None:
         raise ValueError("costs have handling_s, which method 'exact' does not know")
     for i in np.flatnonzero(graph.input_maker >= 0)[:1]:
@@ -103,7 +105,7 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
         return ExactResult(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0, True)
     total_bytes = np.sum(costs.input_bytes) + np.sum(costs.tensor_bytes)
     search = _search_limited if total_bytes > np.min(costs.capacity_bytes) else _search
-    found, tick_s = search(graph, costs, budget_s)
+    found, tick_s = search(graph, costs, began, budget_s)
     durations = durations_s(graph, costs)
     start_s = replay(durations, found.placement, found.order)
     longest_s = float((start_s + own(durations, found.placement)).max())
@@ -117,7 +119,9 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
     )
 
 
-def _search(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["Found", float]:
+def _search(
+    graph: TaskGraph, costs: Costs, began: float, budget_s: float
+) -> tuple["Found", float]:
     """Returns what the solver finds from the best list schedule on, and the tick in seconds.
 
     Memory is not looked at.
@@ -137,7 +141,7 @@ def _search(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["Found", f
         classes,
         topological,
         int((start + own(ticks, placement)).max()),
-        budget_s=budget_s,
+        until_s=began + budget_s,
         hint=(placement, start),
     )
     if not found.placement.size:
@@ -145,7 +149,9 @@ def _search(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["Found", f
     return found, tick_s
 
 
-def _search_limited(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["Found", float]:
+def _search_limited(
+    graph: TaskGraph, costs: Costs, began: float, budget_s: float
+) -> tuple["Found", float]:
     """Returns the same where memory is limited: bound and schedule may come from two models."""
     durations = durations_s(graph, costs)
     slowest = (durations.compute.max(1), durations.ready.max(1), durations.delay.max((1, 2)))
@@ -159,11 +165,11 @@ def _search_limited(graph: TaskGraph, costs: Costs, budget_s: float) -> tuple["F
     )
     loose = make_memory(graph, costs, strict=False)
     strict = make_memory(graph, costs, strict=True)
-    bound = found = solve(*model, budget_s=budget_s / 2, memory=loose)
+    bound = found = solve(*model, until_s=began + budget_s / 2, memory=loose)
     if np.isinf(bound.bound_ticks):
         raise ValueError("method 'exact': no placement fits into the devices' memory")
     if not (found.placement.size and fits(strict, found.placement)):
-        found = solve(*model, budget_s=budget_s / 2, memory=strict)
+        found = solve(*model, until_s=began + budget_s, memory=strict)
     if not found.placement.size:
         raise NoneFitsError("method 'exact' found no placement that surely fits into memory")
     proven = bound.proven and found is bound
@@ -364,7 +370,7 @@ def solve(
     topological: np.ndarray,
     horizon: int,
     *,
-    budget_s: float,
+    until_s: float,
     hint: tuple[np.ndarray, np.ndarray] | None = None,
     memory: Memory | None = None,
 ) -> Found:
@@ -376,7 +382,7 @@ def solve(
         that uses each class in ascending order along `topological`.
       topological: `[N]` tasks, producers first.
       horizon: ticks that some optimal schedule does not exceed.
-      budget_s: seconds.
+      until_s: of `time.monotonic()`, when the solver is to give up.
       hint: a placement that the model allows and its starts in ticks.
       memory: what must fit, if anything.
 
@@ -402,7 +408,7 @@ def solve(
     if hint is not None:
         model.add_hint(*hint)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = budget_s
+    solver.parameters.max_time_in_seconds = max(until_s - time.monotonic(), 0.0)
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     # CP-SAT would take Ctrl-C from Python, and leave the process without a handler.
