@@ -43,6 +43,8 @@ class SearchProblem:
     @cached_property
     def level_rank(self) -> np.ndarray:
         """Ranks `[N]` from 0 to 1 by b-level: those of starts, where the queue takes ranks."""
+        if self.queue != "priority":
+            return np.zeros(self.graph.num_tasks)
         level_s = b_level(self.graph, self.costs)
         longest_s = max(level_s.max(initial=0.0), np.finfo(float).tiny)
         return 1.0 - level_s / longest_s
