@@ -184,7 +184,15 @@ def _rows(records: Sequence[Record], best: dict[str, float]) -> list[Record]:
         row |= {"past the bound (s)": f"{max(r['past_s'] for r in found):.2f}"}
         statuses = (f"{s}: {len(ended)}" for s, ended in by(found, "exit").items())
         rows.append(row | {"exit statuses": ", ".join(statuses)})
-    return rows
+
+    def first(row: Record) -> tuple[bool, float, str]:
+        return (
+            row["method"] != DEFAULT_METHOD,
+            float(row["bound (s)"]),
+            row["geometric mean"] or "",
+        )
+
+    return sorted(rows, key=first)
 
 
 def _mean(ratios: Sequence[float]) -> float:

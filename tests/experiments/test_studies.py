@@ -183,7 +183,9 @@ def test_the_clock_compares_with_the_best_known_and_counts_ends(tmp_path, monkey
     killed = {"run": "warm", "problem": "p", "seconds": 5.0, "method": "b", "exit": None}
     records += [killed | {"past_s": 120.0}]
     assert clock.best_known_s(records) == {"p": 1.0, "q": 4.5}
-    first, longer, shorter = clock._rows(records, clock.best_known_s(records))
+    records += [clock_run("q", clock.DEFAULT_METHOD, 5.0, seconds=9.0)]
+    of_default, longer, shorter, first = clock._rows(records, clock.best_known_s(records))
+    assert of_default["method"] == clock.DEFAULT_METHOD
     assert (first["method"], first["geometric mean"], first["exit statuses"]) == (
         "a", "2.0000", "0: 2",
     )  # fmt: skip
