@@ -70,10 +70,8 @@ class TaskGraph:
 
     def homes(self, placement: np.ndarray) -> np.ndarray:
         """Returns where each graph input lies at time 0 `[I]`, for tasks on devices `[N]`."""
-        homes, made = (
-            np.array(self.input_home),
-            np.flatnonzero(np.asarray(self.input_maker) >= 0),
-        )
+        homes = np.array(self.input_home)
+        made = np.flatnonzero(np.asarray(self.input_maker) >= 0)
         homes[made] = placement[self.input_maker[made]]
         return homes
 

@@ -186,11 +186,8 @@ def _rows(records: Sequence[Record], best: dict[str, float]) -> list[Record]:
         rows.append(row | {"exit statuses": ", ".join(statuses)})
 
     def first(row: Record) -> tuple[bool, float, str]:
-        return (
-            row["method"] != DEFAULT_METHOD,
-            float(row["bound (s)"]),
-            row["geometric mean"] or "",
-        )
+        bound_s, mean = float(row["bound (s)"]), row["geometric mean"] or ""
+        return row["method"] != DEFAULT_METHOD, bound_s, mean
 
     return sorted(rows, key=first)
 

@@ -20,14 +20,8 @@ from experiments.methods import MethodSettings, Spend, method_cells
 from experiments.tables import EQUAL, by, means_table, table
 
 METHODS = (
-    "doppler",
-    "doppler+search",
-    "lns",
-    "memetic",
-    "local_search",
-    "annealing",
-    "evolution",
-)
+    "doppler", "doppler+search", "lns", "memetic", "local_search", "annealing", "evolution",
+)  # fmt: skip
 
 LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
 """Of these the best is the tables' list scheduler."""

@@ -1,4 +1,4 @@
-"""A search that ruins plans and recreates them, the best of ours.
+"""A search that ruins plans and recreates them: that of the default method.
 
 References: large neighbourhoods, Shaw 1998; ruin and recreate, accepted as in simulated
 annealing, Schrimpf et al. 2000.
@@ -6,21 +6,19 @@ annealing, Schrimpf et al. 2000.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from doppler_jax.search.problem import SearchProblem
+from doppler_jax.search.walks import OnePlan
 
 if TYPE_CHECKING:
     from doppler_jax.search.lns_kernels import Ruins
 
-LEAST_STEPS = 256
-"""Of a member: budgets that allow less take fewer."""
-
 
 @dataclasses.dataclass(frozen=True)
-class LNS:
+class LNS(OnePlan):
     """Settings of large neighbourhood search.
 
     Members go their own way; after equal shares of the budget the one that is worst off goes
@@ -28,19 +26,10 @@ class LNS:
     queues ranks are searched, too.
     """
 
-    members: int = 4
     hot: float = 0.5  # temperature at the start
     cold: float = 5e-3  # and at the end of the budget, geometrically between
     ruins: float = 0.7  # share of steps that free tasks; the others move some
     most: int = 32  # tasks that are freed together
-
-    @property
-    def starts(self) -> int:
-        return 1
-
-    def fit(self, evaluations: int) -> Self:
-        members = max(min(self.members, evaluations // LEAST_STEPS), 1)
-        return dataclasses.replace(self, members=members)
 
     def begin(self, problem: SearchProblem, starts: np.ndarray, seed: int) -> "Ruins":
         return make_ruins(problem, starts[0], seed, self.most)

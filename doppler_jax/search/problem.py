@@ -42,7 +42,7 @@ class SearchProblem:
 
     @cached_property
     def level_rank(self) -> np.ndarray:
-        """Ranks `[N]` from 0 to 1 by b-level: those of starts, where the queue takes ranks."""
+        """Ranks `[N]` of starts: from 0 to 1 by b-level; zeros where no queue looks at them."""
         if self.queue != "priority":
             return np.zeros(self.graph.num_tasks)
         level_s = b_level(self.graph, self.costs)
@@ -111,7 +111,8 @@ class SearchProblem:
         aim, limited = self.aim, self.is_limited
         factors = aim.compute_factor, aim.item_factor
         times = {"schedule": limited, "transfers": limited}
-        ranks = None if rank is None else rank[None]
+        # Under `in_order` ranks would take the place of the order.
+        ranks = rank[None] if rank is not None and self.queue == "priority" else None
         rows = make_rows(aim.problem, placement[None], ranks, order[None], factors, **times)
         room = make_work(aim.problem), make_memory_work(aim.memory)
         return Trial(rows, *room, np.empty(len(aim.compute_factor)))

@@ -22,8 +22,8 @@ LEAST_STEPS = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class _Walks:
-    """What the two share; a walker is a member."""
+class OnePlan:
+    """How many members a search has whose members change one plan each."""
 
     members: int = 4
 
@@ -34,6 +34,11 @@ class _Walks:
     def fit(self, evaluations: int) -> Self:
         members = max(min(self.members, evaluations // LEAST_STEPS), 1)
         return dataclasses.replace(self, members=members)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walks(OnePlan):
+    """What the two share; a walker is a member."""
 
     def begin(self, problem: SearchProblem, starts: np.ndarray, seed: int) -> "Walker":
         return make_walker(problem, starts[0], seed)

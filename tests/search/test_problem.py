@@ -79,6 +79,16 @@ def test_under_noise_a_statistic_of_the_draws_counts(
     np.testing.assert_allclose(problem.score(placement[None]), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("queue", ["priority", "in_order"])
+def test_plans_to_begin_with_have_a_rank_or_an_order(queue):
+    graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES)
+    placements = np.random.default_rng(4).integers(0, DEVICES, (8, 14))
+    problem = make_search_problem(graph, costs, Objective(), queue=queue)
+    rank = problem.level_rank if queue == "priority" else problem.aim.rank
+    expected = seconds(graph, costs, placements, queue=queue, priority=rank)
+    np.testing.assert_array_equal(problem.score(placements)[0], expected)
+
+
 @pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
 def test_links_are_the_oracles(links):
     graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES, makers=True)
