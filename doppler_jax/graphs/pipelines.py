@@ -75,14 +75,16 @@ def make_pipeline(
     graph = _make_graph(tasks, seconds)
     stage = np.array([i for _, i, _ in tasks])
     elsewhere = pinned & (stage[:, None] != np.arange(num_stages))
-    room = {"none": np.inf, "P": num_stages, "P - i": num_stages - np.arange(num_stages)}
+    room = np.full(num_stages, np.inf if limit == "none" else float(num_stages))
+    if limit == "P - i":
+        room -= np.arange(num_stages)
     costs = Costs(
         compute_s=np.where(elsewhere, np.inf, seconds[:, None]),
         tensor_bytes=graph.tensor_bytes,
         input_bytes=np.empty(0),
         latency_s=latency_s * (1.0 - np.eye(num_stages)),
         seconds_per_byte=np.zeros((num_stages, num_stages)),
-        capacity_bytes=np.broadcast_to(room[limit], num_stages).astype(float),
+        capacity_bytes=room,
     )
     return Pipeline(graph, costs, tasks)
 
