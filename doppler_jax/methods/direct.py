@@ -11,6 +11,7 @@ from doppler_jax.baselines.exact import STARTS, NoneFitsError, exact
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
+from doppler_jax.methods.mending import mended
 from doppler_jax.methods.request import Candidates, Method, Request
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.finalists import start_order
@@ -29,21 +30,43 @@ All of `STARTS` compete with a policy's samples: where it is far from home they 
 """
 
 
-def listed(rule: Callable[[TaskGraph, Costs], np.ndarray | Schedule]) -> Method:
+def listed(
+    rule: Callable[[TaskGraph, Costs], np.ndarray | Schedule], *, mends: bool = True
+) -> Method:
     """Returns a list scheduler, of placements `[N]` or of schedules, as a method.
 
-    Where a plan's order counts, that of a schedule is kept.
+    Where a plan's order counts, that of a schedule is kept. A plan that exceeds a memory is
+    mended (`mending.py`), unless the method is not to.
     """
 
     def method(request: Request) -> Candidates:
-        plan = rule(request.graph, as_transfers(request.costs))
-        if not isinstance(plan, Schedule):
-            return Candidates(np.asarray(plan)[None], 1)
-        rank = np.argsort(topological_order(request.graph))
-        order = start_order(plan, rank)[None] if request.queue == "in_order" else None
-        return Candidates(plan.placement[None], 1, priority=order, waits=True)
+        plan = _plan_by(rule, request)
+        order = None
+        if isinstance(plan, Schedule) and request.queue == "in_order":
+            order = start_order(plan, np.argsort(topological_order(request.graph)))
+        placement = plan.placement if isinstance(plan, Schedule) else np.asarray(plan)
+        if mends and request.problem.is_limited:
+            judged = request.judge(placement, *(() if order is None else (order, "in_order")))
+            if judged.overflow:
+                return mended(request, placement, judged.schedule)
+        priority = None if order is None else order[None]
+        return Candidates(placement[None], 1, priority=priority, waits=True)
 
     return method
+
+
+def _plan_by(
+    rule: Callable[[TaskGraph, Costs], np.ndarray | Schedule], request: Request
+) -> np.ndarray | Schedule:
+    """Returns a list scheduler's plan; if it finds no room for a task, that without limits."""
+    costs = as_transfers(request.costs)
+    try:
+        return rule(request.graph, costs)
+    except ValueError:
+        if not request.problem.is_limited:
+            raise
+    unlimited = np.full(costs.num_devices, np.inf)
+    return rule(request.graph, dataclasses.replace(costs, capacity_bytes=unlimited))
 
 
 def listed_starts(request: Request, rules: Sequence[ListRule]) -> np.ndarray:

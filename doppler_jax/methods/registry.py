@@ -36,8 +36,8 @@ METHODS: dict[str, Method] = {
     "memetic": searched(Memetic()),
     "peft": listed(peft_schedule),
     "random": random,
-    "round_robin": listed(round_robin),
-    "single": listed(single),
+    "round_robin": listed(round_robin, mends=False),
+    "single": listed(single, mends=False),
 }
 """Those that need no networks."""
 

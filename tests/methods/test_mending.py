@@ -1,0 +1,87 @@
+"""Memory that an order decides on: list methods look for a plan that fits."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.placing import place
+from doppler_jax.simulator.memory import peak_memory_bytes
+from doppler_jax.simulator.oracle import simulate_oracle
+from tests.generators import free_costs, random_problem
+from tests.methods.cases import COMPILED, HERE
+
+MENDING = [m for m in HERE if m not in (*COMPILED, "exact", "single", "round_robin")]
+
+
+def groups_of_loads(groups=4, size=4):
+    """Loads of 90 bytes that a sum reads in groups, and a sum of all, on devices of 400.
+
+    One group after the other fits, with 360 bytes a device; all loads first need 720.
+    """
+    loads = groups * size
+    flops = np.array([2.0] * loads + [0.5] * groups + [0.1])
+    graph = make_graph(
+        flops=flops,
+        tensor_producer=np.arange(loads + groups),
+        tensor_bytes=[90.0] * loads + [8e-6] * groups,
+        edge_tensor=np.arange(loads + groups),
+        edge_reader=[*np.repeat(np.arange(groups) + loads, size), *[loads + groups] * groups],
+    )
+    links, capacity = (1.0 - np.eye(2)) / 1e3, np.full(2, 400.0)
+    compute_s = np.repeat(flops[:, None], 2, axis=1)
+    return graph, free_costs(graph, compute_s, seconds_per_byte=links, capacity_bytes=capacity)
+
+
+def peaks(graph, costs, placement, ranks):
+    schedule = simulate_oracle(graph, costs, placement, queue="in_order", priority=ranks)
+    return peak_memory_bytes(graph, costs, schedule)
+
+
+def all_plans(graph, num_devices):
+    """Yields every placement with the ranks of every linear extension."""
+    senders, readers = task_edges(graph)
+    orders = np.array(list(itertools.permutations(range(graph.num_tasks))))
+    ranks = orders[(orders[:, senders] < orders[:, readers]).all(axis=1)]
+    for placement in itertools.product(range(num_devices), repeat=graph.num_tasks):
+        for rank in ranks:
+            yield np.array(placement), rank
+
+
+@pytest.fixture(scope="module")
+def tightest():
+    """Problems, each with the least capacity into which a plan fits."""
+    problems = []
+    for seed in range(16):
+        graph, costs = random_problem(np.random.default_rng(seed), 4, 2)
+        least = min(peaks(graph, costs, *plan).max() for plan in all_plans(graph, 2))
+        problems.append((graph, costs, least))
+    return problems
+
+
+@pytest.mark.parametrize("queue", ["in_order", "fifo"])
+@pytest.mark.parametrize("method", MENDING)
+def test_every_list_method_finds_the_order_of_groups(method, queue):
+    graph, costs = groups_of_loads()
+    placed = place(graph, costs, method=method, queue=queue)
+    peak = peak_memory_bytes(graph, costs, placed.schedule)
+    assert (peak <= costs.capacity_bytes).all()
+    assert placed.makespan_s < 20.0 or queue == "fifo"
+
+
+@pytest.mark.parametrize("method", MENDING)
+def test_what_exists_is_mostly_found_and_never_exceeds(method, tightest):
+    for share, floor in ((1.001, 12), (1.25, 15)):
+        found = 0
+        for graph, costs, least in tightest:
+            costs = dataclasses.replace(costs, capacity_bytes=np.full(2, share * least))
+            try:
+                placed = place(graph, costs, method=method, queue="in_order")
+            except ValueError:
+                continue
+            found += 1
+            peak = peaks(graph, costs, placed.placement, placed.priority)
+            assert (peak <= costs.capacity_bytes).all()
+        assert found >= floor
