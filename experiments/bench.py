@@ -146,7 +146,7 @@ def time_annealing(context: Context[Asked], annealed: str) -> Record:
 
     def anneal(aim: Aim) -> int:
         walker = make_walker(search, start, 0)
-        return walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, 0, 0.0)
+        return walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, 0.0)
 
     aims = {"from what a move changes": search.aim, "as a whole": whole}
     runs = {what: partial(seconds_of, partial(anneal, aim)) for what, aim in aims.items()}

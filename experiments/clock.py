@@ -61,7 +61,7 @@ class Asked(Settings):
     method: tuple[str, ...] = tuple(dj.list_methods())
     seconds: tuple[float, ...] = (5.0,)
     """Bounds of all methods."""
-    more_method: tuple[str, ...] = (DEFAULT_METHOD, "annealing", "memetic")
+    more_method: tuple[str, ...] = (DEFAULT_METHOD, "annealing")
     more_seconds: tuple[float, ...] = (2.0, 10.0)
     """Bounds of these methods besides."""
     seeds: int = 3

@@ -19,9 +19,7 @@ from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.methods import MethodSettings, Spend, method_cells
 from experiments.tables import EQUAL, by, means_table, table
 
-METHODS = (
-    "doppler", "doppler+search", "lns", "memetic", "local_search", "annealing", "evolution",
-)  # fmt: skip
+METHODS = ("doppler", "doppler+search", "lns", "annealing")
 
 LISTED = ("critical_path", "heft", "cpop", "peft", "etf")
 """Of these the best is the tables' list scheduler."""

@@ -12,9 +12,7 @@ from doppler_jax.methods.direct import by_solver, listed
 from doppler_jax.methods.request import Method
 from doppler_jax.methods.searches import PolicySearch, random, searched
 from doppler_jax.search.lns import LNS
-from doppler_jax.search.memetic import Memetic
-from doppler_jax.search.populations import Evolution
-from doppler_jax.search.walks import Annealing, LocalSearch
+from doppler_jax.search.walks import Annealing
 
 DEFAULT_METHOD = "doppler+search"
 """Of `place`, the command line and the engine."""
@@ -26,14 +24,11 @@ METHODS: dict[str, Method] = {
     "doppler+search": PolicySearch(LNS()),
     "enumerative": listed(enumerative),
     "etf": listed(etf_schedule),
-    "evolution": searched(Evolution()),
     "exact": by_solver,
     "heft": listed(heft_schedule),
     "lns": searched(LNS()),
-    "local_search": searched(LocalSearch()),
     "m_etf": listed(m_etf_schedule),
     "m_sct": listed(m_sct_schedule),
-    "memetic": searched(Memetic()),
     "peft": listed(peft_schedule),
     "random": random,
     "round_robin": listed(round_robin, mends=False),

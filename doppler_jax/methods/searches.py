@@ -17,8 +17,8 @@ from doppler_jax.methods.direct import FEW_STARTS, listed_starts
 from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request, key_words
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
+from doppler_jax.search.drawing import RandomSearch
 from doppler_jax.search.lns import LNS
-from doppler_jax.search.populations import RandomSearch
 from doppler_jax.search.problem import can_overflow
 from doppler_jax.types import Costs, Policy, TaskGraph
 
@@ -177,7 +177,7 @@ def _search_from(
     until_s = None if budget.seconds is None else budget.began + budget.seconds
     if not wait_until_compiled(until_s):
         return Candidates(starts, 1)
-    missing = max(search.members * search.starts - len(starts), 0)
+    missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     problem = request.problem
     if request.queue == "in_order" and isinstance(search, LNS):
@@ -194,7 +194,7 @@ def _search_from(
     )
     return Candidates(
         placements=np.concatenate([always, found.placements]),
-        priority=found.ranks if len(found.ranks) else None,
+        priority=None if problem.queue == "fifo" else found.ranks,
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,
     )

@@ -8,7 +8,7 @@ evaluations alone chunks are parts of it. So what is found does not depend on th
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
@@ -45,15 +45,11 @@ class Search(Protocol):
     def members(self) -> int:
         """How many parts go their own way."""
 
-    @property
-    def starts(self) -> int:
-        """Placements that a member starts from."""
-
     def fit(self, evaluations: int) -> "Search":
-        """Returns the search, with fewer members or smaller ones if the budget is small."""
+        """Returns the search, with fewer members if the budget is small."""
 
-    def begin(self, problem: SearchProblem, starts: np.ndarray, seed: int) -> Member:
-        """Returns a member that starts at placements `[starts, N]`."""
+    def begin(self, problem: SearchProblem, start: np.ndarray, seed: int) -> Member:
+        """Returns a member that starts at a placement `[N]`."""
 
     def run(
         self, problem: SearchProblem, member: Member, steps: int, begin: float, end: float
@@ -64,16 +60,11 @@ class Search(Protocol):
         shares of the budget that are spent before and after.
         """
 
-    def best(self, member: Member) -> tuple[np.ndarray, ...]:
-        """Returns placements `[K, N]` that it knows, and their values `[K]`, seconds.
+    def best(self, member: Member) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns placements `[K, N]` that it has, their values `[K]`, seconds, and ranks."""
 
-        A search that can search under `priority` queues returns their ranks `[K, N]`, too.
-        """
-
-    def learn(
-        self, member: Member, placements: np.ndarray, value_s: np.ndarray, energy: np.ndarray
-    ) -> None:
-        """Takes placements `[K, N]`, K >= 1, best first, that are better than what is there."""
+    def learn(self, member: Member, placement: np.ndarray, energy: float) -> None:
+        """Takes a placement `[N]` of that energy if it is better than what is there."""
 
     def share(self, members: Sequence[Member]) -> None:
         """Lets members learn from each other."""
@@ -84,7 +75,7 @@ class Found:
     """What a search came up with."""
 
     placements: np.ndarray  # [B, N] the best ones, best first; none if nothing fits
-    ranks: np.ndarray  # [B, N] theirs, where the problem's queue is `priority`
+    ranks: np.ndarray  # [B, N] theirs, which count where the problem's queue looks at them
     evaluations: int  # executions simulated
     interrupted: bool  # by Ctrl-C
 
@@ -154,7 +145,8 @@ class _Run:
         self.search, self.problem, self.budget, self.curve = search, problem, budget, curve
         self.late_starts = late_starts
         self.members: list[Member] = []
-        self.scored, self.scored_s = np.empty((0, problem.graph.num_tasks)), np.empty(0)
+        # Seconds, placement and rank of the best that were seen after some chunk.
+        self.kept: list[tuple[float, np.ndarray, np.ndarray]] = []
         self.cost = problem.objective.simulations
         self.limit = math.inf  # evaluations of plans, each of `cost` simulations
         if budget.evaluations is not None:
@@ -178,26 +170,23 @@ class _Run:
 
     def start(self, starts: np.ndarray, seed: int) -> None:
         """Begins at the starts, at the best if they are many."""
-        search = self.search
-        wanted = search.members * search.starts
-        if len(starts) > wanted and len(starts) <= self.limit // 2:
-            starts = self._score(starts)[0]
-        seeds = np.random.SeedSequence(seed).generate_state(search.members, np.uint64)
-        # One by one, so that every member has some of the best.
-        dealt = np.resize(starts, (wanted, starts.shape[1]))
+        count = self.search.members
+        if count < len(starts) <= self.limit // 2:
+            starts, _ = self._score(starts)
+        seeds = np.random.SeedSequence(seed).generate_state(count, np.uint64)
         for k, member_seed in enumerate(seeds):
-            member = search.begin(self.problem, dealt[k :: search.members], member_seed)
+            member = self.search.begin(self.problem, starts[k % len(starts)], member_seed)
             self.members.append(member)
 
-    def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns placements, best first, values and energies; those that fit come first."""
+    def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns placements and energies, best first; those that fit come first."""
         value_s, energy = self.problem.score(starts)
         self.plans += len(starts)
         order = np.lexsort((energy, np.isinf(value_s)))
-        self.scored = np.concatenate([self.scored, starts[order[:NUM_FOUND]]])
-        self.scored_s = np.append(self.scored_s, value_s[order[:NUM_FOUND]])
-        self._note()
-        return starts[order], value_s[order], energy[order]
+        some = order[:NUM_FOUND]
+        ranks = np.tile(self.problem.level_rank, (len(some), 1))
+        self._keep([(starts[some], value_s[some], ranks)])
+        return starts[order], energy[order]
 
     def advance(self) -> bool:
         """Runs one chunk; returns whether there was budget for one."""
@@ -205,7 +194,7 @@ class _Run:
         steps = self._next_steps()
         if steps < 1 or self.budget.progress(self.evaluations) >= 1:
             return False
-        if target_s is not None and self._known()[1].min(initial=math.inf) <= target_s:
+        if target_s is not None and self.kept and self.kept[0][0] <= target_s:
             return False
         begin, now, before = self.progress, time.monotonic(), self.plans
         self.plans += steps * len(self.members)
@@ -219,11 +208,11 @@ class _Run:
             self.plans = before + sum(pool.map(run, self.members))
         took_s = max(time.monotonic() - now, 1e-6)
         self.steps = max(1, min(4 * steps, round(steps * CHUNK_S / took_s)))
+        self._keep(map(self.search.best, self.members))
         if int(self.progress * PARTS) > self.parts:
             self.parts = int(self.progress * PARTS)
             self.search.share(self.members)
         self._learn()
-        self._note()
         return True
 
     def _next_steps(self) -> int:
@@ -241,31 +230,27 @@ class _Run:
         late = self.late_starts() if self.late_starts is not None else None
         if late is None or not len(late) or self.plans + len(late) > self.limit:
             return
-        placements, value_s, energy = self._score(late)
-        for k, member in enumerate(self.members[: len(late)]):
-            dealt = slice(k, None, len(self.members))
-            self.search.learn(member, placements[dealt], value_s[dealt], energy[dealt])
+        for member, placement, energy in zip(self.members, *self._score(late), strict=False):
+            self.search.learn(member, placement, energy)
 
-    def _known(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns placements `[K, N]` and their values."""
-        known = [(self.scored, self.scored_s), *map(self.search.best, self.members)]
-        placements, values, *_ = zip(*(each[:2] for each in known), strict=True)
-        return np.concatenate(placements), np.concatenate(values)
+    def _keep(self, seen: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+        """Keeps the best of distinct placements, given some, their values and their ranks."""
+        rows = self.kept
+        for placements, value_s, ranks in seen:
+            copied = placements.astype(np.int64), ranks.astype(np.float64)
+            rows = rows + list(zip(value_s.tolist(), *copied, strict=True))
+        best: dict[bytes, tuple[float, np.ndarray, np.ndarray]] = {}
+        for row in sorted(rows, key=lambda row: row[0]):
+            if row[0] < math.inf:
+                best.setdefault(row[1].tobytes(), row)
+        self.kept = list(best.values())[:NUM_FOUND]
+        if self.kept:
+            self.curve.add(self.evaluations, self.budget.seconds_spent(), self.kept[0][0])
 
     def found(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best distinct placements, best first, and their ranks."""
-        placements, value_s = self._known()
-        order = np.argsort(value_s, kind="stable")
-        order = order[np.isfinite(value_s[order])]
-        _, first = np.unique(placements[order], axis=0, return_index=True)
-        chosen = order[np.sort(first)[:NUM_FOUND]]
-        found, ranks = placements[chosen].astype(np.int64), np.empty((0, placements.shape[1]))
-        if self.problem.queue == "priority":
-            of_members = [rank for *_, rank in map(self.search.best, self.members)]
-            of_starts = np.tile(self.problem.level_rank, (len(self.scored), 1))
-            ranks = np.concatenate([of_starts, *of_members])[chosen]
-        return found, ranks
-
-    def _note(self) -> None:
-        value_s = self._known()[1].min(initial=math.inf)
-        self.curve.add(self.evaluations, self.budget.seconds_spent(), float(value_s))
+        self._keep(map(self.search.best, self.members))  # of a chunk that Ctrl-C ended, too
+        shape = len(self.kept), self.problem.graph.num_tasks
+        placements = np.array([placement for _, placement, _ in self.kept], np.int64)
+        ranks = np.array([rank for _, _, rank in self.kept], np.float64)
+        return placements.reshape(shape), ranks.reshape(shape)

@@ -1,10 +1,9 @@
-"""Searches as Numba compiles them: moves, what a plan is worth, and many steps of each search.
+"""Annealing as Numba compiles it: moves, what a plan is worth, and many steps.
 
-A plan is a placement and an order of the tasks, which only `in_order` looks at. Two loops
-cover all searches. `walk` changes one plan at a time: annealing, and iterated local search.
-`breed` keeps a population: evolution, and random search. Each works on its own state without
-looking at any other, so that threads may run several at once, and what comes out depends on
-the states and the number of steps alone.
+A plan is a placement and an order of the tasks, which only `in_order` looks at. A search's
+loop, such as `walk` of annealing, works on its own state without looking at any other, so that
+threads may run several at once, and what comes out depends on the states and the number of
+steps alone.
 
 Under `in_order` with links whose arrivals are known when a task starts, a plan is evaluated
 from the first position that its move can change; elsewhere as a whole, by the simulator.
@@ -46,19 +45,15 @@ SWAP, NEAR, TOGETHER = 0.15, 0.6, 0.25
 SHIFT = 0.5
 """How often, under `in_order`, a move is one of the order."""
 
-PLACEMENT, ORDER, POSITION, BEST_PLACEMENT, BEST_ORDER, OLD_PLACEMENT, OLD_ORDER = range(7)
-"""Rows of `Walker.plan`: the plan with its order's inverse, the best, the last optimum."""
-
-ENERGY, BEST, OPTIMUM = range(3)
-"""Entries of `Walker.worth`, seconds, of the three; the second is of what fits into memory."""
+ENERGY, VALUE, BEST = range(3)
+"""Entries of a state's `worth`, seconds: two of its plan, and the value of the best."""
 
 CRITICAL, CHAIN_STEPS = 0.75, 48
 """How often a move of annealing is of a task on the critical chain, and of how many steps one
 works out the chain anew."""
 
-IN_VAIN, TURN, AGE, LENGTH = range(4)
-"""Entries of `Walker.count`. Of a descent: moves without gain, and the next single move; of
-annealing: steps since the critical chain was worked out, and how many tasks it has."""
+LENGTH, AGE = range(2)
+"""Entries of `Walker.count`: tasks of the chain, and steps since it was worked out."""
 
 
 class Aim(NamedTuple):
@@ -97,9 +92,13 @@ class Walker(NamedTuple):
     """A plan that is changed step by step, and the best that it has been."""
 
     random: Array  # [1] uint64
-    plan: Array  # [7, N] uint32
+    placement: Array  # [N] uint32
+    rank: Array  # [N] uint32, positions in the order
+    order: Array  # [N] uint32, the tasks by rank
+    best_placement: Array  # [N] uint32
+    best_rank: Array  # [N] uint32
     worth: Array  # [3] float64
-    count: Array  # [4] int64
+    count: Array  # [2] int64
     moved: Array  # [2, GROUP] uint32, what the last move moved, and from where
     # Under `in_order`, of the accepted plan and of the one that is tried:
     done_s: Array  # [2, N] finishes
@@ -109,18 +108,6 @@ class Walker(NamedTuple):
     trial: Trial  # of the plan
     timed: Rows  # the same, with its times
     chain: Array  # [N] uint32, a critical chain of the plan, as it was a few steps ago
-
-
-class Population(NamedTuple):
-    """Plans that live side by side."""
-
-    random: Array  # [1] uint64
-    placement: Array  # [P, N] uint32
-    order: Array  # [P, N] uint32
-    energy: Array  # [P] seconds, inf for what has not been looked at
-    value_s: Array  # [P] inf where memory is exceeded
-    moved: Array  # [2, GROUP] uint32, scratch
-    trial: Trial  # of a child
 
 
 @inner
@@ -261,46 +248,46 @@ def mutate(aim: Aim, random: Array, placement: Array, moved: Array, v: int) -> i
 
 
 @inner
-def _move_task(plan: Array, source: int, goal: int) -> None:
+def _move_task(order: Array, rank: Array, source: int, goal: int) -> None:
     """Moves the task at position `source` to `goal`; those between move up or down by one."""
-    v = plan[ORDER, source]
+    v = order[source]
     step = 1 if goal > source else -1
     k = source
     while k != goal:
-        plan[ORDER, k] = plan[ORDER, k + step]
-        plan[POSITION, plan[ORDER, k]] = k
+        order[k] = order[k + step]
+        rank[order[k]] = k
         k += step
-    plan[ORDER, goal] = v
-    plan[POSITION, v] = goal
+    order[goal] = v
+    rank[v] = goal
 
 
 @inner
-def shift(aim: Aim, random: Array, plan: Array) -> tuple[int, int]:
+def shift(aim: Aim, random: Array, order: Array, rank: Array) -> tuple[int, int]:
     """Moves a random task to a random position between its producers and its readers.
 
     Returns its position before and after; they are equal where it cannot move.
     """
-    low, high = 0, plan.shape[1] - 1
-    v = _below(random, plan.shape[1])
+    low, high = 0, len(order) - 1
+    v = _below(random, len(order))
     for e in range(aim.near_first[0, v], aim.near_first[0, v + ONE]):
-        low = max(low, int(plan[POSITION, aim.near[0, e]]) + 1)
+        low = max(low, int(rank[aim.near[0, e]]) + 1)
     for e in range(aim.near_first[1, v], aim.near_first[1, v + ONE]):
-        high = min(high, int(plan[POSITION, aim.near[1, e]]) - 1)
-    source, goal = int(plan[POSITION, v]), low + int(_below(random, high - low + 1))
-    _move_task(plan, source, goal)
+        high = min(high, int(rank[aim.near[1, e]]) - 1)
+    source, goal = int(rank[v]), low + int(_below(random, high - low + 1))
+    _move_task(order, rank, source, goal)
     return source, goal
 
 
 @inner
-def first_changed(aim: Aim, plan: Array, moved: Array, count: int) -> int:
+def first_changed(aim: Aim, rank: Array, moved: Array, count: int) -> int:
     """Returns the first position whose times the last `count` moves of devices can change."""
-    first = plan.shape[1]
+    first = len(rank)
     for k in range(count):
         v = moved[0, k]
-        first = min(first, int(plan[POSITION, v]))
+        first = min(first, int(rank[v]))
         if aim.links == SERIAL:  # its operands are sent elsewhere, and others behind them
             for e in range(aim.near_first[0, v], aim.near_first[0, v + ONE]):
-                first = min(first, int(plan[POSITION, aim.near[0, e]]))
+                first = min(first, int(rank[aim.near[0, e]]))
     return first
 
 
@@ -311,7 +298,7 @@ def pass_from(aim: Aim, w: Walker, first: int) -> float:
     Before it everything is as it was. Times are those of the simulator, in every bit.
     """
     p, serial, devices = aim.problem, aim.links == SERIAL, aim.input_s.shape[1]
-    placement, order, state = w.plan[PLACEMENT], w.plan[ORDER], w.state_s
+    placement, order, state = w.placement, w.order, w.state_s
     done_s, arrival_s, marks = w.done_s[1], w.arrival_s[1], w.mark_s[1]
     sent, sent_s = w.trial.work.device[0], w.trial.work.device_s[0]
     begin = first // STRIDE * STRIDE
@@ -358,8 +345,8 @@ def pass_from(aim: Aim, w: Walker, first: int) -> float:
 def _copy_from(aim: Aim, w: Walker, first: int, source: int) -> None:
     """Copies the times of positions from `first` on between accepted (0) and tried (1)."""
     goal, block = 1 - source, first // STRIDE
-    for k in range(block * STRIDE, w.plan.shape[1]):
-        v = w.plan[ORDER, k]
+    for k in range(block * STRIDE, len(w.order)):
+        v = w.order[k]
         w.done_s[goal, v] = w.done_s[source, v]
         if w.arrival_s.size:
             for e in range(aim.problem.first_move[v], aim.problem.first_move[v + ONE]):
@@ -367,19 +354,6 @@ def _copy_from(aim: Aim, w: Walker, first: int, source: int) -> None:
     for k in range(block + 1, w.mark_s.shape[1]):
         for i in range(w.mark_s.shape[2]):
             w.mark_s[goal, k, i] = w.mark_s[source, k, i]
-
-
-@inner
-def _return_to_optimum(plan: Array, worth: Array) -> None:
-    """Ends a descent: keeps the better optimum, and makes it the plan."""
-    if worth[ENERGY] < worth[OPTIMUM]:
-        worth[OPTIMUM] = worth[ENERGY]
-        _copy(plan[PLACEMENT], plan[OLD_PLACEMENT])
-        _copy(plan[ORDER], plan[OLD_ORDER])
-    _copy(plan[OLD_PLACEMENT], plan[PLACEMENT])
-    _copy(plan[OLD_ORDER], plan[ORDER])
-    for k in range(plan.shape[1]):
-        plan[POSITION, plan[ORDER, k]] = k
 
 
 @inner
@@ -417,9 +391,7 @@ def critical_chain(aim: Aim, rows: Rows, work: Work, chain: Array) -> int:
 
 
 @jit
-def walk(
-    aim: Aim, w: Walker, steps: int, hot: float, cold: float, kicks: int, target_s: float
-) -> int:
+def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: float) -> int:
     """Makes `steps` evaluations, nearly all of a move each; returns how many it made.
 
     Args:
@@ -428,44 +400,25 @@ def walk(
       steps: how many.
       hot: temperature at the first, a share of the makespan for each task.
       cold: and at the last, geometrically between.
-      kicks: 0 for annealing. Else it descends (temperatures are not looked at), and once a
-        local optimum is reached so many random moves begin the next descent.
       target_s: seconds of a plan after which it stops.
     """
-    random, plan, worth, count, moved = w.random, w.plan, w.worth, w.count, w.moved
-    compute_s = aim.problem.compute_s
-    n, devices = compute_s.shape
-    temperature, fall = 0.0, 1.0
-    if kicks == 0:
-        temperature, fall = hot / n, (cold / hot) ** (1.0 / max(steps, 1))
-    moves = n * (devices - 1)
+    random, placement, order, rank = w.random, w.placement, w.order, w.rank
+    worth, count, moved = w.worth, w.count, w.moved
+    n, devices = aim.problem.compute_s.shape
+    temperature, fall = hot / n, (cold / hot) ** (1.0 / max(steps, 1))
     for step in range(steps):
         if worth[BEST] <= target_s:
             return step
         temperature *= fall
-        shifts = aim.waits and (moves == 0 or _uniform(random) < SHIFT)
-        changed, source, goal = 0, 0, 0
+        changed, source, goal, first = 0, 0, 0, 0
         is_new = worth[ENERGY] == np.inf
-        if kicks and count[IN_VAIN] >= moves:
-            _return_to_optimum(plan, worth)
-            for _ in range(kicks):
-                mutate(aim, random, plan[PLACEMENT], moved, _below(random, n))
-                if shifts:
-                    shift(aim, random, plan)
-            is_new = True
-        elif is_new:
-            pass
-        elif shifts:
-            source, goal = shift(aim, random, plan)
-        elif kicks and moves and step % 2:
-            v, turn = np.uint32(count[TURN] // (devices - 1)), count[TURN] % (devices - 1)
-            count[TURN] = (count[TURN] + 1) % moves
-            moved[0, 0], moved[1, 0] = v, plan[PLACEMENT, v]
-            to = np.uint32((plan[PLACEMENT, v] + ONE + np.uint32(turn)) % devices)
-            if compute_s[v, to] < np.inf:
-                plan[PLACEMENT, v] = to
-                changed = 1
-        elif kicks == 0 and not aim.is_plain and count[AGE] % CHAIN_STEPS == 0:
+        if is_new:
+            for v in range(n):
+                order[rank[v]] = v
+        elif aim.waits and (devices == 1 or _uniform(random) < SHIFT):
+            source, goal = shift(aim, random, order, rank)
+            first = min(source, goal)
+        elif not aim.is_plain and count[AGE] % CHAIN_STEPS == 0:
             aim.simulate(aim.problem, w.timed, w.trial.work, -1, aim.switches, aim.links)
             count[LENGTH], count[AGE] = critical_chain(aim, w.timed, w.trial.work, w.chain), 1
             continue
@@ -474,123 +427,29 @@ def walk(
             if count[LENGTH] and _uniform(random) < CRITICAL:
                 v = w.chain[_below(random, count[LENGTH])]
             count[AGE] += 1
-            changed = mutate(aim, random, plan[PLACEMENT], moved, v)
-        if is_new:
-            worth[ENERGY], count[IN_VAIN] = np.inf, 0
-        elif changed == 0 and source == goal:
-            count[IN_VAIN] += 1
+            changed = mutate(aim, random, placement, moved, v)
+            first = first_changed(aim, rank, moved, changed)
+        if not is_new and changed == 0 and source == goal:
             continue
-        first = 0 if is_new else min(source, goal)
-        if changed:
-            first = first_changed(aim, plan, moved, changed)
         if aim.is_plain:
             value_s = energy = pass_from(aim, w, first)
         else:
             value_s, energy = plan_worth(aim, w.trial)
-        before = worth[ENERGY]
-        limit = before
-        if kicks == 0 and not is_new:
-            limit = before * (1.0 - temperature * np.log(1.0 - _uniform(random)))
-        is_gain = energy < before
-        is_taken = is_new or is_gain or (kicks == 0 and energy <= limit)
+        limit = worth[ENERGY] * (1.0 - temperature * np.log(1.0 - _uniform(random)))
+        is_taken = is_new or energy <= limit
         if aim.is_plain:
             _copy_from(aim, w, first, int(is_taken))
-        count[IN_VAIN] = 0 if is_gain else count[IN_VAIN] + 1
         if is_taken:
-            worth[ENERGY] = energy
+            worth[ENERGY], worth[VALUE] = energy, value_s
             if value_s < worth[BEST]:
                 worth[BEST] = value_s
-                _copy(plan[PLACEMENT], plan[BEST_PLACEMENT])
-                _copy(plan[ORDER], plan[BEST_ORDER])
+                _copy(placement, w.best_placement)
+                _copy(rank, w.best_rank)
         else:
             for k in range(changed - 1, -1, -1):
-                plan[PLACEMENT, moved[0, k]] = moved[1, k]
+                placement[moved[0, k]] = moved[1, k]
             if source != goal:
-                _move_task(plan, goal, source)
-    return steps
-
-
-@inner
-def _draw(compute_s: Array, random: Array, placement: Array) -> None:
-    """Places each task uniformly on a device that can run it."""
-    for v in range(len(placement)):
-        able = 0
-        for d in range(compute_s.shape[1]):
-            if compute_s[v, d] < np.inf:
-                able += 1
-                if _below(random, able) == 0:
-                    placement[v] = d
-
-
-@inner
-def _cross(rank: Array, random: Array, child: Array, second: Array) -> None:
-    """Takes some tasks' devices from a second parent: half of them, or a stretch of order."""
-    low, high = _below(random, len(child) + 1), _below(random, len(child) + 1)
-    low, high = min(low, high), max(low, high)
-    is_stretch = _uniform(random) < 0.5
-    for v in range(len(child)):
-        takes = _uniform(random) < 0.5
-        if is_stretch:
-            takes = low <= rank[v] < high
-        if takes:
-            child[v] = second[v]
-
-
-@jit
-def breed(
-    aim: Aim,
-    pool: Population,
-    steps: int,
-    mutations: int,
-    crossover: float,
-    fresh: bool,
-    target_s: float,
-) -> int:
-    """Makes `steps` children, of which each costs an evaluation and may replace the worst.
-
-    It returns how many it made. Those of a makespan that is there already, which are nearly
-    always relabellings, do not replace any.
-
-    Args:
-      aim: the problem.
-      pool: the population, which is changed; members of energy inf are evaluated first.
-      steps: how many.
-      mutations: random moves that change a child, at most.
-      crossover: share of children with two parents.
-      fresh: whether children are drawn at random instead.
-      target_s: seconds of a plan after which it stops.
-    """
-    random, energy, compute_s = pool.random, pool.energy, aim.problem.compute_s
-    size = len(pool.placement)
-    child, order = pool.trial.rows.placements[0], pool.trial.rows.order[0]
-    for step in range(steps):
-        worst = 0
-        for k in range(1, size):  # one of those that do not fit, if there are any
-            is_out, was_out = pool.value_s[k] == np.inf, pool.value_s[worst] == np.inf
-            if (energy[k] > energy[worst] and is_out == was_out) or (is_out and not was_out):
-                worst = k
-        is_known = energy[worst] < np.inf
-        mother = int(_below(random, size)) if is_known else worst
-        _copy(pool.order[mother], order)
-        _copy(pool.placement[mother], child)
-        if fresh:
-            _draw(compute_s, random, child)
-        elif is_known:
-            if _uniform(random) < crossover:
-                _cross(aim.rank, random, child, pool.placement[_below(random, size)])
-            for _ in range(1 + _below(random, mutations)):
-                mutate(aim, random, child, pool.moved, _below(random, len(child)))
-        value_s, cost = plan_worth(aim, pool.trial)
-        # What fits is not driven out by what does not.
-        is_better = cost < energy[worst] and (value_s < np.inf or pool.value_s[worst] == np.inf)
-        for k in range(size):
-            is_better = is_better and energy[k] != cost
-        if is_better or not is_known:
-            _copy(child, pool.placement[worst])
-            _copy(order, pool.order[worst])
-            energy[worst], pool.value_s[worst] = cost, value_s
-            if value_s <= target_s:
-                return step + 1
+                _move_task(order, rank, goal, source)
     return steps
 
 
@@ -598,17 +457,15 @@ def warm() -> None:
     """Compiles all, as a search on a graph of two tasks calls it."""
     from doppler_jax.costs.build import from_edge_delays
     from doppler_jax.objective import Objective
-    from doppler_jax.search.populations import make_population
     from doppler_jax.search.problem import make_search_problem
     from doppler_jax.search.walks import make_walker
 
     graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 1.0)], num_devices=2)
     problem = make_search_problem(graph, costs, Objective())
     aim, start = problem.aim, np.zeros((1, 2), np.uint32)
-    walker, pool = make_walker(problem, start[0], 0), make_population(problem, start, 0)
+    walker = make_walker(problem, start[0], 0)
     for function, *example in (
-        (walk, aim, walker, 4, 0.5, 0.1, 1, 0.0),
-        (breed, aim, pool, 4, 1, 0.5, False, 0.0),
+        (walk, aim, walker, 4, 0.5, 0.1, 0.0),
         (score_rows, aim, walker.trial, start, np.zeros(1), np.zeros(1)),
     ):
         function.compile(tuple(map(numba.typeof, example)))

@@ -20,6 +20,9 @@ import numpy as np
 
 from doppler_jax.native import inlined, inner, jit
 from doppler_jax.search.kernels import (
+    BEST,
+    ENERGY,
+    VALUE,
     Aim,
     Trial,
     _below,
@@ -49,9 +52,6 @@ CRITICAL, TAKEN = 0.6, 4
 """How often a step begins at a task of the critical chain, and after how many accepted steps
 the chain is worked out anew."""
 
-ENERGY, BEST = range(2)
-"""Entries of `Ruins.worth`, seconds; the second is of what fits into memory."""
-
 LENGTH, AGE = range(2)
 """Entries of `Ruins.count`: tasks of the chain, and accepted steps since it was worked out."""
 
@@ -64,7 +64,7 @@ class Ruins(NamedTuple):
     rank: Array  # [N] float64
     best_placement: Array  # [N] uint32
     best_rank: Array  # [N] float64
-    worth: Array  # [2] float64
+    worth: Array  # [3] float64
     count: Array  # [2] int64
     free: Array  # [N] bool, whether the list schedule is to place a task
     moved: Array  # [2, M] uint32, what was freed or moved, and where it was; M at most
@@ -308,7 +308,7 @@ def recreate(
         before = worth[ENERGY]
         limit = before * (1.0 - temperature * np.log(1.0 - _uniform(random)))
         if is_new or energy <= limit:
-            worth[ENERGY] = energy
+            worth[ENERGY], worth[VALUE] = energy, value_s
             r.count[AGE] += 1
             if is_listed and r.count[AGE] >= TAKEN:
                 note_chain(aim, r)

@@ -17,7 +17,7 @@ from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.programs.workloads import list_workloads, make_workload
 from doppler_jax.search.anytime import run_search
-from doppler_jax.search.memetic import Memetic
+from doppler_jax.search.lns import LNS
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
@@ -158,7 +158,7 @@ def best_known_s(
       evaluations: simulations of the search.
     """
     found = run_search(
-        Memetic(),
+        LNS(),
         SearchProblem(drawn.graph, drawn.costs, Objective(links)),
         starts,
         seed,

@@ -27,7 +27,7 @@ from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode
 from doppler_jax.search.anytime import run_search
-from doppler_jax.search.populations import Evolution
+from doppler_jax.search.lns import LNS
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
@@ -222,9 +222,9 @@ def propose(
 ) -> list[np.ndarray]:
     """Returns placements `[N]`, best first, that simulate better than the first start.
 
-    The search is an evolution from all that was measured: its crossover joins what different
-    placements have right. What no measured run tells of moving tensors is taken to be free: the
-    search then proposes placements that move some, and their runs tell what it costs.
+    The search begins at the best of all that was measured, by the re-fitted costs: one for each
+    of its members. What no measured run tells of moving tensors is taken to be free: the search
+    then proposes placements that move some, and their runs tell what it costs.
 
     Args:
       graph: the task graph.
@@ -241,7 +241,7 @@ def propose(
     costs = _with_unknowns_free(costs, traces)
     starts = np.asarray(starts, np.int64)[: max(1, config.proposal_evaluations // 8)]
     found = run_search(
-        Evolution(),
+        LNS(members=2 * config.proposals),
         SearchProblem(graph, costs, Objective(links=config.links)),
         starts,
         int(jax.random.bits(key)),

@@ -20,7 +20,7 @@ BOUND = 24
 """Evaluations that the searching methods may spend here: one compilation for all."""
 
 LISTED = ("critical_path", "cpop", "etf", "heft", "peft")
-SEARCHES = ("annealing", "doppler+search", "evolution", "lns", "local_search", "memetic")
+SEARCHES = ("annealing", "doppler+search", "lns")
 COMPILED = (*SEARCHES, "doppler", "random")
 
 ELSEWHERE = set(LEARNERS) - {"doppler"}

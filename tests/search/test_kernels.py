@@ -8,7 +8,7 @@ import pytest
 
 from doppler_jax.objective import Objective
 from doppler_jax.search import kernels
-from doppler_jax.search.kernels import GROUP, ORDER, PLACEMENT, POSITION
+from doppler_jax.search.kernels import GROUP
 from doppler_jax.search.problem import make_search_problem
 from doppler_jax.search.walks import make_walker
 from doppler_jax.simulator.oracle import simulate_oracle
@@ -80,11 +80,11 @@ def check_walks(cases, moves, links):
         w = make_walker(problem, rng.integers(0, costs.num_devices, graph.num_tasks), seed)
         ranks, placements, found = [], [], []
         for _ in range(moves):
-            kernels.walk(problem.aim, w, 1, 1.0, 1.0, 0, 0.0)
-            ranks.append(w.plan[POSITION].astype(float))
-            placements.append(w.plan[PLACEMENT].copy())
+            kernels.walk(problem.aim, w, 1, 1.0, 1.0, 0.0)
+            ranks.append(w.rank.astype(float))
+            placements.append(w.placement.copy())
             found.append(w.worth[kernels.ENERGY])
-            np.testing.assert_array_equal(w.plan[ORDER][w.plan[POSITION]], range(len(ranks[0])))
+            np.testing.assert_array_equal(w.order[w.rank], range(len(ranks[0])))
         options = {"objective": objective, "queue": "in_order", "priority": np.array(ranks)}
         whole = simulate(graph, costs, np.array(placements), **options)
         np.testing.assert_array_equal(found, whole.makespan_s)
@@ -110,8 +110,8 @@ def test_annealing_knows_a_chain_that_the_makespan_waited_for(links):
         problem = make_search_problem(graph, costs, Objective(links))
         placement = rng.integers(0, DEVICES, graph.num_tasks)
         w = make_walker(problem, placement, seed)
-        kernels.walk(problem.aim, w, 2, 0.5, 0.5, 0, 0.0)  # it evaluates, then looks back
-        np.testing.assert_array_equal(w.plan[PLACEMENT], placement)
+        kernels.walk(problem.aim, w, 2, 0.5, 0.5, 0.0)  # it evaluates, then looks back
+        np.testing.assert_array_equal(w.placement, placement)
         schedule = simulate_oracle(graph, costs, placement, links=links)
         chain = w.chain[: w.count[kernels.LENGTH]].tolist()
         start_s, finish_s = schedule.start_s, schedule.finish_s

@@ -49,7 +49,7 @@ def test_a_list_schedule_is_the_execution_of_its_plan(queue):
         plan = ruins.placement.copy(), ruins.rank.copy()
         look_at(problem, ruins)
         result = execute(problem, *plan)
-        assert ruins.worth.tolist() == [result.makespan_s[0]] * 2
+        assert ruins.worth.tolist() == [result.makespan_s[0]] * 3
         np.testing.assert_array_equal(ruins.start_s, result.start_s[0])
         np.testing.assert_array_equal(ruins.finish_s, result.finish_s[0])
         np.testing.assert_array_equal(ruins.placement, plan[0])

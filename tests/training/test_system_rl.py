@@ -157,7 +157,7 @@ def test_searches_start_from_all_that_was_measured(tmp_path, taught_nothing, sea
 
 def propose(ran, starts, known=(), costs=None):
     graph, true, _ = chains_case()
-    config = SystemConfig(proposals=4, proposal_evaluations=64, links="parallel")
+    config = SystemConfig(proposals=4, proposal_evaluations=512, links="parallel")
     traces, key = list(map(simulated, ran)), jax.random.key(0)
     return system_rl.propose(graph, costs or true, traces, starts, known, key, config)
 
@@ -167,7 +167,7 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
     while found := propose([POOR], np.tile(incumbent, (100, 1))):
         incumbent_s = makespan_s(simulated(incumbent))
         assert all(makespan_s(simulated(p)) < incumbent_s for p in found)
-        assert len(searches.call_args.args[2]) == 8  # an eighth of the evaluations
+        assert len(searches.call_args.args[2]) == 64  # an eighth of the evaluations
         incumbent = found[0]
     assert makespan_s(simulated(incumbent)) < makespan_s(simulated(POOR))
     known = {p.tobytes() for p in propose([POOR], POOR[None])}
