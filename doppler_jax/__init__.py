@@ -71,6 +71,7 @@ from doppler_jax.simulator.validate import validate as validate
 from doppler_jax.types import RESIDENT as RESIDENT
 from doppler_jax.types import Cluster as Cluster
 from doppler_jax.types import Costs as Costs
+from doppler_jax.types import Plan as Plan
 from doppler_jax.types import Policy as Policy
 from doppler_jax.types import Schedule as Schedule
 from doppler_jax.types import ShardedProgram as ShardedProgram

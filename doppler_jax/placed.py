@@ -10,7 +10,7 @@ from doppler_jax.costs.digests import problem_digest
 from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.types import Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, Plan, Schedule, TaskGraph
 
 FORMAT = "doppler_jax.placement"
 
@@ -57,6 +57,11 @@ class Placed:
     seconds: float
     curve: Curve
     interrupted: bool
+
+    @property
+    def plan(self) -> Plan:
+        """What is executed of it."""
+        return Plan(self.placement, self.priority, self.queue)
 
     @property
     def proven(self) -> bool:

@@ -273,6 +273,36 @@ def _brief(values: Any) -> str:
     return f"{list(values.shape)} {numbers}"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """Where tasks run, and when. Plans are equal if they make devices do the same.
+
+    Attributes:
+      placement: `[N]` int, device of each task.
+      priority: `[N]` ranks, least first; None: tasks have none.
+      queue: the discipline that they are meant for: "fifo", which heeds no ranks, "priority"
+        or "in_order".
+    """
+
+    placement: Any
+    priority: Any = None
+    queue: str = "fifo"
+
+    def _content(self) -> tuple[str, bytes, bytes]:
+        ranks = () if self.queue == "fifo" else self.priority
+        return (
+            self.queue,
+            np.asarray(self.placement, np.int64).tobytes(),
+            np.asarray(() if ranks is None else ranks, np.float64).tobytes(),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self._content() == other._content()
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorRef:
     """An operand that is tensor `tensor` of the task graph."""

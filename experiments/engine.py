@@ -131,8 +131,8 @@ def time_calls(
 
     def call(what: str, where: np.ndarray, fuse: bool) -> Any:
         if what not in steps:  # a cold call compiles
-            options = {"priority": placed.priority, "fuse_segments": fuse}
-            steps[what] = machine.compile(sharded, where, **options)
+            plan = dj.Plan(where, placed.priority, placed.queue)
+            steps[what] = machine.compile(sharded, plan, fuse_segments=fuse)
         return steps[what](*args)
 
     def traced_s(step: dj.PlacedFunction) -> float:

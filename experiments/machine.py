@@ -72,10 +72,10 @@ class Machine(contextlib.ExitStack):
         return {"devices": self.num_devices, "backend": self.backend}
 
     def compile(
-        self, sharded: dj.ShardedProgram, placement: ArrayLike, **options: Any
+        self, sharded: dj.ShardedProgram, plan: dj.Plan | ArrayLike, **options: Any
     ) -> dj.PlacedFunction:
         """Returns the placed function; devices keep what they have compiled before."""
-        return dj.compile(sharded, placement, devices=self.devices, **options)
+        return dj.compile(sharded, plan, devices=self.devices, **options)
 
     @staticmethod
     def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:

@@ -3,8 +3,8 @@
 The folder lies beside `doppler_jax/`, which has a link to it; an installation has the files
 themselves. Users reach what is public as `dj.compile`, `dj.ray_devices` and so on.
 
-Read `placed.py` (`compile`) and `devices.py` (what runs programs) first, then `plan.py`: what a
-placement has to do, and the rules by which a mode does it. `local.py` has the devices of this
+Read `placed.py` (`compile`) and `devices.py` (what runs programs) first, then `agenda.py`: what
+a plan has to do, and the rules by which a mode does it. `local.py` has the devices of this
 process; `threads.py` runs a call by threads, `stream.py` as one queue of work, with arrays in
 `memory.py`, times in `trace.py`, kernels compiled by `ops.py`. `processes/` has devices that
 are processes. `segments.py` coarsens a program, `profile.py` explains a call.
@@ -13,8 +13,8 @@ On top: `measure.py` times placements, `calibrate.py` kernels and transfers (`py
 doppler_jax.engine` is its command), `automatic.py` does everything in one call, and `stage3.py`
 trains by measured times.
 
-A mode is a pair of rules in `plan.py`, or a runner in `local.py`; a sort of devices is a
-`Devices`; a launcher of processes is a file beside `processes/ray.py`.
+A mode is a row of `RULES` in `agenda.py`; a sort of devices is a `Devices`; a launcher of
+processes is a file beside `processes/ray.py`.
 """
 
 import sys

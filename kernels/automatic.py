@@ -17,6 +17,7 @@ from doppler_jax.placing import place
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import Resident, trace
+from doppler_jax.types import Plan
 
 from .calibrate import measure_calibration
 from .devices import Options
@@ -35,7 +36,7 @@ def place_and_compile(
     fn: Callable[..., Any],
     *args: Any,
     devices: Sequence[Any] | None = None,
-    mode: str = "work_conserving",
+    mode: str | None = None,
     budget_s: float = 60.0,
     method: str | Method = DEFAULT_METHOD,
     key: chex.PRNGKey | None = None,
@@ -88,13 +89,10 @@ def place_and_compile(
         key=key,
         budget_s=max(budget_s - (time.monotonic() - began), _LEAST_PLACING_S),
     )
-    single = np.full(sharded.graph.num_tasks, int(costs.compute_s.sum(axis=0).argmin()))
-    placement = placed.placement
-    # Only `exact` orders tasks; other placements were judged first come, first served.
-    priority = placed.priority if placed.queue == "priority" else None
-    if not np.array_equal(placement, single):
+    single = Plan(np.full(sharded.graph.num_tasks, int(costs.compute_s.sum(axis=0).argmin())))
+    plan = placed.plan
+    if not np.array_equal(plan.placement, single.placement):
         pair = make_paired_measure(sharded, args, devices, mode)
-        found = pair(placement, single, _PAIRS)
-        if found.ratio >= 1:
-            placement, priority = single, None
-    return load(sharded, placement, priority, devices, options)
+        if pair(plan, single, _PAIRS).ratio >= 1:
+            plan = single
+    return load(sharded, plan, devices, options)

@@ -29,6 +29,7 @@ from doppler_jax.types import (
     InputBlock,
     InputRef,
     Kernel,
+    Plan,
     Ref,
     Schedule,
     ShardedProgram,
@@ -129,7 +130,8 @@ class _Bench:
         self, sharded: ShardedProgram, placements: Sequence[np.ndarray], priority: np.ndarray
     ) -> np.ndarray:
         """Returns when each device ends `[rounds, placements, D]`; placements take turns."""
-        steps = [load(sharded, p, priority, self.devices, Options()) for p in placements]
+        plans = [Plan(placement, priority, "priority") for placement in placements]
+        steps = [load(sharded, plan, self.devices, Options()) for plan in plans]
         arguments = random_arguments(sharded, np.random.default_rng(0))
         num_rounds = WARM_UPS + 2 * self.repeats
         ends_s = np.zeros((num_rounds, len(placements), len(self.devices)))
@@ -140,7 +142,7 @@ class _Bench:
 
     def observe(self, sharded: ShardedProgram, placement: np.ndarray) -> Observations:
         """Returns what warm executions of the program show, more of them on a busy machine."""
-        step = load(sharded, placement, None, self.devices, Options())
+        step = load(sharded, placement, self.devices, Options())
         arguments = random_arguments(sharded, np.random.default_rng(0))
 
         def run(times: int) -> list[Schedule]:

@@ -17,7 +17,7 @@ import numpy as np
 from doppler_jax.programs.blocks import join_blocks
 from doppler_jax.types import Schedule, ShardedProgram
 
-from .plan import Plan
+from .agenda import Agenda
 from .trace import Handled, Record
 
 
@@ -40,7 +40,7 @@ class TaskError(RuntimeError):
 class Options:
     """How the calls of a placed program run."""
 
-    mode: str = "work_conserving"
+    mode: str | None = None  # None: by the plan's queue
     check_nan: bool = False  # whether a NaN among a task's results ends the call
     timeout_s: float | None = None  # of one call
     out_device: int | None = None  # where outputs land; None: where their first block is
@@ -61,10 +61,15 @@ class LoadedProgram(abc.ABC):
     """A placed program on its devices."""
 
     sharded: ShardedProgram
-    plan: Plan
+    agenda: Agenda
     options: Options
     devices: tuple[Any, ...]  # [D]
     compile_s: float  # spent on it, kernels compiled before not counted
+
+    @property
+    def infers_starts(self) -> bool:
+        """Whether a record's starts follow from dispatch times and finishes."""
+        return False
 
     def execution(
         self,
@@ -75,7 +80,7 @@ class LoadedProgram(abc.ABC):
         """Returns what a call gives back; `blocks_of` gathers an output's blocks by slot."""
         outputs = [
             join_blocks(blocks_of(blocks), output.grid)
-            for output, blocks in zip(self.sharded.outputs, self.plan.outputs, strict=True)
+            for output, blocks in zip(self.sharded.outputs, self.agenda.outputs, strict=True)
         ]
         return Execution(outputs, record.schedule(), record.handling, allocated_bytes)
 
@@ -135,7 +140,7 @@ class Devices(Sequence[Any]):
         """Returns a device, or for a slice such devices, which share what was compiled."""
 
     @abc.abstractmethod
-    def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> LoadedProgram:
+    def load(self, sharded: ShardedProgram, agenda: Agenda, options: Options) -> LoadedProgram:
         """Returns the program ready to run, its kernels compiled; options are checked.
 
         Raises:
@@ -148,7 +153,7 @@ class Devices(Sequence[Any]):
 
     def check_options(self, options: Options) -> None:
         """Raises `ValueError` for a mode, timeout or output device that there is not."""
-        if options.mode not in self.modes:
+        if options.mode not in (None, *self.modes):
             raise ValueError(
                 f"unknown mode {options.mode!r}; {self.backend} devices have: "
                 f"{sorted(self.modes)}"
@@ -163,22 +168,22 @@ class Devices(Sequence[Any]):
 
 
 def event_error(
-    plan: Plan, devices: Sequence[Any], event: int, cause: BaseException
+    agenda: Agenda, devices: Sequence[Any], event: int, cause: BaseException
 ) -> TaskError:
     """Returns the error of task `event`, or of transfer `event - N`.
 
     Args:
-      plan: what was to be done.
+      agenda: what was to be done.
       devices: `[D]` as people know them.
       event: as in a `Record`.
       cause: what went wrong.
     """
-    names, num_tasks = plan.names, len(plan.names)
+    names, num_tasks = agenda.names, len(agenda.names)
     if event < num_tasks:
-        d = plan.placement[event]
+        d = agenda.placement[event]
         what = f"task {event} ({names[event]}) failed on device {d} ({devices[d]})"
         return TaskError(what, event, d, cause)
-    t = plan.transfers[event - num_tasks]
+    t = agenda.transfers[event - num_tasks]
     if t.producer < 0:
         moved = f"graph input {~t.tensor}, at home"
     else:

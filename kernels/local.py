@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,19 +11,12 @@ import numpy as np
 from doppler_jax.costs.clusters import memory_bytes
 from doppler_jax.types import ShardedProgram
 
+from .agenda import RULES, Agenda
 from .devices import Devices, Options
-from .memory import Residents, Slots, donated_operands
+from .memory import Residents, donated_operands
 from .ops import Executable, ExecutableKey, compile_missing
-from .plan import RULES, Plan
 from .stream import run_as_stream
 from .threads import LocalProgram, run_ahead, run_by_threads
-from .trace import Record
-
-RUNNERS: dict[str, Callable[[LocalProgram, Slots], Record]] = {
-    "stream": run_as_stream,
-    **dict.fromkeys(RULES, run_by_threads),
-}
-"""By mode."""
 
 
 class LocalDevices(Devices):
@@ -40,7 +33,7 @@ class LocalDevices(Devices):
     """
 
     backend = "local"
-    modes = tuple(sorted(RUNNERS))
+    modes = tuple(sorted(RULES))
 
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         super().__init__(jax.devices() if devices is None else devices)
@@ -64,7 +57,7 @@ class LocalDevices(Devices):
         found.executables = self.executables
         return found
 
-    def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> LocalProgram:
+    def load(self, sharded: ShardedProgram, agenda: Agenda, options: Options) -> LocalProgram:
         """Returns the program ready to run; placements of one share its resident blocks.
 
         Raises:
@@ -72,18 +65,19 @@ class LocalDevices(Devices):
         """
         started = time.perf_counter()
         wanted = []
-        for v, (kernel, d) in enumerate(zip(sharded.kernels, plan.placement, strict=True)):
-            waits = options.mode != "stream" and not run_ahead(self._devices[d])
-            donated = donated_operands(plan, v, kernel) if waits else ()
+        for v, (kernel, d) in enumerate(zip(sharded.kernels, agenda.placement, strict=True)):
+            waits = not run_ahead(self._devices[d])
+            donated = donated_operands(agenda, v, kernel) if waits else ()
             wanted.append(ExecutableKey(kernel, self._devices[d], donated))
-        compile_missing(self.executables, wanted, plan)
+        compile_missing(self.executables, wanted, agenda)
+        is_stream = agenda.mode == "in_order" and all(map(run_ahead, self._devices))
         return LocalProgram(
             sharded=sharded,
-            plan=plan,
+            agenda=agenda,
             options=options,
             devices=self._devices,
             executables=tuple(self.executables[key] for key in wanted),
             residents=self._residents.setdefault(sharded, Residents(sharded, self._devices)),
-            runner=RUNNERS[options.mode],
+            runner=run_as_stream if is_stream else run_by_threads,
             compile_s=time.perf_counter() - started,
         )

@@ -1,4 +1,4 @@
-"""Measured makespans: what stage 3 learns from and what reports compare."""
+"""Measured makespans of plans: what stage 3 learns from and what reports compare."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
-from doppler_jax.types import Schedule, ShardedProgram
+from doppler_jax.types import Plan, Schedule, ShardedProgram
 
 from .devices import Options, TaskError
-from .placed import PlacedFunction, as_devices, load
+from .placed import PlacedFunction, as_devices, as_plan, load
 
 _PATIENCE = 4.0
 """How far beyond the guard's limit a candidate's first run may go before it is cut short."""
@@ -46,11 +46,11 @@ def make_paired_measure(
     sharded: ShardedProgram,
     args: Sequence[Any],
     devices: Sequence[Any],
-    mode: str = "work_conserving",
+    mode: str | None = None,
     max_slowdown: float = 2.0,
     warmup: int = 1,
 ) -> PairedMeasure:
-    """Returns `measure(candidate, incumbent, rounds)`, which runs the two in alternation.
+    """Returns `measure(candidate, incumbent, rounds)`, which runs two plans in alternation.
 
     Each round is a run of either, the order changing from round to round, so that drift of
     the machine and what one run leaves to the next hit both alike. A candidate whose first
@@ -61,13 +61,14 @@ def make_paired_measure(
       sharded: the program.
       args: arguments to run it on.
       devices: where, as `dj.compile` takes them.
-      mode: how tasks are dispatched; traces are kept of `work_conserving` only.
+      mode: how tasks are dispatched, by default as each plan's queue has it; traces are kept
+        where starts were seen, and there are no barriers.
       max_slowdown: the guard's limit.
-      warmup: runs of a placement that are not timed, when it comes up.
+      warmup: runs of a plan that are not timed, when it comes up.
 
     Raises:
       ValueError: an unknown mode, bad devices, a number out of range, or arguments that are
-        not what the program was traced with; `measure` raises it for a bad placement, and
+        not what the program was traced with; `measure` raises it for a bad plan, and
         `TaskError` when a run fails.
     """
     _check_warmup(warmup)
@@ -79,11 +80,11 @@ def make_paired_measure(
     # Resident blocks are found again by the identity of the arrays.
     arrays = jax.tree.map(jnp.asarray, tuple(args))
 
-    def load_placed(placement: np.ndarray, timeout_s: float | None = None) -> PlacedFunction:
+    def load_plan(plan: Plan, timeout_s: float | None = None) -> PlacedFunction:
         limited = dataclasses.replace(options, timeout_s=timeout_s)
-        return load(sharded, placement, None, placed_on, limited)
+        return load(sharded, plan, placed_on, limited)
 
-    return _Pairing(load_placed, arrays, mode, max_slowdown, warmup).measure
+    return _Pairing(load_plan, arrays, max_slowdown, warmup).measure
 
 
 class _Pairing:
@@ -91,26 +92,28 @@ class _Pairing:
 
     def __init__(
         self,
-        load_placed: Callable[..., PlacedFunction],
+        load_plan: Callable[..., PlacedFunction],
         args: tuple[Any, ...],
-        mode: str,
         max_slowdown: float,
         warmup: int,
     ) -> None:
-        self._load, self._args, self._mode = load_placed, args, mode
+        self._load, self._args = load_plan, args
         self._max_slowdown = max_slowdown
         self._warmup = warmup
-        self._incumbent = np.zeros(0, np.int64)
+        self._incumbent: Plan | None = None
         self._step: PlacedFunction | None = None
 
-    def measure(self, candidate: np.ndarray, incumbent: np.ndarray, rounds: int) -> Paired:
+    def measure(
+        self, candidate: Plan | np.ndarray, incumbent: Plan | np.ndarray, rounds: int
+    ) -> Paired:
         """Measures; see `make_paired_measure`."""
-        if self._step is None or not np.array_equal(incumbent, self._incumbent):
+        candidate, incumbent = as_plan(candidate), as_plan(incumbent)
+        if self._step is None or incumbent != self._incumbent:
             self._step = self._load(incumbent)
-            self._incumbent = np.array(incumbent)
+            self._incumbent = incumbent
             self._warm_up(self._step)
         step = other = self._step
-        if not np.array_equal(candidate, incumbent):
+        if candidate != incumbent:
             usual_s = makespan_s(step.run_traced(*self._args))
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._load(candidate, timeout_s=limit_s)
@@ -130,12 +133,13 @@ class _Pairing:
                     usual.append(makespan_s(step.run_traced(*self._args)))
             if k == 0 and makespan_s(runs[0]) > self._max_slowdown * usual[0]:
                 break
+        is_kept = not (other.starts_are_inferred or other.mode == "bulk_synchronous")
         median = sorted(runs, key=makespan_s)[len(runs) // 2]
         return Paired(
             candidate_s=tuple(map(makespan_s, runs)),
             incumbent_s=tuple(usual),
             is_aborted=len(runs) < rounds,
-            trace=median if self._mode == "work_conserving" else None,
+            trace=median if is_kept else None,
         )
 
     def _warm_up(self, step: PlacedFunction) -> None:

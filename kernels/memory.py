@@ -10,10 +10,10 @@ import numpy as np
 from doppler_jax.programs.blocks import num_bytes, slice_block
 from doppler_jax.types import RESIDENT, Kernel, ShardedProgram
 
-from .plan import Plan
+from .agenda import Agenda
 
 Slots = list[jax.Array | np.ndarray | None]
-"""The arrays of one call, by slot of its plan; None before they are made and after use."""
+"""The arrays of one call, by slot of its agenda; None before they are made and after use."""
 
 MIN_BYTES = 1 << 20
 """Smaller operands are kept: giving them away saves nothing, and costs an executable."""
@@ -33,11 +33,11 @@ class Residents:
         # By flat argument: which array it is, and its blocks by (graph input, device).
         self._kept: dict[int, tuple[weakref.ref[Any], dict[tuple[int, int], jax.Array]]] = {}
 
-    def lay(self, plan: Plan, values: Sequence[Any]) -> Slots:
+    def lay(self, agenda: Agenda, values: Sequence[Any]) -> Slots:
         """Returns a call's slots `[S]`, those of graph inputs filled with arrived blocks."""
-        slots: Slots = [None] * len(plan.num_reads)
+        slots: Slots = [None] * len(agenda.num_reads)
         cut: dict[int, jax.Array] = {}
-        for i, device, slot in plan.inputs:
+        for i, device, slot in agenda.inputs:
             block = self._inputs[i]
             kept = self._blocks(block.source, values[block.source])
             if (array := kept.get((i, device))) is None:
@@ -59,15 +59,15 @@ class Residents:
 class Buffers:
     """The arrays of one call by slot, each held until its last reader has used it."""
 
-    def __init__(self, plan: Plan, slots: Slots) -> None:
-        self._plan = plan
+    def __init__(self, agenda: Agenda, slots: Slots) -> None:
+        self._agenda = agenda
         self._slots = slots
-        self._reads_left = list(plan.num_reads)
+        self._reads_left = list(agenda.num_reads)
 
     def operands(self, v: int) -> list[jax.Array | np.ndarray | None]:
         """Returns what task `v` reads."""
         slots = self._slots
-        return [slots[s] for s in self._plan.operands[v]]
+        return [slots[s] for s in self._agenda.operands[v]]
 
     def get(self, slot: int) -> jax.Array:
         """Returns the array of a slot that has one; views are for kernels alone."""
@@ -82,15 +82,15 @@ class Buffers:
 
     def made(self, v: int, results: Sequence[jax.Array]) -> None:
         """Takes what task `v` made, and drops what it was the last to read."""
-        for slot, result in zip(self._plan.results[v], results, strict=True):
+        for slot, result in zip(self._agenda.results[v], results, strict=True):
             self.keep(slot, result)
-        for slot in self._plan.reads[v]:
+        for slot in self._agenda.reads[v]:
             self.drop_read(slot)
 
     def moved(self, k: int, copy: jax.Array | np.ndarray) -> None:
         """Takes what transfer `k` brought."""
-        self.keep(self._plan.transfers[k].slot, copy)
-        self.drop_read(self._plan.transfers[k].source_slot)
+        self.keep(self._agenda.transfers[k].slot, copy)
+        self.drop_read(self._agenda.transfers[k].source_slot)
 
     def drop_read(self, slot: int) -> None:
         """Counts one reader less of a slot, whose array goes with the last."""
@@ -99,7 +99,7 @@ class Buffers:
             self._slots[slot] = None
 
 
-def donated_operands(plan: Plan, v: int, kernel: Kernel) -> tuple[int, ...]:
+def donated_operands(agenda: Agenda, v: int, kernel: Kernel) -> tuple[int, ...]:
     """Returns the positions of the operands of task `v` whose memory its results may take.
 
     Those that the task alone reads, once, that were made or received in the same call, and
@@ -107,13 +107,13 @@ def donated_operands(plan: Plan, v: int, kernel: Kernel) -> tuple[int, ...]:
     cannot ask the operand any more whether it is there, so this is for dispatch that waits
     for every task before it goes on.
     """
-    laid = {slot for _, _, slot in plan.inputs}
+    laid = {slot for _, _, slot in agenda.inputs}
     free = [(result.shape, result.dtype) for result in kernel.results]
     donated = []
-    for position, slot in enumerate(plan.operands[v]):
+    for position, slot in enumerate(agenda.operands[v]):
         operand = kernel.operands[position]
         kind = (operand.shape, operand.dtype)
-        once = plan.num_reads[slot] == 1 and plan.operands[v].count(slot) == 1
+        once = agenda.num_reads[slot] == 1 and agenda.operands[v].count(slot) == 1
         if once and slot not in laid and kind in free and num_bytes(operand) >= MIN_BYTES:
             free.remove(kind)
             donated.append(position)

@@ -12,8 +12,8 @@ from jax.sharding import SingleDeviceSharding
 
 from doppler_jax.types import Kernel
 
+from .agenda import Agenda
 from .devices import TaskError
-from .plan import Plan
 
 Executable = Callable[..., Sequence[jax.Array]]
 
@@ -27,12 +27,12 @@ class ExecutableKey(NamedTuple):
 
 
 def compile_missing(
-    known: dict[ExecutableKey, Executable], wanted: Sequence[ExecutableKey], plan: Plan
+    known: dict[ExecutableKey, Executable], wanted: Sequence[ExecutableKey], agenda: Agenda
 ) -> None:
     """Adds to the kernels `known` what is `wanted` beyond them, compiled on several cores.
 
     Raises:
-      TaskError: the kernel of a task of the plan `[N]` does not compile; those before it are
+      TaskError: the kernel of a task of the agenda `[N]` does not compile; those before it are
         kept.
     """
     stages: dict[ExecutableKey, Future[Executable]] = {}
@@ -48,8 +48,8 @@ def compile_missing(
             pool.shutdown(cancel_futures=True)
             v = wanted.index(key)
             kernel = f"kernel {key.kernel.name} does not compile for {key.device}"
-            what = f"task {v} ({plan.names[v]}): {kernel}"
-            raise TaskError(what, v, plan.placement[v], error) from error
+            what = f"task {v} ({agenda.names[v]}): {kernel}"
+            raise TaskError(what, v, agenda.placement[v], error) from error
 
 
 def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.stages.Lowered:

@@ -1,4 +1,4 @@
-"""The public door: a sharded program and a placement in, a callable out."""
+"""The public door: a sharded program and a plan in, a callable out."""
 
 import os
 from collections.abc import Sequence
@@ -8,16 +8,18 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from doppler_jax.graphs.build import topological_order
+from doppler_jax.placed import Placed
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.disciplines import check_ranks
 from doppler_jax.simulator.durations import check_placement
 from doppler_jax.simulator.memory import peak_memory_bytes
-from doppler_jax.types import InputRef, Schedule, ShardedProgram, TaskGraph
+from doppler_jax.types import InputRef, Plan, Schedule, ShardedProgram, TaskGraph
 
+from .agenda import make_agenda
 from .devices import Devices, LoadedProgram, Options
 from .local import LocalDevices
-from .plan import make_plan
 from .processes.driver import ProcessDevices
 from .processes.session import ProcessDevice
 from .profile import Profile, measured_costs, profile
@@ -27,11 +29,10 @@ from .trace import Handled
 
 def compile(
     sharded: ShardedProgram,
-    placement: ArrayLike,
+    plan: Placed | Plan | ArrayLike,
     *,
     devices: Sequence[Any],
-    mode: str = "work_conserving",
-    priority: ArrayLike | None = None,
+    mode: str | None = None,
     fuse_segments: bool = False,
     check_nan: bool = False,
     timeout_s: float | None = None,
@@ -41,16 +42,16 @@ def compile(
 
     Args:
       sharded: the program, N tasks.
-      placement: `[N]` int, position in `devices` of each task.
+      plan: what `dj.place` found, or a `dj.Plan`; or a placement alone, `[N]` int, position in
+        `devices` of each task, whose queue is `fifo`.
       devices: where to run: JAX devices, on which threads of this process run tasks, or
         `dj.ray_devices(...)`, a process per device. `dj.LocalDevices(...)` in place of a list
-        keeps compiled kernels for other placements; processes always do.
-      mode: "work_conserving" (a device takes its next ready task), "bulk_synchronous"
-        (level by level, with barriers before and after each level's transfers) or, on JAX
-        devices only, "stream" (the host enqueues everything in one order and waits at the end).
-      priority: `[N]` order of tasks, smallest first: among the ready ones (default: ready
-        time, then id), and in stream of enqueuing among those whose producers are
-        enqueued (default: id).
+        keeps compiled kernels for other plans; processes always do.
+      mode: "in_order" (every device runs its own tasks in the plan's order, without one in
+        the topological order of smallest ids), "work_conserving" (a device takes its next
+        ready task: under `fifo` the one that was ready first, else the one of least rank) or
+        "bulk_synchronous" (level by level, with barriers before and after each level's
+        transfers); None: "in_order" where that is the plan's queue, else "work_conserving".
       fuse_segments: whether tasks of one device that nothing separates become one task;
         the trace is then of the tasks of `PlacedFunction.graph`.
       check_nan: whether a NaN in what a task made ends the call with a `TaskError`.
@@ -60,14 +61,12 @@ def compile(
 
     Raises:
       ValueError: an unknown mode, no devices, one twice or closed ones, an option out of
-        range, or a placement or priority of another shape or out of range. Nothing is
-        compiled then.
+        range, a placement or priority of another shape or out of range, or an order in which
+        a task comes before one that it reads from. Nothing is compiled then.
       TaskError: a kernel does not compile.
     """
     options = Options(mode, check_nan, timeout_s, out_device)
-    return load(
-        sharded, placement, priority, as_devices(devices), options, fuse_segments=fuse_segments
-    )
+    return load(sharded, plan, as_devices(devices), options, fuse_segments=fuse_segments)
 
 
 def as_devices(devices: Sequence[Any]) -> Devices:
@@ -85,27 +84,53 @@ def as_devices(devices: Sequence[Any]) -> Devices:
 
 def load(
     sharded: ShardedProgram,
-    placement: ArrayLike,
-    priority: ArrayLike | None,
+    plan: Placed | Plan | ArrayLike,
     devices: Devices,
     options: Options,
     *,
     fuse_segments: bool = False,
 ) -> "PlacedFunction":
-    """Returns the placed program on devices, which many placements may share.
+    """Returns the planned program on devices, which many plans may share.
 
     Raises:
-      ValueError: a placement or priority of another shape or out of range, or an option.
+      ValueError: a placement or priority of another shape or out of range, an order that
+        cannot be kept, or an option.
       TaskError: a kernel does not compile.
     """
     devices.check_options(options)
-    places = check_placement(sharded.graph, len(devices), placement)
-    queue = "fifo" if priority is None else "priority"
-    ranks = check_ranks(sharded.graph, queue, priority)
+    plan, mode = _dispatch(sharded, as_plan(plan), len(devices), options.mode)
     if fuse_segments:
-        sharded, places, ranks = fuse(sharded, places, ranks)
-    loaded = devices.load(sharded, make_plan(sharded, places, ranks), options)
-    return PlacedFunction(loaded, devices.device_names)
+        sharded, plan = fuse(sharded, plan)
+    loaded = devices.load(sharded, make_agenda(sharded, plan, mode), options)
+    return PlacedFunction(loaded, plan, devices.device_names)
+
+
+def as_plan(plan: Placed | Plan | ArrayLike) -> Plan:
+    """Returns what is given as a plan; a placement alone is one of queue `fifo`."""
+    if isinstance(plan, Placed):
+        return plan.plan
+    return plan if isinstance(plan, Plan) else Plan(plan)
+
+
+def _dispatch(
+    sharded: ShardedProgram, plan: Plan, num_devices: int, mode: str | None
+) -> tuple[Plan, str]:
+    """Returns the plan as it is executed, checked, and the mode.
+
+    Its queue is the discipline by which devices choose, and its ranks are those that it takes.
+    """
+    graph, known = sharded.graph, ("fifo", "priority", "in_order")
+    if plan.queue not in known:
+        raise ValueError(f"the plan's queue is {plan.queue!r}; expected one of {known}")
+    places = check_placement(graph, num_devices, plan.placement)
+    mode = mode or ("in_order" if plan.queue == "in_order" else "work_conserving")
+    queue, priority = "fifo" if plan.queue == "fifo" else "priority", plan.priority
+    if mode == "in_order":
+        queue = mode
+        priority = np.argsort(topological_order(graph)) if priority is None else priority
+    elif queue == "fifo":
+        priority = None
+    return Plan(places, check_ranks(graph, queue, priority, sharded.names), queue), mode
 
 
 class PlacedFunction:
@@ -114,6 +139,7 @@ class PlacedFunction:
     Attributes:
       graph: the tasks that run, N of them; not the program's if segments were fused.
       names: `[N]` of the tasks.
+      plan: by which they run: devices, ranks `[N]` and the queue that the mode makes of it.
       device_names: `[D]` of the devices.
       mode: how tasks are dispatched.
       compile_s: seconds spent compiling, shared executables not counted.
@@ -124,15 +150,18 @@ class PlacedFunction:
         between two tasks in the latest call, on the trace's clock: on CPU processes of one
         machine, else never; None before.
       starts_are_inferred: whether the trace's starts (and, in part, finishes) follow from
-        dispatch times and finishes that the host saw. So in `stream`.
+        dispatch times and finishes that the host saw. So in `in_order` on accelerators.
     """
 
-    def __init__(self, loaded: LoadedProgram, device_names: tuple[str, ...]) -> None:
+    def __init__(
+        self, loaded: LoadedProgram, plan: Plan, device_names: tuple[str, ...]
+    ) -> None:
         self.graph: TaskGraph = loaded.sharded.graph
         self.names = loaded.sharded.names
+        self.plan = plan
         self.device_names = device_names
-        self.mode = loaded.options.mode
-        self.starts_are_inferred = self.mode == "stream"
+        self.mode = loaded.agenda.mode
+        self.starts_are_inferred = loaded.infers_starts
         self.compile_s = loaded.compile_s
         self.trace: Schedule | None = None
         self.handling: Handled | None = None

@@ -24,6 +24,7 @@ from doppler_jax.types import (
     RESIDENT,
     InputRef,
     Kernel,
+    Plan,
     Ref,
     ShardedProgram,
     TaskGraph,
@@ -41,22 +42,20 @@ _composed: "weakref.WeakValueDictionary[tuple[Parts, tuple[Wire, ...]], Kernel]"
 """The kernels of segments that are in use, so that placements share executables."""
 
 
-def fuse_segments(
-    sharded: ShardedProgram, placement: np.ndarray, priority: np.ndarray | None
-) -> tuple[ShardedProgram, np.ndarray, np.ndarray | None]:
-    """Returns the program with a task per segment, and its placement and priority.
+def fuse_segments(sharded: ShardedProgram, plan: Plan) -> tuple[ShardedProgram, Plan]:
+    """Returns the program with a task per segment, and its plan.
 
     A segment's results are what is read outside it; they appear at its end. Segments that
     call the same kernels, wired alike, share one kernel, also between calls of this
     function. A segment of one task stays as it is; others are called "NAME+K", after the
-    first of their K + 1 tasks, and rank as their first-ranked one.
+    first of their K + 1 tasks, and rank as their first-ranked one, or under `in_order` as
+    early as that lets them after what they read from.
 
     Args:
       sharded: the program, N tasks.
-      placement: `[N]` int device of each task.
-      priority: `[N]` order of tasks, smallest first, or None.
+      plan: that has been checked.
     """
-    graph = sharded.graph
+    graph, placement, priority = sharded.graph, plan.placement, plan.priority
     segments = _segments(graph, placement)
     of_task = np.empty(graph.num_tasks, np.int64)
     for s, members in enumerate(segments):
@@ -100,7 +99,9 @@ def fuse_segments(
         ),
     )
     rank = None if priority is None else np.array([priority[s].min() for s in segments])
-    return fused, placement[[s[0] for s in segments]], rank
+    if plan.queue == "in_order":
+        rank = np.argsort(topological_order(fused.graph, rank))
+    return fused, Plan(placement[[s[0] for s in segments]], rank, plan.queue)
 
 
 def _segments(graph: TaskGraph, placement: np.ndarray) -> list[list[int]]:

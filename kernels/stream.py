@@ -1,7 +1,7 @@
-"""Stream dispatch: the host enqueues everything in one order and waits only at the end.
+"""Mode `in_order` on accelerators: the host enqueues everything and waits only at the end.
 
 JAX runs what one thread gives to a device in the order in which it was given, so each
-device's queue holds its tasks in the plan's order. JAX tells no device times: the host
+device's queue holds its tasks in the agenda's order. JAX tells no device times: the host
 looks now and then, while it enqueues, at what has finished; what is left at the end is
 awaited by a thread per queue, and `infer_times` derives the starts.
 """
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import ops
+from .agenda import Agenda
 from .devices import TaskError, event_error
 from .memory import Buffers, Slots
-from .plan import Plan
 from .threads import GRACE_S, LocalProgram
 from .trace import Clock, Record
 
@@ -49,7 +49,7 @@ def run_as_stream(program: LocalProgram, slots: Slots) -> Record:
         host.join(grace_s)
     if run.failures:
         raise min(run.failures, key=lambda failure: failure[0])[1]
-    infer_times(run.record, program.plan)
+    infer_times(run.record, program.agenda)
     return run.record
 
 
@@ -57,12 +57,12 @@ class _Stream:
     """State of one execution."""
 
     def __init__(self, program: LocalProgram, slots: Slots) -> None:
-        self.record = Record(program.plan)
+        self.record = Record(program.agenda)
         self.ended = threading.Event()
         self.abandoned = False
         self.failures: list[tuple[int, TaskError]] = []  # (place in the dispatch order, error)
         self._program = program
-        self._buffers = Buffers(program.plan, slots)
+        self._buffers = Buffers(program.agenda, slots)
         self._clock = Clock()
         self._look_s = LOOK_S  # when to look next
         self._num_dispatched = 0
@@ -101,7 +101,7 @@ class _Stream:
     def _dispatch(self) -> None:
         """Enqueues every task and transfer; stops at a failure."""
         self._clock = Clock()
-        for event in dispatch_order(self._program.plan):
+        for event in dispatch_order(self._program.agenda):
             self.record.start_s[event] = now_s = self._clock.now_s()
             try:
                 self._enqueue(event)
@@ -118,10 +118,10 @@ class _Stream:
         program, k = self._program, event - self.record.num_tasks
         if k < 0:
             results = program.executables[event](*self._buffers.operands(event))
-            self._watch_later(program.plan.placement[event], event, results)
+            self._watch_later(program.agenda.placement[event], event, results)
             self._buffers.made(event, results)
         else:
-            transfer = program.plan.transfers[k]
+            transfer = program.agenda.transfers[k]
             device = program.devices[transfer.destination]
             copy = ops.transfer(self._buffers.get(transfer.source_slot), device)
             self._watch_later(len(program.devices) + transfer.destination, event, (copy,))
@@ -159,10 +159,12 @@ class _Stream:
 
     def _fail(self, event: int, place: int, cause: BaseException) -> None:
         program = self._program
-        self.failures.append((place, event_error(program.plan, program.devices, event, cause)))
+        self.failures.append(
+            (place, event_error(program.agenda, program.devices, event, cause))
+        )
 
 
-def infer_times(record: Record, plan: Plan) -> None:
+def infer_times(record: Record, agenda: Agenda) -> None:
     """Turns dispatch times and watched finishes into the tightest times that they prove.
 
     On entry `start_s` holds when the host enqueued each event and `finish_s` when a
@@ -170,8 +172,8 @@ def infer_times(record: Record, plan: Plan) -> None:
     What ran after an event proves it finished, however late its watcher woke; an event
     then starts when it is enqueued and all that it waits for has finished.
     """
-    events = dispatch_order(plan)
-    waits = _dependences(plan, events)
+    events = dispatch_order(agenda)
+    waits = _dependences(agenda, events)
     start, finish = record.start_s, record.finish_s
     for event in reversed(events):
         for before in waits[event]:
@@ -180,31 +182,31 @@ def infer_times(record: Record, plan: Plan) -> None:
         start[event] = max([start[event], *(finish[before] for before in waits[event])])
 
 
-def dispatch_order(plan: Plan) -> list[int]:
+def dispatch_order(agenda: Agenda) -> list[int]:
     """Returns all events; the transfers of what a task makes come right behind it."""
-    num_tasks = len(plan.placement)
-    events = [num_tasks + k for k in plan.initial_transfers]
-    for v in plan.order:
-        events += [v, *(num_tasks + k for k in plan.task_transfers[v])]
+    num_tasks = len(agenda.placement)
+    events = [num_tasks + k for k in agenda.initial_transfers]
+    for v in agenda.order:
+        events += [v, *(num_tasks + k for k in agenda.task_transfers[v])]
     return events
 
 
-def _dependences(plan: Plan, events: list[int]) -> list[list[int]]:
+def _dependences(agenda: Agenda, events: list[int]) -> list[list[int]]:
     """Returns for each event those that it waits for, given all in the order of dispatch.
 
     A task waits for its inputs and the task before it on its device, a transfer for its
     producer.
     """
-    num_tasks = len(plan.placement)
+    num_tasks = len(agenda.placement)
     waits: list[list[int]] = [[] for _ in events]
     last: dict[int, int] = {}
     for event in events:
         if event < num_tasks:
-            device, readers = plan.placement[event], plan.local_readers[event]
+            device, readers = agenda.placement[event], agenda.local_readers[event]
             waits[event] += [last[device]] if device in last else []
             last[device] = event
         else:
-            transfer = plan.transfers[event - num_tasks]
+            transfer = agenda.transfers[event - num_tasks]
             readers = transfer.readers
             waits[event] += [transfer.producer] if transfer.producer >= 0 else []
         for reader in readers:

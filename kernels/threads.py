@@ -1,12 +1,13 @@
 """A placed program in this process, and the threads that run a call of it.
 
-For each device one thread computes and one receives. What may run when is for the rules of a
-mode to say (`plan.py`). Every stamp is taken before what it allows can begin, which makes the
-trace legal without tolerance.
+For each device one thread computes. What may run when is for the rules of a mode to say
+(`agenda.py`). Every stamp is taken before what it allows can begin, which makes the trace legal
+without tolerance.
 
-On CPU devices a worker waits for its task before it takes the next. Accelerators have a
-queue of their own: there a worker enqueues one task more while the device is at another,
-and a third thread waits for them in turn, so that the device never waits for the host.
+On CPU devices a worker waits for its task before it takes the next. They share their memory, so
+who has made a tensor hands it over. Accelerators have a queue of their own: there a worker
+enqueues one task more while the device is at another, a second thread waits for them in turn,
+so that the device never waits for the host, and a third one receives.
 """
 
 import dataclasses
@@ -20,9 +21,9 @@ import jax
 import numpy as np
 
 from . import ops
+from .agenda import RULES, Next
 from .devices import Execution, LoadedProgram, TaskError, event_error
 from .memory import Buffers, Residents, Slots
-from .plan import RULES, Next
 from .trace import Clock, Record
 
 GRACE_S = 1.0
@@ -38,11 +39,15 @@ class LocalProgram(LoadedProgram):
 
     executables: tuple[ops.Executable, ...]  # [N]
     residents: Residents
-    runner: Callable[["LocalProgram", Slots], Record]  # of the mode; leaves outputs in slots
+    runner: Callable[["LocalProgram", Slots], Record]  # leaves outputs in slots
+
+    @property
+    def infers_starts(self) -> bool:
+        return self.runner is not run_by_threads
 
     def lay(self, values: Sequence[Any]) -> Slots:
         """Returns the slots of a call, with the blocks of its arguments there."""
-        return self.residents.lay(self.plan, values)
+        return self.residents.lay(self.agenda, values)
 
     def run(self, laid: Slots) -> Execution:
         """Returns one execution; `laid` stays as it is.
@@ -88,11 +93,11 @@ class _Call:
 
     def __init__(self, program: LocalProgram, slots: Slots) -> None:
         self.program = program
-        self.plan = program.plan
-        self.record = Record(program.plan)
-        self._rules = RULES[program.options.mode](program.plan)
-        self._num_unfinished = len(self.plan.placement)
-        self._buffers = Buffers(program.plan, slots)
+        self.agenda = program.agenda
+        self.record = Record(program.agenda)
+        self._rules = RULES[program.agenda.mode](program.agenda)
+        self._num_unfinished = len(self.agenda.placement)
+        self._buffers = Buffers(program.agenda, slots)
         self._clock = Clock()
         self._error: TaskError | None = None
         self._ended = threading.Event()
@@ -100,7 +105,8 @@ class _Call:
         self._lock = threading.Lock()  # guards all that the workers share
         devices = range(len(program.devices))
         self._room = [1 + run_ahead(device) for device in program.devices]  # for more tasks
-        self._ready = [program.plan.ready_set(d) for d in devices]
+        self._share_memory = not any(map(run_ahead, program.devices))
+        self._ready = [program.agenda.ready_set(d) for d in devices]
         self._requested: list[deque[int]] = [deque() for _ in devices]
         self._in_flight: list[SimpleQueue[Launched | None]] = [SimpleQueue() for _ in devices]
         self._has_ready = [threading.Condition(self._lock) for _ in devices]
@@ -128,6 +134,7 @@ class _Call:
                 self._go_on(self._rules.begin(), 0.0)
                 if not self._num_unfinished:
                     self._ended.set()
+            self._hand_over()
             if not self._ended.wait(self.program.options.timeout_s):
                 timeout = f"the call has taken more than {self.program.options.timeout_s} s"
                 self._fail(self.record.first_unfinished(), TimeoutError(timeout))
@@ -145,11 +152,11 @@ class _Call:
         """Requests transfers and gives tasks to their devices, as the rules say."""
         tasks, transfers = following
         for k in transfers:
-            destination = self.plan.transfers[k].destination
+            destination = self.agenda.transfers[k].destination
             self._requested[destination].append(k)
             self._has_request[destination].notify()
         for v in tasks:
-            device = self.plan.placement[v]
+            device = self.agenda.placement[v]
             self._ready[device].add(v, now_s)
             self._has_ready[device].notify()
 
@@ -160,6 +167,8 @@ class _Call:
             self._ended.set()
 
     def _workers(self, device: jax.Device) -> list[tuple[str, Callable[[int], None]]]:
+        if self._share_memory:
+            return [("compute", self._compute)]
         receive = ("receive", self._receive)
         if run_ahead(device):
             return [("launch", self._launch_ahead), ("await", self._await_launched), receive]
@@ -189,6 +198,8 @@ class _Call:
                 self._go_on(self._rules.launched(v), finish_s)
                 self._finished(v, finish_s)
                 self._room[device] += 1
+            self._hand_over()
+            with self._lock:
                 v = self._take(device)
 
     def _launch_ahead(self, device: int) -> None:
@@ -250,27 +261,40 @@ class _Call:
             ops.refuse_nan(results)
 
     def _receive(self, device: int) -> None:
-        num_tasks, here = self.record.num_tasks, self.program.devices[device]
         while batch := self._next_transfers(device):
-            k = batch[0]
-            try:
-                # All copies that were asked for are under way before the first is awaited.
-                copies: deque[tuple[int, jax.Array | np.ndarray]] = deque()
-                for k in batch:
-                    slot = self.plan.transfers[k].source_slot
-                    self.record.start_s[num_tasks + k] = self._clock.now_s()
-                    copies.append((k, ops.transfer(self._buffers.get(slot), here)))
-                while copies:
-                    k, copy = copies.popleft()
-                    ops.wait_for(copy)
-                    self.record.finish_s[num_tasks + k] = finish_s = self._clock.now_s()
-                    with self._lock:
-                        self._buffers.moved(k, copy)
-                        self._go_on(self._rules.arrived(k), finish_s)
-                    del copy
-            except BaseException as error:
-                self._fail(num_tasks + k, error)
-                return
+            self._move(batch)
+
+    def _hand_over(self) -> None:
+        """Moves whatever was requested, between devices that share their memory."""
+        while self._share_memory and any(self._requested) and not self._stopped:
+            with self._lock:
+                batch = [k for requested in self._requested for k in requested]
+                for requested in self._requested:
+                    requested.clear()
+            if batch:
+                self._move(batch)
+
+    def _move(self, batch: list[int]) -> None:
+        """Does transfers; a failure ends the call."""
+        num_tasks, k = self.record.num_tasks, batch[0]
+        try:
+            # All copies that were asked for are under way before the first is awaited.
+            copies: deque[tuple[int, jax.Array | np.ndarray]] = deque()
+            for k in batch:
+                transfer = self.agenda.transfers[k]
+                self.record.start_s[num_tasks + k] = self._clock.now_s()
+                there = self.program.devices[transfer.destination]
+                copies.append((k, ops.transfer(self._buffers.get(transfer.source_slot), there)))
+            while copies:
+                k, copy = copies.popleft()
+                ops.wait_for(copy)
+                self.record.finish_s[num_tasks + k] = finish_s = self._clock.now_s()
+                with self._lock:
+                    self._buffers.moved(k, copy)
+                    self._go_on(self._rules.arrived(k), finish_s)
+                del copy
+        except BaseException as error:
+            self._fail(num_tasks + k, error)
 
     def _next_transfers(self, device: int) -> list[int]:
         with self._lock:
@@ -281,7 +305,7 @@ class _Call:
             return batch
 
     def _fail(self, event: int, cause: BaseException) -> None:
-        self._end_by(event_error(self.plan, self.program.devices, event, cause))
+        self._end_by(event_error(self.agenda, self.program.devices, event, cause))
 
     def _end_by(self, error: TaskError) -> None:
         with self._lock:

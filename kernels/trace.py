@@ -7,7 +7,7 @@ import numpy as np
 
 from doppler_jax.types import Schedule
 
-from .plan import Plan
+from .agenda import Agenda
 
 Handled = list[tuple[int, float, float]]
 """Device, start and finish of each time that a device sent or received with what it computes
@@ -30,10 +30,10 @@ class Record:
     Events are numbered: task v is event v, transfer k is event N + k.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.num_tasks = len(plan.placement)
-        num_events = self.num_tasks + len(plan.transfers)
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self.num_tasks = len(agenda.placement)
+        num_events = self.num_tasks + len(agenda.transfers)
         self.start_s = [float("nan")] * num_events
         self.finish_s = [float("nan")] * num_events
         self.handling: Handled = []  # where threads move tensors, devices spend nothing
@@ -44,13 +44,13 @@ class Record:
         running = [e for e in waiting if not math.isnan(self.start_s[e])]
         if running:
             return min(running, key=self.start_s.__getitem__)
-        return next((v for v in self._plan.order if v in waiting), self._plan.order[-1])
+        return next((v for v in self._agenda.order if v in waiting), self._agenda.order[-1])
 
     def schedule(self) -> Schedule:
         """Returns the record as a schedule."""
-        n, transfers = self.num_tasks, self._plan.transfers
+        n, transfers = self.num_tasks, self._agenda.transfers
         return Schedule(
-            placement=np.array(self._plan.placement, dtype=np.int64),
+            placement=np.array(self._agenda.placement, dtype=np.int64),
             start_s=np.array(self.start_s[:n], dtype=np.float64),
             finish_s=np.array(self.finish_s[:n], dtype=np.float64),
             transfer_tensor=np.array([t.tensor for t in transfers], dtype=np.int64),

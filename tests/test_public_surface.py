@@ -44,7 +44,7 @@ SURFACE = [
         | dict.fromkeys(("policy", "key", "cache")),
     ),
     (dj.list_methods, [], {}),
-    (dj.compile, ["sharded", "placement"], {"devices": NO_DEFAULT, "mode": "work_conserving"}),
+    (dj.compile, ["sharded", "plan"], {"devices": NO_DEFAULT, "mode": None}),
 ]
 
 

@@ -74,7 +74,7 @@ class ReadySet:
         # A device that waits starts no task but the first that remains.
         self._remaining: deque[int] | None = None
         if ranks is not None and discipline.waits:
-            self._remaining = deque(sorted(tasks, key=lambda v: (ranks[v], v)))
+            self._remaining = deque(sorted(sorted(tasks), key=ranks.__getitem__))  # stable
 
     def key(self, v: int, ready_s: float) -> float:
         """Returns the key of a task that becomes ready at a time."""
@@ -99,13 +99,16 @@ class ReadySet:
         return first
 
 
-def check_ranks(graph: TaskGraph, queue: str, priority: ArrayLike | None) -> np.ndarray | None:
+def check_ranks(
+    graph: TaskGraph, queue: str, priority: ArrayLike | None, names: Sequence[str] = ()
+) -> np.ndarray | None:
     """Returns the ranks `[N]` of one execution in float64, None under `fifo`.
 
     Args:
       graph: the task graph, N tasks.
       queue: one of `QUEUES`.
       priority: `[N]` ranks, least first; ties go to the smaller id.
+      names: `[N]` of the tasks, for messages.
 
     Raises:
       ValueError: the queue is unknown, ranks are given under `fifo` or missing elsewhere,
@@ -129,7 +132,7 @@ def check_ranks(graph: TaskGraph, queue: str, priority: ArrayLike | None) -> np.
     if discipline.per_draw and not np.array_equal(np.sort(ranks), np.arange(ranks.size)):
         raise ValueError(f"queue {queue!r} needs a permutation of 0 to {ranks.size - 1}")
     if discipline.waits:
-        _check_precedence(graph, ranks)
+        _check_precedence(graph, ranks, names)
     return ranks
 
 
@@ -138,14 +141,17 @@ def rank_order(key: np.ndarray) -> np.ndarray:
     return np.argsort(key, kind="stable")
 
 
-def _check_precedence(graph: TaskGraph, ranks: np.ndarray) -> None:
+def _check_precedence(graph: TaskGraph, ranks: np.ndarray, names: Sequence[str]) -> None:
     """Raises if a task comes before one that it reads from: its device would wait for ever."""
     position = np.empty(ranks.size, np.int64)
     position[rank_order(ranks)] = np.arange(ranks.size)
     senders, readers = task_edges(graph)
     for e in np.flatnonzero(position[senders] > position[readers])[:1]:
-        u, v = senders[e], readers[e]
+        u, v = (
+            f"task {v} ({names[v] + ', ' if names else ''}rank {ranks[v]:.9g})"
+            for v in (senders[e], readers[e])
+        )
         raise ValueError(
-            f"priority has task {v} (rank {ranks[v]:.9g}) before task {u} (rank "
-            f"{ranks[u]:.9g}), from which it reads; queue 'in_order' would wait for ever"
+            f"priority has {v} before {u}, from which it reads; queue 'in_order' would wait "
+            "for ever"
         )

@@ -19,6 +19,7 @@ from doppler_jax.simulator.disciplines import (
     ReadySet,
     check_ranks,
     find_discipline,
+    rank_order,
 )
 from doppler_jax.simulator.durations import (
     item_sources,
@@ -45,8 +46,9 @@ def validate(
     """Raises unless the schedule is a legal execution of the graph.
 
     Without `costs` (a measured trace) only legality is asked: every task once, one
-    at a time per device, no operand read before it is there, and one transfer record
-    for every (tensor, destination) that needs one; those of graph inputs may be left out.
+    at a time per device and under `in_order` by rank, no operand read before it is there,
+    and one transfer record for every (tensor, destination) that needs one; those of graph
+    inputs may be left out.
     With `costs` (a simulated schedule) durations must be those of the costs as well,
     transfers must keep the rules of the links, and execution must be that of the queue:
     work-conserving, or under `in_order` without overtaking and without further delay. Under
@@ -86,7 +88,10 @@ def validate(
     _check_records(graph, done)
     waits = list_waits(graph, done, need_inputs=costs is not None)
     _check_times(done, waits, slack)
-    if costs is not None:
+    if costs is None:
+        if ranks is not None and find_discipline(queue).waits:
+            _check_sequence(done, ranks, slack)
+    else:
         seconds = task_seconds(graph, costs, schedule.placement, compute_factor)
         moved = slice(graph.num_tasks, None)
         seconds = np.append(seconds, move_s[done.item[moved], done.device[moved]])
@@ -195,6 +200,19 @@ def _check_times(done: Activities, waits: tuple[np.ndarray, np.ndarray], slack: 
     for w in _where(start[waiter] < finish[cause] - slack):
         raise ValueError(
             f"{done.describe(waiter[w])} starts before {done.describe(cause[w])} ends"
+        )
+
+
+def _check_sequence(done: Activities, ranks: np.ndarray, slack: float) -> None:
+    """No task starts before the one that its device has before it in the order of ranks."""
+    order = rank_order(ranks)
+    order = order[np.argsort(done.device[order], kind="stable")]
+    before, after = order[:-1], order[1:]
+    overtakes = done.start_s[after] < done.finish_s[before] - slack
+    for i in _where(overtakes & (done.device[before] == done.device[after])):
+        raise ValueError(
+            f"{done.describe(after[i])} overtakes {done.describe(before[i])}, which comes "
+            "before it in order"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from doppler_jax.files import parse_json_object
-from doppler_jax.types import Schedule
+from doppler_jax.types import Plan, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Paired:
         return median_interval(self.ratios, level)
 
 
-Measure = Callable[[np.ndarray, np.ndarray, int], Paired]
-"""Measures a candidate `[N]` against the incumbent `[N]` in so many pairs of runs."""
+Measure = Callable[[Plan | np.ndarray, Plan | np.ndarray, int], Paired]
+"""Measures a candidate against the incumbent in so many pairs of runs; see `dj.compile`."""
 
 
 def median_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from jax import export
 
+from ..agenda import Agenda, Asynchronous, phases
 from ..memory import Buffers, Slots
 from ..ops import allocated_bytes, refuse_nan
-from ..plan import Plan, WorkConserving, phases
 from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
 
 _SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
@@ -33,11 +33,10 @@ _LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
 class Shipment:
     """A placed program as every device process gets it."""
 
-    plan: Plan
+    agenda: Agenda
     peers: tuple[int, ...]  # [D] index in the mesh of each device
     digests: tuple[str, ...]  # [N] kernel of each task
     avals: tuple[jax.ShapeDtypeStruct, ...]  # [S] what lies in each slot
-    mode: str
     check_nan: bool
 
 
@@ -193,20 +192,20 @@ class DeviceCall:
         laid: dict[int, jax.Array],
         mesh: Mesh,
     ) -> None:
-        plan = shipment.plan
+        agenda = shipment.agenda
         self.call = call
         self._shipment = shipment
-        self._plan = plan
+        self._agenda = agenda
         self._device = device
         self._mesh = mesh
         self._executables = executables  # by digest
-        self._slots: Slots = [laid.get(s) for s in range(len(plan.num_reads))]
-        self._buffers = Buffers(plan, self._slots)
+        self._slots: Slots = [laid.get(s) for s in range(len(agenda.num_reads))]
+        self._buffers = Buffers(agenda, self._slots)
         self._lock = threading.RLock()  # taken between tasks: a Condition's own takes longer
         self._changed = threading.Condition(self._lock)
         self._is_asleep = False
-        self._rules = WorkConserving(plan)
-        self._ready = plan.ready_set(device)
+        self._rules = Asynchronous(agenda)
+        self._ready = agenda.ready_set(device)
         self._result = DeviceResult()
         self._signals: Counter[int] = Counter()
         self._num_unsent = 0
@@ -214,20 +213,20 @@ class DeviceCall:
         self._stopped = False
         self._running: int | None = None
         ready, self._first_transfers = self._rules.begin()
-        self._make_ready((v for v in ready if plan.placement[v] == device), 0.0)
+        self._make_ready((v for v in ready if agenda.placement[v] == device), 0.0)
 
     def execute(self, start_at_s: float) -> DeviceResult:
         """Runs this device's part from `start_at_s` on its clock, and returns what it did."""
         time.sleep(max(0.0, start_at_s - time.perf_counter() - _SPIN_S))
         while time.perf_counter() < start_at_s:
             pass
-        if self._shipment.mode == "bulk_synchronous":
+        if self._agenda.mode == "bulk_synchronous":
             self._bulk_synchronous()
         else:
-            self._work_conserving()
+            self._asynchronous()
         self._wait(lambda: not self._num_unsent)
         if not self._stopped:
-            wanted = {s for blocks in self._plan.outputs for s in blocks}
+            wanted = {s for blocks in self._agenda.outputs for s in blocks}
             here = ((s, self._slots[s]) for s in wanted)
             self._result.outputs = {s: to_host(a) for s, a in here if a is not None}
         self._slots[:] = [None] * len(self._slots)
@@ -262,7 +261,7 @@ class DeviceCall:
                 self._signals[item] += 1
                 self._tell()
             return
-        transfer = self._plan.transfers[item]
+        transfer = self._agenda.transfers[item]
         try:
             array = from_bytes(body, self._shipment.avals[transfer.slot])
         except BaseException as error:
@@ -275,22 +274,22 @@ class DeviceCall:
             self._make_ready(self._rules.arrived(item)[0], finish_s)
             self._tell()
 
-    def _work_conserving(self) -> None:
+    def _asynchronous(self) -> None:
         self._start_transfers(self._first_transfers)
-        for _ in range(self._plan.placement.count(self._device)):
+        for _ in range(self._agenda.placement.count(self._device)):
             first = self._wait(self._ready.take)
             if first is None or not self._run_task(first[1]):
                 return
             self._start_transfers(self._rules.finished(first[1])[1])
 
     def _bulk_synchronous(self) -> None:
-        for number, (tasks, transfers) in enumerate(phases(self._plan)):
+        for number, (tasks, transfers) in enumerate(phases(self._agenda)):
             for v in tasks:
-                if self._plan.placement[v] == self._device and not self._run_task(v):
+                if self._agenda.placement[v] == self._device and not self._run_task(v):
                     return
             self._barrier(2 * number)
             self._start_transfers(transfers)
-            destinations = [self._plan.transfers[k].destination for k in transfers]
+            destinations = [self._agenda.transfers[k].destination for k in transfers]
             self._num_awaited += destinations.count(self._device)
             self._wait(lambda: len(self._result.received) == self._num_awaited)
             if transfers:
@@ -360,14 +359,14 @@ class DeviceCall:
         return True
 
     def _start_transfers(self, transfers: Iterable[int]) -> None:
-        mine = [k for k in transfers if self._plan.transfers[k].source == self._device]
+        mine = [k for k in transfers if self._agenda.transfers[k].source == self._device]
         if not mine:
             return
         began_s = time.perf_counter()
         with self._lock:
             self._num_unsent += len(mine)
         for k in mine:
-            peer = self._shipment.peers[self._plan.transfers[k].destination]
+            peer = self._shipment.peers[self._agenda.transfers[k].destination]
             self._mesh.send(peer, Packet(self.call, k, self))
         if self._mesh.has_rings:
             self._result.handled.append((began_s, time.perf_counter()))
@@ -379,7 +378,7 @@ class DeviceCall:
         with self._lock:
             if self._stopped:
                 return None
-            array = self._buffers.get(self._plan.transfers[item].source_slot)
+            array = self._buffers.get(self._agenda.transfers[item].source_slot)
             start_s = time.perf_counter()
         return start_s, to_bytes(array)
 
@@ -390,7 +389,7 @@ class DeviceCall:
         with self._lock:
             self._num_unsent -= 1
             if not self._stopped:
-                self._buffers.drop_read(self._plan.transfers[item].source_slot)
+                self._buffers.drop_read(self._agenda.transfers[item].source_slot)
             self._tell()
 
     def failed(self, item: int, error: BaseException) -> None:

@@ -1,6 +1,6 @@
 """Devices that are processes: placed programs on them, and a call as this process sees it.
 
-`load` ships the whole plan to every process once. A call then takes one message to each
+`load` ships the whole agenda to every process once. A call then takes one message to each
 and one back: in between, a process runs its own ready tasks in order and sends what others
 read straight to them, and the driver only waits.
 
@@ -20,8 +20,8 @@ import numpy as np
 from doppler_jax.programs.blocks import block_aval, slice_block
 from doppler_jax.types import RESIDENT, ShardedProgram
 
+from ..agenda import RULES, Agenda
 from ..devices import Devices, Execution, LoadedProgram, Options, TaskError, event_error
-from ..plan import RULES, Plan
 from ..trace import Record
 from .device import DeviceResult, Shipment
 from .session import ProcessDevice, Session, ask_all, lost_device, this_host
@@ -88,7 +88,7 @@ class ProcessDevices(Devices):
         """Returns the devices that answer, to place on anew what a lost one had."""
         return ProcessDevices([self._devices[i] for i in self.alive()])
 
-    def load(self, sharded: ShardedProgram, plan: Plan, options: Options) -> "_Program":
+    def load(self, sharded: ShardedProgram, agenda: Agenda, options: Options) -> "_Program":
         """Returns the program ready to run, its kernels compiled where they are needed.
 
         Raises:
@@ -103,17 +103,17 @@ class ProcessDevices(Devices):
                 "outputs to this process; expected None"
             )
         started = time.perf_counter()
-        digests = _compile(sharded, plan, self._devices)
+        digests = _compile(sharded, agenda, self._devices)
         compile_s = time.perf_counter() - started
-        session, avals = self._session, _slot_avals(sharded, plan)
+        session, avals = self._session, _slot_avals(sharded, agenda)
         number = session.new_number()
         program = _Program(
-            sharded, plan, options, self._devices, compile_s, session, number, avals
+            sharded, agenda, options, self._devices, compile_s, session, number, avals
         )
         session.tell_forgotten()
         weakref.finalize(program, session.forgotten.append, ("program", number))
         peers = tuple(device.index for device in self._devices)
-        shipment = Shipment(plan, peers, digests, avals, options.mode, options.check_nan)
+        shipment = Shipment(agenda, peers, digests, avals, options.check_nan)
         arguments = [(number, shipment, d) for d in range(len(self))]
         ask_all(self._devices, "load", arguments)
         return program
@@ -148,7 +148,7 @@ class _Program(LoadedProgram):
         laid = _Laid(tuple({} for _ in self.devices), tuple(values))
         new: list[dict[int, Any]] = [{} for _ in self.devices]
         kept = []  # to be noted once they are there
-        for i, d, slot in self.plan.inputs:
+        for i, d, slot in self.agenda.inputs:
             block = self.sharded.inputs[i]
             value = values[block.source]
             # They are forgotten with the array, or else with this call.
@@ -179,7 +179,7 @@ class _Program(LoadedProgram):
         with self.session.one_call:
             offsets_s = clock_offsets_s(self.devices)
             number = self.session.new_number()
-            lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(self.plan.placement)
+            lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(self.agenda.placement)
             start_s = time.perf_counter() + lead_s
             arguments = [
                 (self.number, number, blocks, start_s + offset_s)
@@ -188,7 +188,7 @@ class _Program(LoadedProgram):
             results = self._call(number, arguments)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
         return self.execution(
-            make_record(self.plan, results, offsets_s),
+            make_record(self.agenda, results, offsets_s),
             lambda blocks: [to_device(slots[s].copy(), self.avals[s]) for s in blocks],
             [result.peak_bytes for result in results],
         )
@@ -244,8 +244,8 @@ class _Program(LoadedProgram):
         cause = TimeoutError(f"the call has taken more than {self.options.timeout_s} s")
         ended = {v for o in outcomes if isinstance(o, DeviceResult) for v, _, _ in o.tasks}
         at = [v for v in running if v is not None]
-        for v in (*at, *(v for v in self.plan.order if v not in ended)):
-            return event_error(self.plan, self.devices, v, cause)
+        for v in (*at, *(v for v in self.agenda.order if v not in ended)):
+            return event_error(self.agenda, self.devices, v, cause)
         return TaskError("the call did not end", -1, -1, cause)
 
     def _error(self, outcomes: list[Any]) -> TaskError:
@@ -259,17 +259,17 @@ class _Program(LoadedProgram):
         cause = RuntimeError(first.reason)
         if first.kind == "lost":
             return lost_device(self.devices, first.id, cause)
-        event = first.id + (first.kind == "transfer") * len(self.plan.names)
-        return event_error(self.plan, self.devices, event, cause)
+        event = first.id + (first.kind == "transfer") * len(self.agenda.names)
+        return event_error(self.agenda, self.devices, event, cause)
 
 
 def _compile(
-    sharded: ShardedProgram, plan: Plan, devices: tuple[ProcessDevice, ...]
+    sharded: ShardedProgram, agenda: Agenda, devices: tuple[ProcessDevice, ...]
 ) -> tuple[str, ...]:
     """Compiles each kernel where it is needed and not there yet; returns the digests `[N]`."""
     digests, kernels = devices[0].session.export(sharded)
     needed: list[set[str]] = [set() for _ in devices]
-    for digest, d in zip(digests, plan.placement, strict=True):
+    for digest, d in zip(digests, agenda.placement, strict=True):
         needed[d].add(digest)
     missing = ask_all(devices, "missing_kernels", [(digests,) for digests in needed])
     wanted = [({digest: kernels[digest] for digest in sorted(some)},) for some in missing]
@@ -282,18 +282,18 @@ def _compile(
     return digests
 
 
-def _slot_avals(sharded: ShardedProgram, plan: Plan) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns what lies in each slot of a plan `[S]`."""
+def _slot_avals(sharded: ShardedProgram, agenda: Agenda) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns what lies in each slot of an agenda `[S]`."""
     avals: dict[int, jax.ShapeDtypeStruct] = {}
-    for kernel, slots in zip(sharded.kernels, plan.results, strict=True):
+    for kernel, slots in zip(sharded.kernels, agenda.results, strict=True):
         avals.update(zip(slots, kernel.results, strict=True))
     values: Sequence[Any] = (*sharded.arg_avals, *sharded.consts)
-    for i, _, slot in plan.inputs:
+    for i, _, slot in agenda.inputs:
         block = sharded.inputs[i]
         avals[slot] = block_aval(block, values[block.source])
-    for transfer in plan.transfers:
+    for transfer in agenda.transfers:
         avals[transfer.slot] = avals[transfer.source_slot]
-    return tuple(avals[s] for s in range(len(plan.num_reads)))
+    return tuple(avals[s] for s in range(len(agenda.num_reads)))
 
 
 def clock_offsets_s(devices: Sequence[ProcessDevice]) -> list[float]:
@@ -317,22 +317,24 @@ def _offset_s(device: ProcessDevice) -> float:
 
 
 def make_record(
-    plan: Plan, results: Sequence[DeviceResult], offsets_s: Sequence[float]
+    agenda: Agenda, results: Sequence[DeviceResult], offsets_s: Sequence[float]
 ) -> Record:
     """Returns what the devices `[D]` did on one clock, from its first start.
 
     Offsets that were measured are inexact. Where they would let a tensor arrive before it
     was sent, the receiver's clock is moved on: whatever the clocks say, that did not happen.
     """
-    record, num_tasks = Record(plan), len(plan.placement)
+    record, num_tasks = Record(agenda), len(agenda.placement)
     start_s, finish_s = np.array(record.start_s), np.array(record.finish_s)
     for result in results:
         for v, *times_s in result.tasks:
             start_s[v], finish_s[v] = times_s
         for k, *times_s in result.received:
             start_s[num_tasks + k], finish_s[num_tasks + k] = times_s
-    starts_on = np.array([*plan.placement, *(t.source for t in plan.transfers)], np.int64)
-    ends_on = np.array([*plan.placement, *(t.destination for t in plan.transfers)], np.int64)
+    starts_on = np.array([*agenda.placement, *(t.source for t in agenda.transfers)], np.int64)
+    ends_on = np.array(
+        [*agenda.placement, *(t.destination for t in agenda.transfers)], np.int64
+    )
     offsets = np.array(offsets_s)
     for _ in offsets:  # to lessen one may ask for another, each at most once
         gaps_s = (start_s - offsets[starts_on]) - (finish_s - offsets[ends_on])

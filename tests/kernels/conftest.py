@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine.local import RUNNERS
+from doppler_jax.engine.agenda import RULES
 from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.programs.blocks import task_graph
@@ -185,7 +185,13 @@ def check(sharded, step, x=X, rtol=1e-5):
     out, expected = step(x), run_plainly(sharded, x)
     for name in ("in", "out"):
         np.testing.assert_allclose(out[name], expected[name], rtol=rtol)
-    dj.validate(step.graph, step.trace, tolerance=0)
+    check_trace(step)
+
+
+def check_trace(step):
+    """The trace is a legal one, also by the queue of its plan."""
+    order = {"queue": step.plan.queue, "priority": step.plan.priority}
+    dj.validate(step.graph, step.trace, tolerance=0, **order)
 
 
 def spin_chain(num_tasks):
@@ -221,16 +227,29 @@ def live_slots(slots):
     return {s for s, array in enumerate(slots) if array is not None}
 
 
-all_modes = pytest.mark.parametrize("mode", sorted(RUNNERS))
-blocking_modes = pytest.mark.parametrize("mode", ["bulk_synchronous", "work_conserving"])
+all_modes = pytest.mark.parametrize("mode", [*sorted(RULES), "stream"])
+"""`stream` is `in_order` as accelerators have it."""
+blocking_modes = pytest.mark.parametrize("mode", sorted(RULES))
 WORKLOADS = {
     "chainmm": {"n": 64},
     "ffnn": {"batch": 64, "features": 64, "hidden": 64, "classes": 32},
 }
 
 
-def compile_on(sharded, placement, local, num_devices=2, **options):
-    return dj.compile(sharded, placement, devices=local[:num_devices], **options)
+def compile_on(
+    sharded, placement, local, num_devices=2, *, mode=None, priority=None, **options
+):
+    """Compiles a placement; in modes with an order that of `priority`, as far as it can be."""
+    plan = placement
+    if priority is not None:
+        if mode in ("in_order", "stream"):
+            priority = np.argsort(topological_order(sharded.graph, priority))
+        plan = dj.Plan(placement, priority, "priority")
+    with pytest.MonkeyPatch.context() as patch:
+        if mode == "stream":
+            mode = "in_order"
+            patch.setattr("doppler_jax.engine.local.run_ahead", lambda device: 1)
+        return dj.compile(sharded, plan, devices=local[:num_devices], mode=mode, **options)
 
 
 def num_threads():

@@ -64,8 +64,8 @@ def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
     assert step.device_names == tuple(map(str, jax.devices()[:2]))
     dj.validate(step.graph, step.trace)
     ((candidate, single),) = asked
-    np.testing.assert_array_equal(step.trace.placement, candidate)
-    assert set(single) == {found["costs"].compute_s.sum(0).argmin()}
+    np.testing.assert_array_equal(step.trace.placement, candidate.placement)
+    assert set(single.placement) == {found["costs"].compute_s.sum(0).argmin()}
     pairing(monkeypatch, ratio=1.1)
     step = compiled()
     step(*ARGS)

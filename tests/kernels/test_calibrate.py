@@ -20,6 +20,7 @@ from doppler_jax.engine.calibrate import (
     measure_kernels_again,
     transfer_program,
 )
+from doppler_jax.engine.placed import as_plan
 from tests.commands import assert_one_error_line, printed, run
 from tests.generators import free_costs
 from tests.kernels.conftest import KERNELS, X, build, random_program
@@ -172,9 +173,10 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
     pairs = []
 
     class Step:
-        def __init__(self, program, placement, priority, *_):
-            if priority is not None:
-                pairs.append(tuple(sorted(set(placement.tolist()))))
+        def __init__(self, program, plan, *_):
+            plan = as_plan(plan)
+            if plan.queue == "priority":
+                pairs.append(tuple(sorted(set(plan.placement.tolist()))))
             n, off = program.graph.num_tasks, 1.0 - np.eye(3)
             costs = free_costs(
                 program.graph,
@@ -184,10 +186,8 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
                 handling_s=np.full(3, truth["handling"]),
                 handling_s_per_byte=np.full(3, truth["handling_per_byte"]),
             )
-            queue = "fifo" if priority is None else "priority"
-            self.trace = dj.simulate_oracle(
-                program.graph, costs, placement, queue=queue, priority=priority
-            )
+            order = {"queue": plan.queue, "priority": plan.priority}
+            self.trace = dj.simulate_oracle(program.graph, costs, plan.placement, **order)
 
         def run_traced(self, *args):
             return self.trace

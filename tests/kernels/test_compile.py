@@ -13,7 +13,7 @@ import doppler_jax as dj
 from doppler_jax.engine import ops
 from doppler_jax.programs.evaluate import evaluate
 from tests.commands import printed
-from tests.kernels.conftest import X, random_program
+from tests.kernels.conftest import X, build, random_program
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_compiles_each_kernel_once_per_device(count_compiles):
 def test_shares_executables(count_compiles):
     sharded = random_program(0, 8)
     shared = dj.LocalDevices()
-    for mode in ("stream", "work_conserving"):
+    for mode in ("in_order", "work_conserving"):
         dj.compile(sharded, np.zeros(8, int), devices=shared, mode=mode)
     assert len(count_compiles) == len(set(sharded.kernels)) == len(shared.executables)
     assert set(count_compiles) == {(k, jax.devices()[0]) for k in sharded.kernels}
@@ -54,7 +54,7 @@ def test_shares_executables(count_compiles):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mode": "eager"}, r"'eager'; local devices have: \['bulk.*', 'stream', 'work_.*'\]"),
+        ({"mode": "eager"}, r"'eager'; local devices have: \['bulk.*', 'in_or.*', 'work_.*'\]"),
         ({"devices": []}, "devices is empty"),
         ({"devices": ["cpu:0"]}, r"s\[0\] is 'cpu:0'; expected a JAX device, or dj.ray_dev"),
         ({"devices": [0, "cpu:1"]}, r"s\[1\] is 'cpu:1'; expected a JAX device, or dj.ray_dev"),
@@ -65,17 +65,53 @@ def test_shares_executables(count_compiles):
         ({"placement": [0.0, 1.0, 0.0]}, "placement must hold integers"),
         ({"timeout_s": 0}, "timeout_s is 0; expected a number above 0"),
         ({"out_device": 2}, "out_device is 2, but there are 2 devices"),
-        ({"priority": [1]}, r"priority has shape \(1,\), expected \(3,\)"),
-        ({"priority": [1, np.nan, 2]}, r"priority\[1\] is nan"),
+        ({"priority": [1], "queue": "priority"}, r"priority has shape \(1,\), expected \(3,\)"),
+        ({"priority": [1, np.nan, 2], "queue": "in_order"}, r"priority\[1\] is nan"),
+        ({"queue": "priority"}, "queue 'priority' needs a priority for every task"),
+        ({"queue": "random"}, "the plan's queue is 'random'; expected one of"),
     ],
 )
 def test_refuses_bad_arguments_before_work(count_compiles, changes, message):
     ids = changes.get("devices", [0, 1])
     devices = [jax.devices()[i] if isinstance(i, int) else i for i in ids]
-    arguments = {"placement": [0, 1, 0], **changes, "devices": devices}
+    options = {"placement": [0, 1, 0], **changes, "devices": devices}
+    fields = ("placement", "priority", "queue")
+    plan = dj.Plan(**{name: options.pop(name) for name in fields if name in options})
     with pytest.raises(ValueError, match=message):
-        dj.compile(random_program(0, 3), **arguments)
+        dj.compile(random_program(0, 3), plan, **options)
     assert count_compiles == []
+
+
+def test_refuses_an_order_that_turns_a_precedence_round(count_compiles):
+    sharded = build([("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "i1"])], ["t2"])
+    plan = dj.Plan([0, 1, 0], [0, 5, 3], "in_order")
+    message = r"task 2 \(mean2, rank 3\) before task 1 \(mean1, rank 5\), from which it reads"
+    with pytest.raises(ValueError, match=message):
+        dj.compile(sharded, plan, devices=jax.devices()[:2])
+    assert count_compiles == []
+
+
+def test_the_mode_and_the_order_follow_the_plan():
+    sharded = build([("make", [])] * 3, ["t0", "t1", "t2"])
+    devices, ranks = dj.LocalDevices(jax.devices()[:1]), [2, 0, 1]
+
+    def starts(plan, **options):
+        step = dj.compile(sharded, plan, devices=devices, **options)
+        step(X)
+        return step.mode, np.argsort(step.trace.start_s).tolist()
+
+    for queue, mode in (("in_order", "in_order"), ("priority", "work_conserving")):
+        assert starts(dj.Plan([0] * 3, ranks, queue)) == (mode, [1, 2, 0])
+        other = {"in_order", "work_conserving"} - {mode}
+        assert starts(dj.Plan([0] * 3, ranks, queue), mode=(m := other.pop())) == (m, [1, 2, 0])
+    assert starts(dj.Plan([0] * 3, ranks, "fifo")) == ("work_conserving", [0, 1, 2])
+    assert starts([0] * 3) == ("work_conserving", [0, 1, 2])
+    assert starts([0] * 3, mode="in_order") == ("in_order", [0, 1, 2])
+    costs = dj.make_costs(sharded.graph, dj.make_cluster("reference_x4"))
+    placed = dj.place(sharded.graph, costs, method="heft", queue="in_order")
+    step = dj.compile(sharded, placed, devices=jax.devices()[:4])
+    assert (step.mode, step.plan.queue) == ("in_order", "in_order")
+    np.testing.assert_array_equal(step.plan.priority, placed.priority)
 
 
 @pytest.fixture

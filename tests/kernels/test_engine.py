@@ -83,7 +83,7 @@ def test_drops_every_buffer_but_the_outputs(local, mode):
     loaded = compile_on(sharded, placement, local, mode=mode)._loaded
     slots = loaded.lay([jnp.asarray(X), *sharded.consts])
     loaded.runner(loaded, slots)
-    assert live_slots(slots) == {s for output in loaded.plan.outputs for s in output}
+    assert live_slots(slots) == {s for output in loaded.agenda.outputs for s in output}
 
 
 @all_modes
@@ -144,6 +144,13 @@ def test_a_worker_takes_the_first_in_its_queue(local, priority, expected):
     assert [v for v in start_order(step) if v not in (2, 3)] == expected
 
 
+@pytest.fixture
+def run_ahead_on_cpu(monkeypatch):
+    for module in ("local", "threads"):
+        monkeypatch.setattr(f"doppler_jax.engine.{module}.run_ahead", lambda device: 1)
+
+
+@pytest.mark.usefixtures("run_ahead_on_cpu")
 def test_compute_workers_do_not_wait_for_copies(local, monkeypatch):
     move = ops.transfer
 
@@ -180,7 +187,7 @@ def test_saves_the_trace(local, mode, tmp_path):
     step(X)
     step.save_trace(tmp_path / "trace.json")
     data = json.loads((tmp_path / "trace.json").read_text())
-    assert data["otherData"]["starts"] == {"stream": "inferred"}.get(mode, "measured")
+    assert data["otherData"]["starts"] == ("inferred" if mode == "stream" else "measured")
     names = {e["name"] for e in data["traceEvents"] if e.get("cat") == "task"}
     assert names == set(step.names)
 
@@ -219,12 +226,6 @@ def test_a_level_waits_for_its_slowest_task(local):
     assert step.trace.start_s[2] >= step.trace.finish_s[0] > 0.2
 
 
-@pytest.fixture
-def run_ahead_on_cpu(monkeypatch):
-    for module in ("local", "threads"):
-        monkeypatch.setattr(f"doppler_jax.engine.{module}.run_ahead", lambda device: 1)
-
-
 @blocking_modes
 @pytest.mark.parametrize("num_tasks", [1, 8, 40])
 @pytest.mark.usefixtures("run_ahead_on_cpu")
@@ -234,6 +235,18 @@ def test_runs_random_programs_ahead(local, num_tasks, mode):
         sharded = at_home(random_program(seed, num_tasks), (0, -1, -1))
         placement = rng.integers(0, 3, num_tasks)
         check(sharded, compile_on(sharded, placement, local, 3, mode=mode))
+
+
+@blocking_modes
+def test_devices_of_both_sorts_run_together(local, mode, monkeypatch):
+    for module in ("local", "threads"):
+        monkeypatch.setattr(f"doppler_jax.engine.{module}.run_ahead", lambda d: d.id % 2)
+    rng = np.random.default_rng(0)
+    for seed in range(10):
+        sharded = at_home(random_program(seed, 20), (0, 1, -1))
+        step = compile_on(sharded, rng.integers(0, 4, 20), local, 4, mode=mode)
+        check(sharded, step)
+        assert not step.starts_are_inferred
 
 
 class Late:
@@ -344,9 +357,9 @@ def test_placed_function_equals_the_function(name, num_devices):
     sharded = partition(case.trace(fn, args), num_devices)
     rng = np.random.default_rng(num_devices)
     devices = dj.LocalDevices(jax.devices()[:num_devices])
-    for mode in ("work_conserving", "stream"):
+    for mode in ("work_conserving", "in_order", "stream"):
         placement = rng.integers(num_devices, size=sharded.graph.num_tasks)
-        step = dj.compile(sharded, placement, devices=devices, mode=mode)
+        step = compile_on(sharded, placement, devices, num_devices, mode=mode)
         assert_same(step(*fresh(args)), expected, case.tolerance)
 
 

@@ -7,9 +7,10 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.engine import measure as measure_module
 from doppler_jax.engine import memory
-from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.agenda import make_agenda
 from doppler_jax.engine.stream import infer_times
 from doppler_jax.engine.trace import Record
+from doppler_jax.graphs.build import topological_order
 from tests.kernels.conftest import X, build, compile_on, random_program, spin_chain
 
 
@@ -30,7 +31,7 @@ def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
     assert seconds == np.median(makespans[2:])
 
 
-@pytest.mark.parametrize("mode", ["stream", "work_conserving"])
+@pytest.mark.parametrize("mode", ["in_order", "work_conserving"])
 def test_pairs_keep_kernels_and_blocks(monkeypatch, mode):
     sharded = random_program(5, 8)
     cuts, cut = [], memory.slice_block
@@ -92,6 +93,8 @@ def test_measure_refuses_a_bad_placement():
 class Step:
     """Stands for a placed function: takes the seconds it is told, in the order of calls."""
 
+    mode, starts_are_inferred = "work_conserving", False
+
     def __init__(self, name, calls, seconds):
         self.name, self.calls, self.seconds = name, calls, seconds
 
@@ -112,8 +115,8 @@ class Bench:
         self.calls, self.loads = [], []
         self.seconds = {"old": iter(old), "new": iter(new)}
 
-    def load(self, placement, timeout_s=None):
-        name = ["old", "new"][placement[0]]
+    def load(self, plan, timeout_s=None):
+        name = ["old", "new"][plan.placement[0]]
         self.loads.append((name, timeout_s))
         return Step(name, self.calls, self.seconds[name])
 
@@ -122,7 +125,7 @@ OLD, NEW = np.array([0]), np.array([1])
 
 
 def pairing(bench):
-    pairing = measure_module._Pairing(bench.load, (), "work_conserving", 2.0, warmup=1)
+    pairing = measure_module._Pairing(bench.load, (), 2.0, warmup=1)
     return pairing.measure
 
 
@@ -178,27 +181,30 @@ def test_a_call_out_of_time_is_recognised(local):
     assert isinstance(caught.value.__cause__, TimeoutError)
 
 
-def test_placements_are_measured_in_pairs_on_devices(local):
+@pytest.mark.parametrize("queue", ["fifo", "in_order"])
+def test_plans_are_measured_in_pairs_on_devices(local, queue):
     sharded = random_program(3, 8)
     measure = dj.make_paired_measure(sharded, (X,), local[:2], max_slowdown=1e3)
     split = np.arange(8) % 2
-    paired = measure(split, np.zeros(8, int), 3)
+    ranks = np.argsort(topological_order(sharded.graph, np.arange(8)[::-1]))
+    paired = measure(dj.Plan(split, ranks, queue), dj.Plan(np.zeros(8, int)), 3)
     assert len(paired.candidate_s) == len(paired.incumbent_s) == 3
     assert min(*paired.candidate_s, *paired.incumbent_s) > 0
     assert paired.trace.finish_s.max() == np.median(paired.candidate_s)
     np.testing.assert_array_equal(paired.trace.placement, split)
-    dj.validate(sharded.graph, paired.trace)
+    order = {"queue": queue, "priority": None if queue == "fifo" else ranks}
+    dj.validate(sharded.graph, paired.trace, **order)
 
 
 def test_inferred_times_are_what_watching_proves():
     # Tasks 0 and 2 on device 0, task 1 on device 1 reads task 0: dispatched 0, transfer, 1, 2.
     sharded = build([("make", []), ("mean", ["t0", "i0"]), ("make", [])], ["t1", "t2"])
-    plan = make_plan(sharded, np.array([0, 1, 0]), None)
-    assert plan.order == (0, 1, 2)
-    record = Record(plan)
+    agenda = make_agenda(sharded, dj.Plan(np.array([0, 1, 0])))
+    assert agenda.order == (0, 1, 2)
+    record = Record(agenda)
     record.start_s[:] = [0.0, 2.0, 3.0, 1.0]  # enqueued: tasks 0, 1, 2, then the transfer
     record.finish_s[:] = [9.0, 7.0, 5.0, 6.0]  # task 0's watcher woke last
-    infer_times(record, plan)
+    infer_times(record, agenda)
     # Task 2 had ended at 5, so task 0 had; then the transfer began, and task 2 as well.
     assert record.finish_s == [5.0, 7.0, 5.0, 6.0]
     assert record.start_s == [0.0, 6.0, 5.0, 5.0]

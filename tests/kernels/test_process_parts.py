@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.agenda import make_agenda
 from doppler_jax.engine.processes import driver, transport
 from doppler_jax.engine.processes.device import DeviceResult
 from doppler_jax.engine.processes.transport import NO_OFFER, Inlet, Mesh, Outlet, Packet, Ring
 from tests.kernels.conftest import build
 
 SHARDED = build([("make", []), ("mean", ["t0", "t0"]), ("mean", ["t1", "t1"])], ["t2"])
-PLAN = make_plan(SHARDED, np.array([0, 1, 0]), None)
+AGENDA = make_agenda(SHARDED, dj.Plan(np.array([0, 1, 0])))
 
 
 def results(ahead_s):
@@ -32,7 +32,7 @@ def results(ahead_s):
 
 @pytest.mark.parametrize("error_s", [0.0, 0.05, 0.5, -0.5])
 def test_no_tensor_arrives_before_it_is_sent(error_s):
-    record = driver.make_record(PLAN, results(7.0), [10.0, 7.0 + error_s])
+    record = driver.make_record(AGENDA, results(7.0), [10.0, 7.0 + error_s])
     trace = record.schedule()
     dj.validate(SHARDED.graph, trace, tolerance=1e-12)
     assert trace.start_s.min() == 0.0

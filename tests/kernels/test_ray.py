@@ -24,6 +24,7 @@ from tests.kernels.conftest import (
     KERNELS,
     WORKLOADS,
     build,
+    compile_on,
     partitioned,
     random_program,
     seconds_until_ctrl_c,
@@ -33,10 +34,6 @@ from tests.kernels.conftest import (
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
 ray = pytest.importorskip("ray")
 both_modes = pytest.mark.parametrize("mode", dj.ProcessDevices.modes)
-
-
-def compile_on(sharded, placement, devices, **options):
-    return dj.compile(sharded, placement, devices=devices, **options)
 
 
 check = functools.partial(conftest.check, x=X, rtol=1e-4)
@@ -226,8 +223,8 @@ def test_closed_devices_refuse_and_start_nothing(ray_pair):
 
 def test_refuses_what_it_cannot_do(ray_pair, monkeypatch):
     sharded = build([("make", [])], ["t0"])
-    with pytest.raises(ValueError, match="unknown mode 'stream'"):
-        compile_on(sharded, [0], ray_pair, mode="stream")
+    with pytest.raises(ValueError, match="unknown mode 'eager'"):
+        compile_on(sharded, [0], ray_pair, mode="eager")
     with pytest.raises(ValueError, match=r"devices\[1\] is .*; expected a device process"):
         compile_on(sharded, [0], [ray_pair[0], *jax.devices()[:1]])
     with pytest.raises(ValueError, match="occurs before"):

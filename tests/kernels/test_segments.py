@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 
 import doppler_jax as dj
 from doppler_jax.engine import segments
-from doppler_jax.engine.plan import make_plan
+from doppler_jax.engine.agenda import make_agenda
 from doppler_jax.engine.segments import fuse_segments
-from doppler_jax.graphs.build import task_edges
-from tests.kernels.conftest import X, at_home, build, compile_on, partitioned, random_program
+from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.simulator.disciplines import check_ranks
+from tests.kernels.conftest import (
+    X,
+    at_home,
+    build,
+    check_trace,
+    compile_on,
+    partitioned,
+    random_program,
+)
 
 
 @st.composite
@@ -54,16 +63,23 @@ def transfers_around(sharded, placement):
     ]
 
 
-def moved(plan):
+def fuse(sharded, placement, priority=None):
+    """Returns the fused program, its placement and its ranks."""
+    queue = "fifo" if priority is None else "priority"
+    fused, plan = fuse_segments(sharded, dj.Plan(placement, priority, queue))
+    return fused, plan.placement, plan.priority
+
+
+def moved(agenda):
     """What leaves each device for which other, by size."""
-    return sorted((t.tensor < 0, t.source, t.destination) for t in plan.transfers)
+    return sorted((t.tensor < 0, t.source, t.destination) for t in agenda.transfers)
 
 
 @settings(deadline=None, max_examples=60)
 @given(placed_programs())
 def test_same_results_same_transfers_and_no_coarser_grouping(case):
     sharded, placement, priority = case
-    fused, places, rank = fuse_segments(sharded, placement, priority)
+    fused, places, rank = fuse(sharded, placement, priority)
     expected, out = dj.evaluate(sharded, X), dj.evaluate(fused, X)
     chex.assert_trees_all_equal(out, expected)
     around = transfers_around(sharded, placement)
@@ -76,7 +92,13 @@ def test_same_results_same_transfers_and_no_coarser_grouping(case):
     assert len(set(fused.names)) == fused.graph.num_tasks == len(found)
     if priority is not None:
         assert rank.tolist() == [min(priority[v] for v in s) for s in found]
-    before, after = make_plan(sharded, placement, None), make_plan(fused, places, None)
+        order = np.argsort(topological_order(sharded.graph, priority))
+        same, plan = fuse_segments(sharded, dj.Plan(placement, order, "in_order"))
+        assert check_ranks(same.graph, "in_order", plan.priority) is not None
+    before, after = (
+        make_agenda(program, dj.Plan(where))
+        for program, where in ((sharded, placement), (fused, places))
+    )
     assert moved(before) == moved(after)
     assert fused.graph.flops.sum() == sharded.graph.flops.sum()
 
@@ -85,9 +107,9 @@ def test_same_results_same_transfers_and_no_coarser_grouping(case):
 @given(placed_programs())
 def test_deterministic_and_idempotent(case):
     sharded, placement, priority = case
-    fused, places, rank = fuse_segments(sharded, placement, priority)
-    again, again_places, _ = fuse_segments(sharded, placement, priority)
-    twice, twice_places, _ = fuse_segments(fused, places, rank)
+    fused, places, rank = fuse(sharded, placement, priority)
+    again, again_places, _ = fuse(sharded, placement, priority)
+    twice, twice_places, _ = fuse(fused, places, rank)
     assert again.operands == fused.operands
     assert again.names == twice.names == fused.names
     assert again.kernels == twice.kernels == fused.kernels
@@ -96,7 +118,7 @@ def test_deterministic_and_idempotent(case):
 
 def test_a_device_alone_is_one_task():
     sharded = random_program(3, 20)
-    fused, places, rank = fuse_segments(sharded, np.zeros(20, int), np.arange(20.0)[::-1])
+    fused, places, rank = fuse(sharded, np.zeros(20, int), np.arange(20.0)[::-1])
     (first,) = [name for name in sharded.names if fused.names == (f"{name}+19",)]
     assert first
     assert places.tolist() == [0]
@@ -111,7 +133,7 @@ def test_a_tensor_that_leaves_ends_its_segment():
     tasks = [("make", []), *(("mean", pair) for pair in operands), ("split", ["t1"])]
     sharded = build(tasks, ["t4"])
     placement = np.array([0, 0, 0, 0, 0, 1])
-    fused, places, _ = fuse_segments(sharded, placement, None)
+    fused, places, _ = fuse(sharded, placement)
     assert fused.names == ("make0+1", "mean2+1", "mean4", "split5")
     assert places.tolist() == [0, 0, 0, 1]
     ends = zip(*map(np.ndarray.tolist, task_edges(fused.graph)), strict=True)
@@ -124,8 +146,8 @@ def test_a_tensor_that_leaves_ends_its_segment():
 def test_an_argument_on_its_way_holds_up_only_its_readers():
     sharded = build([("make", []), ("mean", ["t0", "i0"]), ("mean", ["t1", "t1"])], ["t2"])
     places = np.ones(3, int)
-    assert fuse_segments(sharded, places, None)[0].names == ("make0+2",)
-    fused, _, _ = fuse_segments(at_home(sharded, [0, -1, -1]), places, None)
+    assert fuse(sharded, places)[0].names == ("make0+2",)
+    fused, _, _ = fuse(at_home(sharded, [0, -1, -1]), places)
     assert fused.names == ("make0", "mean1+1")
     assert fused.graph.input_home.tolist() == [0, -1, -1]
 
@@ -137,21 +159,21 @@ def test_like_segments_share_a_kernel_while_it_is_in_use():
     two = [("mean", ["i1", "i2"]), ("split", ["t3"]), ("mean", [("t4", 0), ("t4", 1)])]
     swapped = [*two[:2], ("mean", [("t4", 1), ("t4", 0)])]
     placement = np.array([0, 0, 0, 1, 1, 1])
-    fused, _, _ = fuse_segments(build(one + two, ["t2", "t5"]), placement, None)
+    fused, _, _ = fuse(build(one + two, ["t2", "t5"]), placement)
     assert fused.names == ("mean0+2", "mean3+2")
     assert fused.kernels[0] is fused.kernels[1]
     assert fused.kernels[0].name == "mean+2"
-    other, _, _ = fuse_segments(build(one + swapped, ["t2", "t5"]), placement, None)
+    other, _, _ = fuse(build(one + swapped, ["t2", "t5"]), placement)
     assert other.kernels[0] is fused.kernels[0]
     assert other.kernels[1] is not fused.kernels[1]
-    more, _, _ = fuse_segments(build(one + two, ["t2", "t5", "t3"]), placement, None)
+    more, _, _ = fuse(build(one + two, ["t2", "t5", "t3"]), placement)
     assert more.kernels[1] is not fused.kernels[1]  # another result
     del fused, other, more
     gc.collect()
     assert set(segments._composed) <= held
 
 
-@pytest.mark.parametrize("mode", ["work_conserving", "stream"])
+@pytest.mark.parametrize("mode", ["work_conserving", "in_order", "stream"])
 def test_segments_run(local, mode):
     for seed in range(6):
         sharded = random_program(seed, 30)
@@ -160,7 +182,7 @@ def test_segments_run(local, mode):
         step = compile_on(sharded, placement, local, mode=mode, **options)
         chex.assert_trees_all_close(step(X), dj.evaluate(sharded, X), rtol=1e-5, atol=1e-6)
         assert len(step.names) == len(step.trace.start_s) == step.graph.num_tasks < 30
-        dj.validate(step.graph, step.trace, tolerance=0)
+        check_trace(step)
 
 
 def test_a_print_in_a_segment_runs_once(capfd):
@@ -184,7 +206,7 @@ def test_workload_in_segments():
     sharded, args, fn = partitioned("ffnn", 4, strategy="uniform", **sizes)
     num_tasks = sharded.graph.num_tasks
     placement = np.arange(num_tasks) * 2 // num_tasks
-    fused, _, _ = fuse_segments(sharded, placement, None)
+    fused, _, _ = fuse(sharded, placement)
     assert len(fused.origins) == fused.graph.num_tasks < num_tasks
     count, wanted = (sum(len(o.primitives) for o in p.origins) for p in (fused, sharded))
     assert count == wanted

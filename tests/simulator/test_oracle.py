@@ -181,6 +181,9 @@ def test_in_order_waits_for_the_next_task_and_never_overtakes():
         ValueError, match=r"device 1 idles from 6 s, when task 1 could start, to 6\.5"
     ):
         validate(graph, late, costs, **ranks)
+    validate(graph, late, **ranks)  # as a measured trace
+    with pytest.raises(ValueError, match=r"task 2 on .* overtakes task 1 on device 1"):
+        validate(graph, late, queue="in_order", priority=[0, 1, 2])
 
 
 def test_equal_ranks_go_by_id():

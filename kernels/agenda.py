@@ -1,7 +1,7 @@
-"""What an execution of a placement has to do, and by which rules what may run when.
+"""What an execution of a plan has to do, and by which rules what may run when.
 
-A plan is worked out once, before any call. The rules of a mode are told what has happened and
-say what may happen next; threads and device processes follow the same ones.
+An agenda is worked out once, before any call. The rules of a mode are told what has happened
+and say what may happen next; threads and device processes follow the same ones.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.simulator.disciplines import ReadySet, find_discipline
 from doppler_jax.simulator.synchronous import hop_levels
-from doppler_jax.types import RESIDENT, InputRef, Ref, ShardedProgram, TaskGraph
+from doppler_jax.types import RESIDENT, InputRef, Plan, Ref, ShardedProgram, TaskGraph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Agenda:
     """N tasks on D devices, their X transfers, and S slots of values.
 
     A slot is a tensor or graph input on one device: where its array is during a call.
@@ -40,11 +40,13 @@ class Plan:
     the others on their homes; from there they go as transfers that are requested at 0.
     """
 
+    mode: str  # a row of `RULES`
     names: tuple[str, ...]  # [N]
     placement: tuple[int, ...]  # [N]
-    queue: str  # the discipline by which devices choose among ready tasks
+    queue: str  # the discipline by which devices choose what they start next
     rank: tuple[float, ...] | None  # [N] by that discipline; None: it has none
     order: tuple[int, ...]  # [N] topological, by rank and id among available tasks
+    tasks: tuple[tuple[int, ...], ...]  # [D] of each device, by id
     levels: tuple[int, ...]  # [N] hops from an entry
     operands: tuple[tuple[int, ...], ...]  # [N] slots, as the kernel takes them
     reads: tuple[tuple[int, ...], ...]  # [N] those slots, each once
@@ -60,15 +62,14 @@ class Plan:
 
     def ready_set(self, device: int) -> ReadySet:
         """Returns what a call on a device begins with: no task is ready yet."""
-        here = (v for v, d in enumerate(self.placement) if d == device)
+        here = self.tasks[device] if device < len(self.tasks) else ()
         return ReadySet(find_discipline(self.queue), self.rank, here)
 
 
-def make_plan(
-    sharded: ShardedProgram, placement: np.ndarray, priority: np.ndarray | None
-) -> Plan:
-    """Returns the plan of a placement `[N]`; `priority` `[N]` orders tasks, smallest first."""
-    graph, places = sharded.graph, placement.tolist()
+def make_agenda(sharded: ShardedProgram, plan: Plan, mode: str = "work_conserving") -> Agenda:
+    """Returns the agenda of a plan that has been checked, and suits the mode."""
+    graph, placement, priority = sharded.graph, plan.placement, plan.priority
+    places = placement.tolist()
     makers, homes = graph.tensor_producer.tolist(), graph.input_home.tolist()
     remote = _remote_readers(graph, placement)
     copies = {key: graph.num_tensors + k for k, key in enumerate(remote)}
@@ -114,21 +115,25 @@ def make_plan(
     num_reads = Counter(s for of_task in reads for s in of_task)
     num_reads.update(t.source_slot for t in transfers)
     num_reads.update(s for blocks in outputs for s in blocks)
-    return Plan(
+    return Agenda(
+        mode=mode,
         names=sharded.names,
         placement=tuple(places),
-        queue="fifo" if priority is None else "priority",
+        queue=plan.queue,
         rank=None if priority is None else tuple(priority.tolist()),
         order=tuple(topological_order(graph, priority).tolist()),
+        tasks=_by_number(max(places, default=-1) + 1, ((d, v) for v, d in enumerate(places))),
         levels=tuple(hop_levels(graph).tolist()),
         operands=tuple(operands),
         reads=reads,
-        results=_by_task(len(places), ((v, x) for x, v in enumerate(makers))),
+        results=_by_number(len(places), ((v, x) for x, v in enumerate(makers))),
         num_inputs=tuple(waits.tolist()),
-        local_readers=_by_task(len(places), (e for e in edges if places[e[0]] == places[e[1]])),
+        local_readers=_by_number(
+            len(places), (e for e in edges if places[e[0]] == places[e[1]])
+        ),
         transfers=transfers,
         initial_transfers=initial,
-        task_transfers=_by_task(
+        task_transfers=_by_number(
             len(places), ((t.producer, k) for k, t in enumerate(transfers) if t.producer >= 0)
         ),
         num_reads=tuple(
@@ -139,11 +144,11 @@ def make_plan(
     )
 
 
-def _by_task(num_tasks: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Returns the second of the pairs by their first, a task."""
-    found: list[list[int]] = [[] for _ in range(num_tasks)]
-    for v, item in pairs:
-        found[v].append(item)
+def _by_number(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the second of the pairs by their first, a number below `count`."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for number, item in pairs:
+        found[number].append(item)
     return tuple(map(tuple, found))
 
 
@@ -172,8 +177,8 @@ Next = tuple[Iterable[int], Iterable[int]]
 NOTHING: Next = ((), ())
 
 
-class WorkConserving:
-    """A device that has a ready task runs one.
+class Asynchronous:
+    """A device runs what is ready, by its queue discipline.
 
     As of all rules there is one object a call, told of each event once: `launched` when a task
     has run, or will have before any task given to its device later; `finished`; `arrived` of
@@ -183,22 +188,22 @@ class WorkConserving:
     transfers of what it made; an arrival releases likewise.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._inputs_left = list(plan.num_inputs)
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self._inputs_left = list(agenda.num_inputs)
 
     def begin(self) -> Next:
         ready = [v for v, count in enumerate(self._inputs_left) if not count]
-        return ready, self._plan.initial_transfers
+        return ready, self._agenda.initial_transfers
 
     def launched(self, v: int) -> Next:
-        return self._release(self._plan.local_readers[v]), ()
+        return self._release(self._agenda.local_readers[v]), ()
 
     def finished(self, v: int) -> Next:
-        return (), self._plan.task_transfers[v]
+        return (), self._agenda.task_transfers[v]
 
     def arrived(self, k: int) -> Next:
-        return self._release(self._plan.transfers[k].readers), ()
+        return self._release(self._agenda.transfers[k].readers), ()
 
     def _release(self, readers: Sequence[int]) -> list[int]:
         ready, left = [], self._inputs_left
@@ -209,27 +214,27 @@ class WorkConserving:
         return ready
 
 
-def phases(plan: Plan) -> list[tuple[list[int], list[int]]]:
+def phases(agenda: Agenda) -> list[tuple[list[int], list[int]]]:
     """Returns the tasks of each phase of bulk-synchronous dispatch, and its transfers.
 
     The first moves inputs that have a home; each other one runs a level of tasks (equally many
     hops from an entry) and then moves what they made. All of it ends before the next begins.
     """
-    found: list[tuple[list[int], list[int]]] = [([], list(plan.initial_transfers))]
-    found += [([], []) for _ in range(max(plan.levels, default=-1) + 1)]
-    for v, level in enumerate(plan.levels):
+    found: list[tuple[list[int], list[int]]] = [([], list(agenda.initial_transfers))]
+    found += [([], []) for _ in range(max(agenda.levels, default=-1) + 1)]
+    for v, level in enumerate(agenda.levels):
         tasks, transfers = found[level + 1]
         tasks.append(v)
-        transfers.extend(plan.task_transfers[v])
+        transfers.extend(agenda.task_transfers[v])
     return found
 
 
 class BulkSynchronous:
     """Level by level, with barriers before and after transfers; for comparison."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, agenda: Agenda) -> None:
         parts: list[tuple[list[int], list[int]]] = []  # one ends before the next begins
-        for tasks, transfers in phases(plan):
+        for tasks, transfers in phases(agenda):
             parts += [(tasks, []), ([], transfers)]
         self._parts = deque(filter(any, parts))
         self._left = 0  # of the part's tasks or transfers
@@ -251,8 +256,9 @@ class BulkSynchronous:
     arrived = finished
 
 
-RULES: dict[str, type[WorkConserving] | type[BulkSynchronous]] = {
+RULES: dict[str, type[Asynchronous] | type[BulkSynchronous]] = {
     "bulk_synchronous": BulkSynchronous,
-    "work_conserving": WorkConserving,
+    "in_order": Asynchronous,
+    "work_conserving": Asynchronous,
 }
 """By mode."""
