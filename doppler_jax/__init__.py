@@ -29,6 +29,7 @@ from doppler_jax.costs.clusters import load_cluster as load_cluster
 from doppler_jax.costs.clusters import make_cluster as make_cluster
 from doppler_jax.costs.clusters import save_cluster as save_cluster
 from doppler_jax.costs.observed import refit_costs as refit_costs
+from doppler_jax.graphs.bounds import lower_bound_s as lower_bound_s
 from doppler_jax.graphs.build import make_graph as make_graph
 from doppler_jax.graphs.formats import from_networkx as from_networkx
 from doppler_jax.graphs.formats import load_graph as load_graph
@@ -36,7 +37,6 @@ from doppler_jax.graphs.formats import load_stg as load_stg
 from doppler_jax.graphs.formats import save_graph as save_graph
 from doppler_jax.graphs.levels import b_level as b_level
 from doppler_jax.graphs.levels import b_path as b_path
-from doppler_jax.graphs.levels import lower_bound_s as lower_bound_s
 from doppler_jax.graphs.levels import t_level as t_level
 from doppler_jax.graphs.levels import t_path as t_path
 from doppler_jax.methods import list_methods as list_methods

@@ -15,8 +15,8 @@ from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.build import check_costs
 from doppler_jax.costs.digests import problem_digest, tree_digest
 from doppler_jax.files import PathLike
+from doppler_jax.graphs.bounds import lower_bound_s
 from doppler_jax.graphs.build import check_graph, topological_order
-from doppler_jax.graphs.levels import lower_bound_s
 from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods, policy_of
 from doppler_jax.methods.request import Candidates, Method, Request, key_words

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.costs.observed import ready_s
-from doppler_jax.graphs.levels import lower_bound_s
+from doppler_jax.graphs.bounds import lower_bound_s
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.types import Costs, Schedule, TaskGraph

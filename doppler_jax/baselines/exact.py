@@ -26,9 +26,8 @@ from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.etf import etf
 from doppler_jax.baselines.heft import heft
 from doppler_jax.baselines.peft import peft
-from doppler_jax.graphs.build import task_edges, topological_order
-from doppler_jax.graphs.levels import lower_bound_s
-from doppler_jax.graphs.padded import input_ready_s
+from doppler_jax.graphs.bounds import Durations, common_divisor, durations_s, lower_bound_s
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import start_order
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
@@ -176,51 +175,15 @@ def _search_limited(
     return dataclasses.replace(found, bound_ticks=bound.bound_ticks, proven=proven), tick_s
 
 
-@dataclasses.dataclass(frozen=True)
-class Durations:
-    """What takes time, in seconds (float64) or in ticks (int64); Q pairs of tasks."""
-
-    compute: np.ndarray  # [N, D]; 0 where the device cannot run the task
-    able: np.ndarray  # [N, D] whether the device can run the task
-    ready: np.ndarray  # [N, D] when the task's graph inputs are there
-    sender: np.ndarray  # [Q] int
-    reader: np.ndarray  # [Q] int, each (sender, reader) once
-    delay: np.ndarray  # [Q, D, D] from the sender's finish to the arrival of all it sends
-
-
-def durations_s(graph: TaskGraph, costs: Costs) -> Durations:
-    """Returns the durations in seconds; of tensors between two tasks the slowest counts."""
-    senders, readers = task_edges(graph)
-    moves = np.asarray(costs.tensor_bytes)[graph.edge_tensor, None, None]
-    moves = costs.latency_s + moves * costs.seconds_per_byte
-    pairs, which = np.unique(np.stack([senders, readers], 1), axis=0, return_inverse=True)
-    delay = np.zeros((len(pairs), costs.num_devices, costs.num_devices))
-    np.maximum.at(delay, which.reshape(-1), moves)
-    able = np.isfinite(costs.compute_s)
-    return Durations(
-        compute=np.where(able, costs.compute_s, 0.0),
-        able=able,
-        ready=input_ready_s(graph, costs),
-        sender=pairs[:, 0],
-        reader=pairs[:, 1],
-        delay=delay,
-    )
-
-
 def tick_of(durations: Durations, horizon_s: float) -> float:
     """Returns the seconds of a tick: an exact divisor of all durations if it is not too small.
 
     Otherwise a power of two, between 1/2 and 1 of which `MAX_TICKS` fill the horizon.
     """
     parts = (durations.compute, durations.ready, durations.delay)
-    values = np.unique(np.concatenate([part.ravel() for part in parts]))
-    ratios = [value.as_integer_ratio() for value in values.tolist() if value > 0]
-    if not ratios:
-        return 1.0
-    denominator = max(below for _, below in ratios)  # powers of two all
-    divisor = math.gcd(*(above * (denominator // below) for above, below in ratios))
-    if horizon_s * denominator <= MAX_TICKS * divisor:
-        return divisor / denominator
+    divisor_s = common_divisor(np.concatenate([part.ravel() for part in parts]))
+    if horizon_s <= MAX_TICKS * divisor_s:
+        return divisor_s if np.isfinite(divisor_s) else 1.0
     return 2.0 ** math.ceil(math.log2(horizon_s / MAX_TICKS))
 
 

@@ -1,4 +1,4 @@
-"""Longest paths through a task graph: b-level, t-level, and the bound that they give.
+"""Longest paths through a task graph: b-level and t-level.
 
 Host code in float64. A task counts with its mean cost over the devices that can run
 it, an edge with the mean transfer time of its tensor over all pairs of devices. What
@@ -77,35 +77,16 @@ def t_path(graph: TaskGraph, costs: Costs) -> np.ndarray:
     return _mean_paths(graph, costs)[1]
 
 
-def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
-    """Returns seconds that no placement's makespan can be below, without noise.
-
-    The larger of two bounds, both with every task at its cheapest device: the longest
-    path without transfers, and the sum of all tasks over D. The second holds for unequal
-    devices too: the busy times of D devices add up to at least that sum, so the busiest
-    has a D-th of it.
-
-    Raises:
-      ValueError: the costs are of another graph.
-    """
-    _check_sizes(graph, costs)
-    if graph.num_tasks == 0:
-        return 0.0
-    cheapest_s = np.asarray(costs.compute_s, dtype=np.float64).min(axis=1)
-    head_s, _ = _longest(graph, np.zeros(graph.num_edges), cheapest_s)
-    return float(max((head_s + cheapest_s).max(), cheapest_s.sum() / costs.num_devices))
-
-
 def _mean_paths(
     graph: TaskGraph, costs: Costs, *, backwards: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what `_longest` does, with mean costs."""
-    _check_sizes(graph, costs)
+    """Returns what `longest_paths` does, with mean costs."""
+    check_sizes(graph, costs)
     transfer_s = mean_transfer_s(costs)[graph.edge_tensor]
-    return _longest(graph, transfer_s, mean_compute_s(costs), backwards=backwards)
+    return longest_paths(graph, transfer_s, mean_compute_s(costs), backwards=backwards)
 
 
-def _longest(
+def longest_paths(
     graph: TaskGraph, transfer_s: np.ndarray, compute_s: np.ndarray, *, backwards: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the longest path `[N]` up to each task, own cost excluded, and where from `[N]`.
@@ -129,7 +110,8 @@ def _longest(
     return np.array(length, dtype=np.float64), np.array(origin, dtype=np.int64)
 
 
-def _check_sizes(graph: TaskGraph, costs: Costs) -> None:
+def check_sizes(graph: TaskGraph, costs: Costs) -> None:
+    """Raises `ValueError` where the costs are of another graph."""
     expected = (graph.num_tasks, graph.num_tensors)
     given = (costs.compute_s.shape[0], costs.tensor_bytes.shape[0])
     if given != expected:

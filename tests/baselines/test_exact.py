@@ -116,7 +116,7 @@ def test_nothing_is_returned_while_something_shorter_is_known():
 def test_where_no_placement_surely_fits_those_that_do_are_returned():
     # A chain whose tensors never lie anywhere together, and tasks that no list schedule packs.
     chain = [(v, v + 1, 6.0) for v in range(4)]
-    graph, costs = dj.from_edge_delays([1, 1, 1, 1, 1, 3, 3, 2, 2, 2], chain, num_devices=2)
+    graph, costs = dj.from_edge_delays([1, 1, 1, 1, 1, 3, 3, 2, 2, 2.1], chain, num_devices=2)
     costs = costs.replace(capacity_bytes=np.full(2, 12.0))
     with pytest.raises(NoneFitsError, match="surely fits"):
         exact(graph, costs, budget_s=BUDGET_S)

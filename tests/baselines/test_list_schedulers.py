@@ -11,7 +11,7 @@ from doppler_jax.baselines.heft import heft, heft_schedule
 from doppler_jax.baselines.listing import _Busy
 from doppler_jax.baselines.m_sct import m_sct, m_sct_schedule
 from doppler_jax.baselines.peft import peft, peft_schedule
-from doppler_jax.graphs.levels import lower_bound_s
+from doppler_jax.graphs.bounds import lower_bound_s
 from tests.baselines.listing_cases import check_plan, uneven_problem, with_compute
 from tests.generators import random_problem, relabel_devices, scale_costs, with_own_inputs
 from tests.simulator.cases import small_problem

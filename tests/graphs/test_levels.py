@@ -87,41 +87,6 @@ def test_following_the_paths_adds_up_to_the_levels(seed):
         assert (u < 0) == (v not in receivers)
 
 
-def test_lower_bound_of_unequal_devices_by_hand():
-    graph, costs = chain_problem(compute_s=[[2.0, 8.0], [8.0, 3.0]])
-    assert dj.lower_bound_s(graph, costs) == 5.0  # the path, each task where it is cheapest
-    graph, costs = dj.from_edge_delays([4.0, 4.0, 5.0], [], num_devices=2)
-    assert dj.lower_bound_s(graph, costs) == 6.5  # the work over two devices
-    graph, costs = dj.from_edge_delays([], [])
-    assert dj.lower_bound_s(graph, costs) == 0.0
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_no_placement_is_simulated_below_the_lower_bound(seed):
-    rng = np.random.default_rng(seed)
-    graph, costs = random_problem(rng, 8, 3)
-    bound_s = dj.lower_bound_s(graph, costs)
-    for _ in range(20):
-        schedule = dj.simulate_oracle(graph, costs, rng.integers(0, 3, 8))
-        assert schedule.finish_s.max() >= bound_s * (1 - 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "num_devices", "expected_s"),
-    [
-        ("chain_mm_112nodes", 4, 1200.07),
-        ("ffnn_192nodes", 4, 56.6958),
-        ("transformer_block_215nodes", 4, 97.17),
-        ("full_transformer_layer_261nodes", 4, 97.24),
-        ("8gpu_transformer_block", 8, 97.15),
-    ],
-)
-def test_lower_bounds_of_the_published_graphs(reference_graphs, name, num_devices, expected_s):
-    graph = dj.load_graph(reference_graphs / f"{name}.txt")
-    bound_s = dj.lower_bound_s(graph, dj.reference_costs(graph, num_devices))
-    assert bound_s == pytest.approx(expected_s, rel=1e-4)
-
-
 @pytest.mark.parametrize(
     "measure", [dj.b_level, dj.t_level, dj.b_path, dj.t_path, dj.lower_bound_s]
 )

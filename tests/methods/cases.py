@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from doppler_jax.baselines.critical_path import critical_path
-from doppler_jax.graphs.levels import lower_bound_s
+from doppler_jax.graphs.bounds import lower_bound_s
 from doppler_jax.learners.registry import LEARNERS
 from doppler_jax.methods import PolicySearch, list_methods
 from doppler_jax.policies.model import PolicyConfig
