@@ -17,7 +17,9 @@ import dataclasses
 import itertools
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -45,6 +47,13 @@ STARTS = (critical_path, heft, cpop, peft, etf)
 """List schedulers: the solver begins at the best of their schedules, and searches at all."""
 
 
+class Watch(Protocol):
+    """Learns of a solver, to look at its bounds and to stop it."""
+
+    def __call__(self, solver: "cp_model.CpSolver", *, tick_s: float) -> None:
+        """Is called before it begins, in its thread."""
+
+
 class NoneFitsError(ValueError):
     """The models of memory, which free nothing, allow no placement; others may fit."""
 
@@ -60,7 +69,9 @@ class ExactResult:
     proven: bool  # whether the solver closed the gap; what is left of it is rounding
 
 
-def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
+def exact(
+    graph: TaskGraph, costs: Costs, *, budget_s: float, watch: "Watch | None" = None
+) -> ExactResult:
     """Searches for the shortest schedule and proves how far from it the best found is.
 
     For graphs of up to about 30 tasks; larger ones return what the budget allows. The
@@ -84,6 +95,7 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
       graph: the task graph.
       costs: its costs, seconds.
       budget_s: seconds, above 0, after which the solver gives up; building its model counts.
+      watch: told, where memory is enough, when the solver begins, and the seconds of a tick.
 
     Returns:
       The best schedule found; with memory enough at worst, but for rounding, the best of
@@ -103,12 +115,15 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
     if graph.num_tasks == 0:
         return ExactResult(np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0, True)
     total_bytes = np.sum(costs.input_bytes) + np.sum(costs.tensor_bytes)
-    search = _search_limited if total_bytes > np.min(costs.capacity_bytes) else _search
-    found, tick_s = search(graph, costs, began, budget_s)
+    least_s = lower_bound_s(graph, costs)
+    if total_bytes > np.min(costs.capacity_bytes):
+        found, tick_s = _search_limited(graph, costs, began, budget_s)
+    else:
+        found, tick_s = _search(graph, costs, began, budget_s, least_s, watch)
     durations = durations_s(graph, costs)
     start_s = replay(durations, found.placement, found.order)
     longest_s = float((start_s + own(durations, found.placement)).max())
-    bound_s = max(found.bound_ticks * tick_s, lower_bound_s(graph, costs))
+    bound_s = max(found.bound_ticks * tick_s, least_s)
     return ExactResult(
         placement=found.placement,
         start_s=start_s,
@@ -119,7 +134,12 @@ def exact(graph: TaskGraph, costs: Costs, *, budget_s: float) -> ExactResult:
 
 
 def _search(
-    graph: TaskGraph, costs: Costs, began: float, budget_s: float
+    graph: TaskGraph,
+    costs: Costs,
+    began: float,
+    budget_s: float,
+    least_s: float,
+    watch: "Watch | None",
 ) -> tuple["Found", float]:
     """Returns what the solver finds from the best list schedule on, and the tick in seconds.
 
@@ -135,13 +155,16 @@ def _search(
     tick_s = tick_of(durations, makespan_s(first))
     ticks = in_ticks(durations, tick_s)
     start = replay(ticks, placement, order)
+    horizon = int((start + own(ticks, placement)).max())
     found = solve(
         ticks,
         classes,
         topological,
-        int((start + own(ticks, placement)).max()),
+        horizon,
         until_s=began + budget_s,
+        least=min(int(least_s / tick_s), horizon),
         hint=(placement, start),
+        watch=None if watch is None else partial(watch, tick_s=tick_s),
     )
     if not found.placement.size:
         found = dataclasses.replace(found, placement=placement, order=order)
@@ -334,8 +357,10 @@ def solve(
     horizon: int,
     *,
     until_s: float,
+    least: int = 0,
     hint: tuple[np.ndarray, np.ndarray] | None = None,
     memory: Memory | None = None,
+    watch: Callable[["cp_model.CpSolver"], None] | None = None,
 ) -> Found:
     """Minimises the makespan.
 
@@ -346,8 +371,10 @@ def solve(
       topological: `[N]` tasks, producers first.
       horizon: ticks that some optimal schedule does not exceed.
       until_s: of `time.monotonic()`, when the solver is to give up.
+      least: ticks that no schedule is below.
       hint: a placement that the model allows and its starts in ticks.
       memory: what must fit, if anything.
+      watch: called with the solver just before it begins.
 
     Returns:
       The best schedule found.
@@ -362,10 +389,13 @@ def solve(
             "method 'exact' needs OR-Tools: install doppler-jax with the extra 'exact', "
             "pip install 'doppler-jax[exact]'"
         ) from error
-    model = _Model(cp_model.CpModel(), ticks, horizon)
-    model.add_devices()
+    is_one_pool = memory is None and len(classes) == 1 and not ticks.delay.any()
+    model = _Model(cp_model.CpModel(), ticks, least, horizon, is_one_pool)
+    model.add_tasks()
     model.add_arrivals()
-    model.break_symmetry(classes, topological)
+    if not is_one_pool:
+        model.add_devices()
+        model.break_symmetry(classes, topological)
     if memory is not None:
         model.add_memory(memory)
     if hint is not None:
@@ -376,25 +406,53 @@ def solve(
     solver.parameters.random_seed = 0
     # CP-SAT would take Ctrl-C from Python, and leave the process without a handler.
     solver.parameters.catch_sigint_signal = False
+    if watch is not None:
+        watch(solver)
     status = solver.solve(model.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         bound = np.inf if status == cp_model.INFEASIBLE else solver.best_objective_bound
         return Found(np.zeros(0, np.int64), topological, max(bound, 0.0), False)
-    placement = np.array(
-        [next(d for d, var in row.items() if solver.value(var)) for row in model.runs]
-    )
     start = np.array([solver.value(var) for var in model.start])
-    order = np.lexsort((np.argsort(topological), start + own(ticks, placement), start))
+    length = np.array([solver.value(var) for var in model.length])
+    order = np.lexsort((np.argsort(topological), start + length, start))
+    if is_one_pool:
+        placement = _in_turn(start, length, order, ticks.compute.shape[1])
+    else:
+        placement = np.array(
+            [next(d for d, var in row.items() if solver.value(var)) for row in model.runs]
+        )
     return Found(placement, order, solver.best_objective_bound, status == cp_model.OPTIMAL)
 
 
-class _Model:
-    """Start, finish and device of every task as variables of CP-SAT."""
+def _in_turn(
+    start: np.ndarray, length: np.ndarray, order: np.ndarray, devices: int
+) -> np.ndarray:
+    """Returns devices `[N]`, for each task of `order` one that is free when it starts."""
+    placement, free = np.zeros(len(order), np.int64), np.zeros(devices, np.int64)
+    for v in order:
+        placement[v] = free.argmin()
+        free[placement[v]] = start[v] + length[v]
+    return placement
 
-    def __init__(self, model: "cp_model.CpModel", ticks: Durations, horizon: int) -> None:
-        self.ticks, self.model = ticks, model
+
+class _Model:
+    """Start, finish and device of every task as variables of CP-SAT.
+
+    Where devices are alike and nothing takes time to move, they are one pool: it matters how
+    many tasks run at once, not where.
+    """
+
+    def __init__(
+        self,
+        model: "cp_model.CpModel",
+        ticks: Durations,
+        least: int,
+        horizon: int,
+        is_one_pool: bool,
+    ) -> None:
+        self.ticks, self.model, self.is_one_pool = ticks, model, is_one_pool
         tasks = range(len(ticks.compute))
-        self.makespan = model.new_int_var(0, horizon, "makespan")
+        self.makespan = model.new_int_var(least, horizon, "makespan")
         self.start = [model.new_int_var(0, horizon, f"start{v}") for v in tasks]
         self.length = [
             model.new_int_var(int(c[able].min()), int(c[able].max()), f"length{v}")
@@ -403,21 +461,30 @@ class _Model:
         self.finish = [model.new_int_var(0, horizon, f"finish{v}") for v in tasks]
         self.runs: list[dict[int, cp_model.IntVar]] = [
             {d: model.new_bool_var(f"runs{v},{d}") for d in np.flatnonzero(able).tolist()}
-            for v, able in enumerate(ticks.able)
+            for v, able in enumerate(ticks.able & (not is_one_pool))
         ]
         model.minimize(self.makespan)
 
+    def add_tasks(self) -> None:
+        """Every task once, no more at a time than there are devices."""
+        model, (n, devices) = self.model, self.ticks.compute.shape
+        for v in range(n):
+            model.add(self.finish[v] == self.start[v] + self.length[v])
+            model.add(self.finish[v] <= self.makespan)
+        spans = [
+            model.new_interval_var(self.start[v], self.length[v], self.finish[v], "")
+            for v in range(n)
+        ]
+        model.add_cumulative(spans, [1] * n, devices)
+
     def add_devices(self) -> None:
-        """Every task once, on a device that takes one at a time."""
+        """Every task on a device that takes one at a time."""
         model, compute = self.model, self.ticks.compute
         for v, runs in enumerate(self.runs):
-            start, length = self.start[v], self.length[v]
             model.add_exactly_one(runs.values())
-            model.add(length == sum(int(compute[v, d]) * x for d, x in runs.items()))
-            model.add(self.finish[v] == start + length)
-            model.add(self.finish[v] <= self.makespan)
+            model.add(self.length[v] == sum(int(compute[v, d]) * x for d, x in runs.items()))
             ready = self.ticks.ready[v]
-            model.add(start >= sum(int(ready[d]) * x for d, x in runs.items()))
+            model.add(self.start[v] >= sum(int(ready[d]) * x for d, x in runs.items()))
         for d in range(compute.shape[1]):
             here = [v for v, runs in enumerate(self.runs) if d in runs]
             model.add_no_overlap(
@@ -429,16 +496,14 @@ class _Model:
             # Implied; what the solver's linear relaxation sees of a device.
             load = sum(int(compute[v, d]) * self.runs[v][d] for v in here)
             model.add(load <= self.makespan)
-        # Implied as well: the solver reasons about all devices at once.
-        spans = [
-            model.new_interval_var(self.start[v], self.length[v], self.finish[v], "")
-            for v in range(len(compute))
-        ]
-        model.add_cumulative(spans, [1] * len(spans), compute.shape[1])
 
     def add_arrivals(self) -> None:
         """A task starts when everything that it reads has arrived."""
         model = self.model
+        if self.is_one_pool:  # a task of no length at once: where its last producer ends
+            for v in np.flatnonzero(self.ticks.compute[:, 0] == 0).tolist():
+                producers = self.ticks.sender[self.ticks.reader == v].tolist()
+                model.add_max_equality(self.start[v], [0, *(self.finish[u] for u in producers)])
         pairs = zip(self.ticks.sender.tolist(), self.ticks.reader.tolist(), strict=True)
         for (u, v), delay in zip(pairs, self.ticks.delay, strict=True):
             start, finish = self.start[v], self.finish[u]

@@ -318,3 +318,12 @@ def test_renaming_by_first_use():
     placement = np.array([3, 1, 0, 3, 2])
     renamed = first_use_order(placement, [[0, 1, 3], [2]], np.array([4, 1, 0, 2, 3]))
     assert renamed.tolist() == [1, 0, 3, 1, 2]
+
+
+def test_devices_that_are_one_pool_run_tasks_of_no_length_too():
+    # Tasks 3 and 4 take no time, while both devices are busy: they must not take a place.
+    edges = [(0, 3, 0), (3, 4, 0), (4, 2, 0), (1, 2, 0), (5, 6, 0)]
+    problem = dj.from_edge_delays([2, 2, 3, 0, 0, 4, 3], edges, num_devices=2)
+    result = exact(*problem, budget_s=BUDGET_S)
+    assert_legal(*problem, result)
+    assert (result.makespan_s, result.bound_s, result.proven) == (8.0, 8.0, True)
