@@ -19,14 +19,21 @@ from doppler_jax.files import write_json_atomic
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.problems import local_devices, use_host_devices
 from doppler_jax.reports.tables import format_seconds, print_table
+from doppler_jax.simulator.oracle import simulate_plan
 from doppler_jax.training.imitation import ImitationConfig
 from doppler_jax.training.settings import check_settings
 from doppler_jax.training.sim_rl import SimConfig
-from doppler_jax.training.stages import StageResult, run_stage1, run_stage2, run_stage3
+from doppler_jax.training.stages import (
+    StageResult,
+    plan_record,
+    run_stage1,
+    run_stage2,
+    run_stage3,
+)
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.catalogue import Problem, load_problem
 from experiments.grid import check_names, provenance
-from experiments.machine import Machine, arguments, measure_placements, relative_error
+from experiments.machine import Machine, arguments, measure_plans, relative_error
 
 NUM_DEVICES = 2
 """That the CPU is made into, where there is no accelerator."""
@@ -64,13 +71,13 @@ def main(settings: DemoSettings) -> None:
     )
     settings.folder.mkdir(parents=True, exist_ok=True)
     taught, simulated = train_simulated(settings, preset)
-    rows = compare_simulated(settings, preset, planned, simulated.placement)
+    rows = compare_simulated(settings, preset, planned, simulated.plan.placement)
     with Machine(NUM_DEVICES, settings.backend) as machine:
         if machine.backend == "local":
             machine.num_devices = len(local_devices())
         here = machine.calibrated(dj.make_workload(settings.workload, "small"), settings.folder)
         measured = train_measured(settings, machine, here, simulated.policy)
-        measured_rows = compare_measured(settings, machine, here, measured.placement)
+        measured_rows = compare_measured(settings, machine, here, measured.plan)
         error = run_learned(settings, machine, here, measured)
     summary = {
         "settings": {k: str(v) for k, v in dataclasses.asdict(settings).items()},
@@ -102,15 +109,15 @@ def train_simulated(settings: DemoSettings, preset: Problem) -> tuple[StageResul
     return taught, run_stage2(*start, seed=seed, num_updates=second, config=SimConfig())
 
 
-def finished(placed: dj.Placed) -> np.ndarray:
-    """Returns a placement `[N]`; Ctrl-C ends the demo and not just a search.
+def finished(placed: dj.Placed) -> dj.Placed:
+    """Returns what was found; Ctrl-C ends the demo and not just a search.
 
     Raises:
       KeyboardInterrupt: the search was stopped.
     """
     if placed.interrupted:
         raise KeyboardInterrupt
-    return placed.placement
+    return placed
 
 
 def place_simply(settings: DemoSettings, problem: Problem) -> dict[str, np.ndarray]:
@@ -118,7 +125,8 @@ def place_simply(settings: DemoSettings, problem: Problem) -> dict[str, np.ndarr
     args, key = (problem.graph, problem.costs), jax.random.key(settings.seed)
     drawn = dj.place(*args, method="random", key=key, max_evaluations=1000)
     listed = dj.place(*args, method="critical_path")
-    return {"critical path": listed.placement, "random, best of 1000": finished(drawn)}
+    found = {"critical path": listed, "random, best of 1000": finished(drawn)}
+    return {name: placed.placement for name, placed in found.items()}
 
 
 def compare_simulated(
@@ -153,7 +161,7 @@ def train_measured(
         here.chosen(),
         settings.folder / "stage3" / here.name,
         policy,
-        finished(start),
+        finished(start).plan,
         machine.pair_measure(here, settings.seed),
         seed=settings.seed,
         num_updates=settings.system_updates,
@@ -162,17 +170,17 @@ def train_measured(
 
 
 def compare_measured(
-    settings: DemoSettings, machine: Machine, here: Problem, learned: np.ndarray
+    settings: DemoSettings, machine: Machine, here: Problem, learned: dj.Plan
 ) -> list[dict[str, Any]]:
     """Prints and returns every method's makespan here, simulated and measured."""
-    placements = place_simply(settings, here) | {"learned (stages 1 to 3)": learned}
+    plans = {name: dj.Plan(where) for name, where in place_simply(settings, here).items()}
+    plans["learned (stages 1 to 3)"] = learned
     rows, lines = [], []
-    for name, seconds in measure_placements(machine, here, placements, ROUNDS).items():
-        where = placements[name]
-        simulated_s = dj.makespan_s(dj.simulate_oracle(here.graph, here.costs, where))
+    for name, seconds in measure_plans(machine, here, plans, ROUNDS).items():
+        simulated_s = dj.makespan_s(simulate_plan(here.graph, here.costs, plans[name]))
         low_s, median_s, high_s = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
         row = {"method": name, "simulated_s": simulated_s, "measured_s": median_s}
-        rows.append(row | {"quartiles_s": [low_s, high_s], "placement": where.tolist()})
+        rows.append(row | {"quartiles_s": [low_s, high_s], **plan_record(plans[name])})
         quartiles = f"{format_seconds(low_s, 3)} to {format_seconds(high_s, 3)}"
         lines.append((name, format_seconds(simulated_s), format_seconds(median_s), quartiles))
     what = "CPU devices of a core each"
@@ -202,13 +210,13 @@ def run_learned(
     """
     assert here.workload is not None
     args = arguments(here, settings.seed)
-    step = machine.compile(here.program, measured.placement)
+    step = machine.compile(here.program, measured.plan)
     error = relative_error(step(*args), jax.jit(here.workload.fn)(*args))
     print(f"placed program against the plain function: largest relative difference {error:.1e}")
     if not error <= 1e-4:
         raise RuntimeError(f"the placed program's output is wrong: difference {error}")
     step.save_trace(settings.folder / "trace.json")
-    where = {"placement": measured.placement.tolist(), "measured_s": measured.seconds}
+    where = {**plan_record(measured.plan), "measured_s": measured.seconds}
     written = {"program": here.name, "tasks": list(here.program.names), **where}
     write_json_atomic(settings.folder / "placement.json", written)
     return error

@@ -105,7 +105,7 @@ class Machine(contextlib.ExitStack):
         return Problem(name, sharded.graph, costs, workload=workload, sharded=sharded)
 
     def pair_measure(self, problem: Problem, seed: int = 0) -> Measure:
-        """Returns what runs two placements of a problem in alternation."""
+        """Returns what runs two plans of a problem in alternation."""
         args = arguments(problem, seed)
         return dj.make_paired_measure(problem.program, args, self.devices)
 
@@ -164,21 +164,21 @@ def relative_error(found: Any, expected: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
 
 
-def measure_placements(
+def measure_plans(
     machine: Machine,
     problem: Problem,
-    placements: Mapping[str, ArrayLike],
+    plans: Mapping[str, dj.Plan | ArrayLike],
     rounds: int,
     synchronous: Sequence[str] = (),
 ) -> dict[str, list[float]]:
-    """Returns makespans of each placement `[N]` in warm rounds, in seconds.
+    """Returns makespans of each plan or placement `[N]` in warm rounds, in seconds.
 
     Those named `synchronous` are run with barriers.
     """
     args, runs = arguments(problem), {}
-    for name, placement in placements.items():
-        mode = "bulk_synchronous" if name in synchronous else "work_conserving"
-        step = machine.compile(problem.program, placement, mode=mode)
+    for name, plan in plans.items():
+        mode = "bulk_synchronous" if name in synchronous else None
+        step = machine.compile(problem.program, plan, mode=mode)
         runs[name] = partial(machine.makespan_s, step, args)
     return {name: found[1:] for name, found in in_turns(runs, rounds).items()}
 

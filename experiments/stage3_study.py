@@ -20,7 +20,7 @@ import numpy as np
 import doppler_jax as dj
 from doppler_jax.learners.doppler import Doppler
 from doppler_jax.training.paired import Measure
-from doppler_jax.training.stages import run_stage3
+from doppler_jax.training.stages import plan_record, run_stage3
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.catalogue import Problem
 from experiments.grid import Cell, Context, Page, Record, Study
@@ -72,9 +72,9 @@ def compare(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
             wrong, measure, folder, asked.evaluations, asked.updates, asked.training
         )
         if found:  # the first is of true costs
-            best = np.array(found["calibrated"]["stage2"])
+            best = dj.Plan(**found["calibrated"]["stage2"])
             for stage in ("stage2", "stage3"):
-                pairs = measure(np.array(record[stage]), best, asked.pairs)
+                pairs = measure(dj.Plan(**record[stage]), best, asked.pairs)
                 lost = {"ratio": pairs.ratio, "interval": _finite(pairs.interval())}
                 record[f"{stage}_lost"] = lost | {"is_aborted": pairs.is_aborted}
         found[believed] = record
@@ -93,13 +93,14 @@ def improve(
     graph, costs, budget = problem.graph, problem.costs, dj.Budget(evaluations=evaluations)
     key, links = jax.random.key(0), config.links
     before = learn(Doppler(), graph, costs, budget, key, samples=NUM_SAMPLES, links=links)
-    chosen, start = problem.chosen(), (before.trained.policy, before.placement, measure)
+    first = dj.Plan(before.placement)
+    chosen, start = problem.chosen(), (before.trained.policy, first, measure)
     after = run_stage3(chosen, folder, *start, seed=0, num_updates=num_updates, config=config)
     pairs, log = after.comparison, folder / "measurements.jsonl"
     assert pairs is not None
     return {
-        "stage2": before.placement.tolist(),
-        "stage3": after.placement.tolist(),
+        "stage2": plan_record(first),
+        "stage3": plan_record(after.plan),
         "stage2_s": pairs.first_s,
         "stage3_s": pairs.seconds,
         "ratio": pairs.ratio,

@@ -19,7 +19,7 @@ from doppler_jax.reports.pictures import Bars, plot_bars
 from doppler_jax.training.system_rl import SystemConfig
 from experiments.catalogue import PAPER, WORKLOADS, Problem
 from experiments.grid import Cell, Context, Page, Record, Study
-from experiments.machine import Machine, measure_placements, measured_cells
+from experiments.machine import Machine, measure_plans, measured_cells
 from experiments.methods import MethodSettings, Spend, method_cells, place_cell
 from experiments.stage3_study import improve
 from experiments.tables import by, means_table, with_paper
@@ -112,12 +112,13 @@ def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
     folder = context.folder / "stage3" / problem.name
     effort = asked.measured_evaluations, asked.updates, asked.training
     improved = improve(problem, machine.pair_measure(problem), folder, *effort)
-    placements |= {"doppler": improved["stage2"], "doppler_sys": improved["stage3"]}
+    plans = {"doppler": improved["stage2"], "doppler_sys": improved["stage3"]}
     listed = dj.place(problem.graph, problem.costs, method=LISTED).placement
     run = {LISTED: listed, **placements, SYNCHRONOUS: listed}
+    run |= {method: dj.Plan(**plan) for method, plan in plans.items()}
     return {
-        "seconds": measure_placements(machine, problem, run, asked.rounds, [SYNCHRONOUS]),
-        "placements": placements,
+        "seconds": measure_plans(machine, problem, run, asked.rounds, [SYNCHRONOUS]),
+        "placements": placements | {m: plan["placement"] for m, plan in plans.items()},
     }
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from doppler_jax.costs.build import make_costs
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.problems import (
@@ -25,15 +27,14 @@ from doppler_jax.problems import (
 )
 from doppler_jax.programs.workloads import make_arrays, make_workload
 from doppler_jax.reports.tables import format_seconds
-from doppler_jax.simulator.finalists import best_placement
+from doppler_jax.simulator.finalists import best_placement, start_order
 from doppler_jax.training.settings import Stage3Settings, check_settings
 from doppler_jax.training.stages import StageResult, find_policy, run_stage3
+from doppler_jax.types import Plan
 
 from .calibrate import measure_calibration
-from .devices import Options
 from .local import LocalDevices
 from .measure import make_paired_measure
-from .placed import as_devices
 from .processes import LAUNCHERS
 
 NUM_SAMPLES = 64
@@ -56,7 +57,6 @@ def stage3(settings: Stage3Settings) -> StageResult:
     label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
     folder = settings.runs / "stage3" / f"{label}-{backend}-after-{settings.cluster}"
     with open_devices(backend, settings.host_devices) as devices:
-        as_devices(devices).check_options(Options(mode=settings.mode))
         chosen = choose_workload(
             settings.workload,
             settings.measured_preset,
@@ -68,28 +68,26 @@ def stage3(settings: Stage3Settings) -> StageResult:
         assert workload is not None
         assert sharded is not None
         calibration = measure_calibration(sharded, devices, path=folder / "calibration.json")
-        # Times of another mode or guard must not mix with those in the log.
+        # Times of another guard must not mix with those in the log.
         chosen = dataclasses.replace(
             chosen,
-            name=f"{chosen.name}-{backend}-{settings.mode}-{settings.max_slowdown:g}x",
+            name=f"{chosen.name}-{backend}-{settings.max_slowdown:g}x",
             costs=make_costs(sharded, calibration),
         )
         inputs = make_policy_inputs(chosen.graph, chosen.costs)
+        key, links = jax.random.key(settings.seed), settings.training.links
+        samples = policy_candidates(inputs, before, key, NUM_SAMPLES)
+        placement, schedule = best_placement(chosen.graph, chosen.costs, samples, links)
+        rank = start_order(schedule, np.argsort(topological_order(chosen.graph)))
         result = run_stage3(
             chosen,
             folder,
             before,
-            best_placement(
-                chosen.graph,
-                chosen.costs,
-                policy_candidates(inputs, before, jax.random.key(settings.seed), NUM_SAMPLES),
-                settings.training.links,
-            )[0],
+            Plan(placement, rank, "in_order"),
             make_paired_measure(
                 sharded,
                 make_arrays(workload, jax.random.key(settings.seed)),
                 devices,
-                settings.mode,
                 max_slowdown=settings.max_slowdown,
             ),
             seed=settings.seed,

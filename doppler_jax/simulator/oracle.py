@@ -20,7 +20,7 @@ from doppler_jax.simulator.durations import (
     move_seconds,
     task_seconds,
 )
-from doppler_jax.types import Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, Plan, Schedule, TaskGraph
 
 
 def simulate_oracle(
@@ -83,6 +83,14 @@ def simulate_oracle(
     run = _Run(graph, device, seconds, transfers, ready, Links(links))
     run.play()
     return make_schedule(device, run.start_s, run.finish_s, run.carried)
+
+
+def simulate_plan(
+    graph: TaskGraph, costs: Costs, plan: Plan, links: str = "parallel"
+) -> Schedule:
+    """Returns the schedule of a plan by its own queue."""
+    order = {} if plan.queue == "fifo" else {"priority": plan.priority}
+    return simulate_oracle(graph, costs, plan.placement, links=links, queue=plan.queue, **order)
 
 
 def makespan_s(schedule: Schedule) -> float:

@@ -1,4 +1,4 @@
-"""Measurements of a placement beside another, so that drift of the machine cancels."""
+"""Measurements of a plan beside another, so that drift of the machine cancels."""
 
 import dataclasses
 import json
@@ -62,8 +62,8 @@ class Measurement:
 
     update: int
     episode: int
-    candidate: tuple[int, ...]  # [N]
-    incumbent: tuple[int, ...]  # [N]
+    candidate: Plan
+    incumbent: Plan
     rounds: int
     worth_s: float  # the incumbent's worth times the median ratio
     paired: Paired
@@ -97,8 +97,8 @@ class MeasurementLog:
         self,
         update: int,
         episode: int,
-        candidate: np.ndarray,
-        incumbent: np.ndarray,
+        candidate: Plan,
+        incumbent: Plan,
         incumbent_s: float | None,
         rounds: int,
     ) -> Measurement:
@@ -107,8 +107,8 @@ class MeasurementLog:
         Args:
           update: when it is used.
           episode: its number within the update.
-          candidate: `[N]` placement to measure.
-          incumbent: `[N]` placement to measure it against.
+          candidate: plan to measure.
+          incumbent: plan to measure it against.
           incumbent_s: what that is worth; None: the median of its runs here.
           rounds: pairs of runs.
 
@@ -116,13 +116,13 @@ class MeasurementLog:
           ValueError: the log has another one there, so it is another run's; or a measured
             time is no positive finite number.
         """
-        wanted = tuple(candidate.tolist()), tuple(incumbent.tolist()), rounds
+        wanted = candidate, incumbent, rounds
         found = self._known.get((update, episode))
         if found is not None:
             if (found.candidate, found.incumbent, found.rounds) != wanted:
                 raise ValueError(
                     f"{self._path}: update {update}, episode {episode} measured other "
-                    "placements than this run asks for; it is the log of another run"
+                    "plans than this run asks for; it is the log of another run"
                 )
             return found
         paired = self._measure(candidate, incumbent, rounds)
@@ -157,4 +157,13 @@ def _from_json(entry: dict[str, Any]) -> Measurement:
             }
         )
     paired = Paired(**fields_of(entry["paired"], trace=trace))
-    return Measurement(**fields_of(entry, paired=paired))
+    plans = {
+        name: Plan(np.array(plan["placement"]), _array(plan["priority"]), plan["queue"])
+        for name in ("candidate", "incumbent")
+        if (plan := entry[name])
+    }
+    return Measurement(**fields_of(entry, paired=paired, **plans))
+
+
+def _array(values: list[float] | None) -> np.ndarray | None:
+    return None if values is None else np.array(values)

@@ -61,8 +61,6 @@ class Stage3Settings(StageSettings):
     backend: str = "auto"
     """What measures: "local" is this process, a launcher's name ("ray") a process per core;
     "auto" is ray where there is no accelerator and Ray is installed, else local."""
-    mode: str = "work_conserving"
-    """How the engine dispatches."""
     max_slowdown: float = 2.0
     """A placement this many times as slow as the best is not run again."""
     num_updates: int = 20

@@ -32,26 +32,28 @@ from doppler_jax.training.loop import Phase, RunFolder, train
 from doppler_jax.training.paired import Measure, MeasurementLog
 from doppler_jax.training.settings import Stage1Settings, Stage2Settings, check_settings
 from doppler_jax.training.sim_rl import SimConfig, sim_phase
-from doppler_jax.training.state import TrainState, init_state, make_optimizer
+from doppler_jax.training.state import StateT, TrainState, init_state, make_optimizer
 from doppler_jax.training.system_rl import (
     Comparison,
     System,
     SystemConfig,
+    begin_system,
+    best_plan,
     compare,
     set_incumbent,
     system_update,
 )
-from doppler_jax.types import Policy
+from doppler_jax.types import Plan, Policy
 
 
 @dataclasses.dataclass(frozen=True)
 class StageResult:
-    """What a stage leaves: its folder, policy and best placement."""
+    """What a stage leaves: its folder, policy and best plan."""
 
     folder: pathlib.Path
     policy: Policy
-    placement: np.ndarray  # [N]
-    seconds: float  # of the placement: simulated by the oracle, in stage 3 measured
+    plan: Plan  # of stages 1 and 2 a placement, under `fifo`
+    seconds: float  # of the plan: simulated by the oracle, in stage 3 measured
     comparison: Comparison | None = None  # of stage 3: with what it started from
 
 
@@ -137,7 +139,7 @@ def run_stage3(
     chosen: Chosen,
     folder: pathlib.Path,
     before: Policy,
-    incumbent: np.ndarray,
+    incumbent: Plan,
     measure: Measure,
     *,
     seed: int,
@@ -151,25 +153,30 @@ def run_stage3(
       chosen: the problem; where its program is known, costs are re-fitted to what is measured.
       folder: of the run, with all its measurements.
       before: the policy to go on from.
-      incumbent: `[N]` the placement to beat.
-      measure: runs two placements in turns.
+      incumbent: the plan to beat, of queue `fifo` or `in_order`.
+      measure: runs two plans in turns.
       seed: of everything random but the measurements.
       num_updates: when to stop.
       config: settings of the stage.
       save_every_s: seconds between checkpoints.
 
     Raises:
-      ValueError: the folder has a run with other settings, or a measured time is invalid.
+      ValueError: the incumbent's queue is another one, the folder has a run with other
+        settings, or a measured time is invalid.
     """
-    start = init_state(
-        jax.random.key(seed),
-        before.params,
-        make_optimizer(config.learning_rate),
-        make_policy_inputs(chosen.graph, chosen.costs),
-        config.num_elites,
+    if incumbent.queue not in ("fifo", "in_order"):
+        raise ValueError(f"the incumbent's queue is {incumbent.queue!r}; expected in_order")
+    start = begin_system(
+        init_state(
+            jax.random.key(seed),
+            before.params,
+            make_optimizer(config.learning_rate),
+            make_policy_inputs(chosen.graph, chosen.costs),
+            config.num_elites,
+        )
     )
     settings = _settings(chosen, "stage3", seed, before.config, config)
-    settings["incumbent"] = [int(device) for device in incumbent]
+    settings["incumbent"] = plan_record(incumbent)
     with RunFolder(folder, settings, before.config, save_every_s) as run:
         system = System(
             graph=chosen.graph,
@@ -187,10 +194,10 @@ def run_stage3(
             num_updates=num_updates,
         )
         state = _train(run, phase, phase.begin(before.params) if run.is_new else start)
-    best = np.asarray(state.best_placement)[: chosen.graph.num_tasks]
+    best = best_plan(state, chosen.graph.num_tasks)
     found = compare(system, int(state.update), incumbent, best)
     policy = Policy(state.params, before.config)
-    result = StageResult(folder, policy, found.placement, found.seconds, found)
+    result = StageResult(folder, policy, found.plan, found.seconds, found)
     _write(
         result,
         "measured_s",
@@ -232,8 +239,8 @@ def _settings(
 
 
 def _train(
-    run: RunFolder, phase: Phase[TrainState], start: TrainState, budget: Budget | None = None
-) -> TrainState:
+    run: RunFolder, phase: Phase[StateT], start: StateT, budget: Budget | None = None
+) -> StateT:
     """Returns the last state of a phase, from the newest checkpoint or the start.
 
     On a terminal, a bar shows where it is, with the latest metrics beside it.
@@ -271,7 +278,7 @@ def _finish(
     drawn = policy_candidates(problem, policy, jax.random.key(0), 64)
     candidates = drawn if found is None else np.concatenate([found, drawn])
     placement, schedule = best_placement(chosen.graph, chosen.costs, candidates, links)
-    result = StageResult(folder, policy, placement, makespan_s(schedule))
+    result = StageResult(folder, policy, Plan(placement), makespan_s(schedule))
     _write(result, "makespan_s")
     return result
 
@@ -279,5 +286,12 @@ def _finish(
 def _write(result: StageResult, kind: str, **more: Any) -> None:
     write_json_atomic(
         result.folder / "placement.json",
-        {"placement": result.placement.tolist(), kind: result.seconds, **more},
+        {**plan_record(result.plan), kind: result.seconds, **more},
     )
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """Returns a plan for JSON, as fields of `dj.Plan`."""
+    priority = None if plan.priority is None else np.asarray(plan.priority).tolist()
+    placement = np.asarray(plan.placement).tolist()
+    return {"placement": placement, "priority": priority, "queue": plan.queue}

@@ -36,7 +36,7 @@ def test_a_calibrated_workload_is_measured_once(tmp_path, monkeypatch):
         again = here.calibrated(workload, tmp_path)
         np.testing.assert_array_equal(first.costs.compute_s, again.costs.compute_s)
         placements = {"alone": np.zeros(first.graph.num_tasks, int)}
-        seconds = machine.measure_placements(here, first, placements, 2)
+        seconds = machine.measure_plans(here, first, placements, 2)
     assert len(seconds["alone"]) == 2
     assert min(seconds["alone"]) > 0
     assert here.key == {"devices": 2, "backend": "local"}

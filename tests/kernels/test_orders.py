@@ -1,4 +1,4 @@
-"""No plan can deadlock: random orders, sends that find next to no room, every device waiting."""
+"""No plan can deadlock: random orders, and rings that have room for next to nothing."""
 
 from concurrent import futures
 

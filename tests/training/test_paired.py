@@ -5,9 +5,10 @@ import pytest
 
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.training.paired import MeasurementLog, Paired, median_interval
+from doppler_jax.types import Plan
 from tests.training.cases import chains_case
 
-OLD, NEW = np.array([0, 2]), np.array([1, 2])
+OLD, NEW = Plan(np.array([0, 2])), Plan(np.array([1, 2]), np.array([0.5, 0.1]), "in_order")
 
 
 def take(log, update=0, episode=0, candidate=NEW, incumbent_s=None):
@@ -45,7 +46,9 @@ def test_measurements_are_logged_before_they_are_used(tmp_path):
     found = take(MeasurementLog(path, taking(0.25)), update=3, episode=1, incumbent_s=8.0)
     assert found.worth_s == 4.0
     (line,) = path.read_text().splitlines()
-    asked = {"update": 3, "episode": 1, "candidate": [1, 2], "incumbent": [0, 2], "rounds": 1}
+    asked = {"update": 3, "episode": 1, "rounds": 1}
+    asked["candidate"] = {"placement": [1, 2], "priority": [0.5, 0.1], "queue": "in_order"}
+    asked["incumbent"] = {"placement": [0, 2], "priority": None, "queue": "fifo"}
     seconds = {"candidate_s": [0.25], "incumbent_s": [0.5]}
     paired = {**seconds, "is_aborted": False, "trace": None}
     assert json.loads(line) == {**asked, "worth_s": 4.0, "paired": paired}
@@ -94,7 +97,7 @@ def test_the_log_of_another_run_is_refused(tmp_path, change):
     asked = {"candidate": NEW, "incumbent": OLD, "rounds": 1}
     rest = {"update": 2, "episode": 5, "incumbent_s": None}
     MeasurementLog(path, taking(1.0)).take(**asked, **rest)
-    asked[change] = asked[change] + 1
+    asked[change] = 2 if change == "rounds" else Plan(np.array([1, 2]))
     with pytest.raises(ValueError, match=f"^{path}: update 2, episode 5 .* another run"):
         MeasurementLog(path, taking()).take(**asked, **rest)
 

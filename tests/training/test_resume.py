@@ -20,6 +20,7 @@ from doppler_jax.graphs.formats import save_graph
 from doppler_jax.policies.features import make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig, init_params
 from doppler_jax.problems import choose_graph
+from doppler_jax.simulator.oracle import simulate_plan
 from doppler_jax.training.paired import Paired
 from doppler_jax.training.stages import run_stage3
 from doppler_jax.training.system_rl import SystemConfig
@@ -129,8 +130,9 @@ def test_simulated_stages_resume_bit_for_bit(graph, undisturbed, tmp_path, stage
 def test_stage_3_resumes_from_its_measurements(graph, tmp_path):
     folder = tmp_path / "killed" / "stage3" / "run"
     log = folder / "measurements.jsonl"
-    # Times are random: almost every update measures its six placements, and one again.
-    total = 6 * UPDATES["stage3"]
+    # Times are random: almost every update measures its four samples, a proposal or two, and
+    # one plan again.
+    total = 5 * UPDATES["stage3"]
     run_with_kills(stage3_command(graph, folder, "measure"), log, total, "stage3", (0.3,))
     assert total < lines(log) <= 7 * UPDATES["stage3"] + 2
 
@@ -148,7 +150,7 @@ def measure(candidate, incumbent, rounds):
     graph, costs = measure.problem
     times = 1.0 + np.frombuffer(os.urandom(8 * rounds), np.uint32) / 2**32
     pairs = map(tuple, times.reshape(2, rounds).tolist())
-    return Paired(*pairs, trace=dj.simulate_oracle(graph, costs, candidate))
+    return Paired(*pairs, trace=simulate_plan(graph, costs, candidate))
 
 
 def refuse(*args):
@@ -167,7 +169,7 @@ def main(graph, folder, num_updates, mode):
         chosen,
         pathlib.Path(folder),
         policy,
-        np.zeros(chosen.graph.num_tasks, int),
+        dj.Plan(np.zeros(chosen.graph.num_tasks, int)),
         {"measure": measure, "replay": refuse}[mode],
         seed=0,
         num_updates=int(num_updates),

@@ -167,10 +167,8 @@ def test_stage_2_ends_at_its_bounds(command, copied, monkeypatch, words, updates
     assert len(lines) == updates
 
 
-def test_stage_3_refuses_an_unknown_mode(refuse):
+def test_stage_3_refuses_an_unknown_preset(refuse):
     save_tiny_checkpoint(pathlib.Path("runs/stage2/chainmm-paper-p100x4"))
-    words = ["--backend", "local", "--mode", "lazy"]
-    refuse(3, words, "unknown mode 'lazy'", "in_order", "work_conserving")
     refuse(3, ["--measured-preset", "tiny"], "unknown preset 'tiny' of chainmm")
 
 
@@ -273,7 +271,6 @@ def test_all_three_stages_as_processes(tmp_path, refuse, capsys):
     assert snapshot(tmp_path) == before  # nothing is measured or trained again
     for changed, part in (
         (["--seed", "1"], "seed was 0, now 1"),
-        (["--mode", "bulk_synchronous"], "bulk_synchronous"),
         (["--max-slowdown", "3"], "3x"),
     ):
         capsys.readouterr()
