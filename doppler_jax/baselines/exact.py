@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 MAX_TICKS = 1 << 26
 """Ticks in the first makespan: fine enough for rounding, few enough for the solver."""
 
+MOST_COUNTED = 1 << 14
+"""Ticks of a horizon up to which devices that are alike are one pool: with finer ones it takes
+the solver longer to see that tasks do not fill the devices evenly than where they have one."""
+
 BITS = 30
 """Bits to which the largest limited memory is resolved."""
 
@@ -389,7 +393,7 @@ def solve(
             "method 'exact' needs OR-Tools: install doppler-jax with the extra 'exact', "
             "pip install 'doppler-jax[exact]'"
         ) from error
-    is_one_pool = memory is None and len(classes) == 1 and not ticks.delay.any()
+    is_one_pool = memory is None and is_pool(ticks, classes, horizon)
     model = _Model(cp_model.CpModel(), ticks, least, horizon, is_one_pool)
     model.add_tasks()
     model.add_arrivals()
@@ -422,6 +426,11 @@ def solve(
             [next(d for d, var in row.items() if solver.value(var)) for row in model.runs]
         )
     return Found(placement, order, solver.best_objective_bound, status == cp_model.OPTIMAL)
+
+
+def is_pool(ticks: Durations, classes: list[list[int]], horizon: int) -> bool:
+    """Returns whether devices are one pool, and ticks so few that the solver counts them."""
+    return len(classes) == 1 and horizon <= MOST_COUNTED and not ticks.delay.any()
 
 
 def _in_turn(

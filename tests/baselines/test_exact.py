@@ -326,4 +326,4 @@ def test_devices_that_are_one_pool_run_tasks_of_no_length_too():
     problem = dj.from_edge_delays([2, 2, 3, 0, 0, 4, 3], edges, num_devices=2)
     result = exact(*problem, budget_s=BUDGET_S)
     assert_legal(*problem, result)
-    assert (result.makespan_s, result.bound_s, result.proven) == (8.0, 8.0, True)
+    assert (result.makespan_s, result.bound_s, result.proven) == (7.0, 7.0, True)
