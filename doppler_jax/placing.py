@@ -80,9 +80,9 @@ def place(
         1000 placements if no bound is given.
       objective: what is minimised: the links, and the noise and its statistic, if any.
       queue: `fifo`, under which a device takes what is ready first, or `in_order`: a plan with
-        an order, to which devices keep. `lns` and `doppler+search` look for orders, list
-        schedulers and `exact` keep their own, and the placements of others get that of
-        their execution under `fifo`.
+        an order, to which devices keep. Searches look for orders, list schedulers and `exact`
+        keep their own, and the placements of others get that of their execution under
+        `fifo`.
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.

@@ -51,7 +51,7 @@ def _searched(request: Request, tried: Candidates) -> Candidates:
     steps = min(steps, request.budget.evaluations or steps)
     problem = request.problem
     if request.queue == "in_order":
-        problem = dataclasses.replace(problem, queue="priority")
+        problem = dataclasses.replace(problem, queue=LNS.queue)
     budget = Budget(evaluations=steps, target_s=np.finfo(float).max)
     found = run_search(LNS(), problem, tried.placements, 0, budget, CurveRecorder())
     if not len(found.placements):
@@ -60,5 +60,5 @@ def _searched(request: Request, tried: Candidates) -> Candidates:
         found.placements,
         max(found.evaluations, 1),
         interrupted=found.interrupted,
-        priority=found.ranks if len(found.ranks) else None,
+        priority=found.ranks,
     )

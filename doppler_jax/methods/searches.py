@@ -18,7 +18,6 @@ from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request, ke
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.drawing import RandomSearch
-from doppler_jax.search.lns import LNS
 from doppler_jax.search.problem import can_overflow
 from doppler_jax.types import Costs, Policy, TaskGraph
 
@@ -180,9 +179,8 @@ def _search_from(
     missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     problem = request.problem
-    if request.queue == "in_order" and isinstance(search, LNS):
-        # Under `priority` every order is legal, and a plan is as long as its replay in order.
-        problem = dataclasses.replace(problem, queue="priority")
+    if request.queue == "in_order":
+        problem = dataclasses.replace(problem, queue=search.queue)
     found = run_search(
         search,
         problem,
@@ -194,7 +192,8 @@ def _search_from(
     )
     return Candidates(
         placements=np.concatenate([always, found.placements]),
-        priority=None if problem.queue == "fifo" else found.ranks,
+        priority=found.ranks,
+        waits=problem.queue == "in_order",
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,
     )

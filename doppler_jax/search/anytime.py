@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -40,6 +40,9 @@ Member = Any
 
 class Search(Protocol):
     """A search as a frozen dataclass of settings."""
+
+    queue: ClassVar[str]
+    """Of the problem in which it searches orders; `fifo`: it searches placements alone."""
 
     @property
     def members(self) -> int:
@@ -75,7 +78,7 @@ class Found:
     """What a search came up with."""
 
     placements: np.ndarray  # [B, N] the best ones, best first; none if nothing fits
-    ranks: np.ndarray  # [B, N] theirs, which count where the problem's queue looks at them
+    ranks: np.ndarray  # [B, N] theirs; [0, N] where the problem's queue looks at none
     evaluations: int  # executions simulated
     interrupted: bool  # by Ctrl-C
 
@@ -184,7 +187,7 @@ class _Run:
         self.plans += len(starts)
         order = np.lexsort((energy, np.isinf(value_s)))
         some = order[:NUM_FOUND]
-        ranks = np.tile(self.problem.level_rank, (len(some), 1))
+        ranks = np.tile(self.problem.rank, (len(some), 1))
         self._keep([(starts[some], value_s[some], ranks)])
         return starts[order], energy[order]
 
@@ -252,5 +255,5 @@ class _Run:
         self._keep(map(self.search.best, self.members))  # of a chunk that Ctrl-C ended, too
         shape = len(self.kept), self.problem.graph.num_tasks
         placements = np.array([placement for _, placement, _ in self.kept], np.int64)
-        ranks = np.array([rank for _, _, rank in self.kept], np.float64)
-        return placements.reshape(shape), ranks.reshape(shape)
+        ranks = np.array([rank for _, _, rank in self.kept]).reshape(shape)
+        return placements.reshape(shape), ranks[: 0 if self.problem.queue == "fifo" else None]

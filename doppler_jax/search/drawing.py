@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class Drawn:
 class RandomSearch:
     """Scores many placements at a time, in threads; it has no use for starts."""
 
+    queue: ClassVar[str] = "fifo"
     members: int = 1
 
     def fit(self, evaluations: int) -> Self:

@@ -28,7 +28,6 @@ from doppler_jax.simulator.native_kernels import (
     NativeProblem,
     Rows,
     Work,
-    sort_by_key,
 )
 
 Array = np.ndarray
@@ -48,13 +47,6 @@ SHIFT = 0.5
 ENERGY, VALUE, BEST = range(3)
 """Entries of a state's `worth`, seconds: two of its plan, and the value of the best."""
 
-CRITICAL, CHAIN_STEPS = 0.75, 48
-"""How often a move of annealing is of a task on the critical chain, and of how many steps one
-works out the chain anew."""
-
-LENGTH, AGE = range(2)
-"""Entries of `Walker.count`: tasks of the chain, and steps since it was worked out."""
-
 
 class Aim(NamedTuple):
     """What is to be found: the problem, and what makes one plan better than another."""
@@ -66,12 +58,10 @@ class Aim(NamedTuple):
     waits: bool  # whether that looks at the order
     is_plain: bool  # whether a plan can be evaluated from the first changed position
     is_listed: bool  # whether its execution is a list schedule (`lns_kernels`)
-    rank: Array  # [N] uint32, positions in a topological order
     near_first: Array  # [2, N + 1] uint32, where a task's producers begin, and its readers
     near: Array  # [2, E] uint32
     input_s: Array  # [N, D] when graph inputs with a home are there, under `parallel` links
     out_in: Array  # [E] uint32, of an edge as producers list it the place as readers do
-    in_out: Array  # [E] uint32, the other way round
     compute_factor: Array  # [K, N] noise, K = 0 for none
     item_factor: Array  # [K, I + T, D]
     quantile: float  # of the K makespans; nan for their mean
@@ -98,7 +88,6 @@ class Walker(NamedTuple):
     best_placement: Array  # [N] uint32
     best_rank: Array  # [N] uint32
     worth: Array  # [3] float64
-    count: Array  # [2] int64
     moved: Array  # [2, GROUP] uint32, what the last move moved, and from where
     # Under `in_order`, of the accepted plan and of the one that is tried:
     done_s: Array  # [2, N] finishes
@@ -106,8 +95,6 @@ class Walker(NamedTuple):
     mark_s: Array  # [2, M, 1 + D (1 + D)] latest finish, devices and links, every STRIDE
     state_s: Array  # [1 + D (1 + D)], scratch
     trial: Trial  # of the plan
-    timed: Rows  # the same, with its times
-    chain: Array  # [N] uint32, a critical chain of the plan, as it was a few steps ago
 
 
 @inner
@@ -356,40 +343,6 @@ def _copy_from(aim: Aim, w: Walker, first: int, source: int) -> None:
             w.mark_s[goal, k, i] = w.mark_s[source, k, i]
 
 
-@inner
-def critical_chain(aim: Aim, rows: Rows, work: Work, chain: Array) -> int:
-    """Writes a chain of tasks that the makespan waited for, last first; returns how many.
-
-    Each started when the next one ended on its device, or when what that had made arrived.
-    """
-    order, ahead, last = work.task[0], work.task[1], work.device[0]
-    p, placement = aim.problem, rows.placements[0]
-    start_s, finish_s = rows.start_s[0], rows.finish_s[0]
-    n, reads, v = len(placement), len(p.home), 0
-    for u in range(n):
-        order[u] = u
-        if finish_s[u] > finish_s[v]:
-            v = u
-    sort_by_key(start_s, order, ahead)
-    for d in range(len(last)):
-        last[d] = NOBODY
-    for k in range(n):  # the task that ran before each on its device
-        ahead[order[k]] = last[placement[order[k]]]
-        last[placement[order[k]]] = order[k]
-    for count in range(n):
-        chain[count] = v
-        before = n
-        for e in range(p.in_first[v], p.in_first[v + 1]):
-            if rows.arrival_s[0, reads + aim.in_out[e]] == start_s[v]:
-                before = int(p.in_producer[e])
-        if before == n and ahead[v] != NOBODY and finish_s[ahead[v]] == start_s[v]:
-            before = int(ahead[v])
-        if before == n or start_s[v] == 0.0:
-            return count + 1
-        v = before
-    return n
-
-
 @jit
 def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: float) -> int:
     """Makes `steps` evaluations, nearly all of a move each; returns how many it made.
@@ -403,7 +356,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
       target_s: seconds of a plan after which it stops.
     """
     random, placement, order, rank = w.random, w.placement, w.order, w.rank
-    worth, count, moved = w.worth, w.count, w.moved
+    worth, moved = w.worth, w.moved
     n, devices = aim.problem.compute_s.shape
     temperature, fall = hot / n, (cold / hot) ** (1.0 / max(steps, 1))
     for step in range(steps):
@@ -418,16 +371,8 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         elif aim.waits and (devices == 1 or _uniform(random) < SHIFT):
             source, goal = shift(aim, random, order, rank)
             first = min(source, goal)
-        elif not aim.is_plain and count[AGE] % CHAIN_STEPS == 0:
-            aim.simulate(aim.problem, w.timed, w.trial.work, -1, aim.switches, aim.links)
-            count[LENGTH], count[AGE] = critical_chain(aim, w.timed, w.trial.work, w.chain), 1
-            continue
         else:
-            v = _below(random, n)
-            if count[LENGTH] and _uniform(random) < CRITICAL:
-                v = w.chain[_below(random, count[LENGTH])]
-            count[AGE] += 1
-            changed = mutate(aim, random, placement, moved, v)
+            changed = mutate(aim, random, placement, moved, _below(random, n))
             first = first_changed(aim, rank, moved, changed)
         if not is_new and changed == 0 and source == goal:
             continue

@@ -5,7 +5,7 @@ annealing, Schrimpf et al. 2000.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LNS(OnePlan):
-    """Large neighbourhood search. Under `priority` queues ranks are searched, too."""
+    """Large neighbourhood search.
 
+    Ranks are searched, too, if the queue looks at them. Under `priority` every order is legal,
+    and a plan is as long as its replay in order.
+    """
+
+    queue: ClassVar[str] = "priority"
     ruins: float = 0.7  # share of steps that free tasks; the others move some
     most: int = 32  # tasks that are freed together
 
@@ -36,7 +41,7 @@ class LNS(OnePlan):
 
 
 def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: int) -> "Ruins":
-    """Returns a plan of a placement `[N]` to begin with, ranked by b-level.
+    """Returns a plan of a placement `[N]` to begin with, and its ranks.
 
     At most `most` of its tasks are freed together.
     """
@@ -45,8 +50,8 @@ def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: i
 
     n, devices = problem.aim.problem.compute_s.shape
     placement = placement.astype(np.uint32)
-    rank = problem.level_rank.copy()
-    order = np.argsort(problem.aim.rank).astype(np.uint32)
+    rank = problem.rank.copy()
+    order = np.argsort(rank).astype(np.uint32)
     return Ruins(
         random=np.array([seed], np.uint64),
         placement=placement,

@@ -41,13 +41,12 @@ class SearchProblem:
         return can_overflow(self.graph, self.costs)
 
     @cached_property
-    def level_rank(self) -> np.ndarray:
-        """Ranks `[N]` of starts: from 0 to 1 by b-level; zeros where no queue looks at them."""
-        if self.queue != "priority":
-            return np.zeros(self.graph.num_tasks)
-        level_s = b_level(self.graph, self.costs)
-        longest_s = max(level_s.max(initial=0.0), np.finfo(float).tiny)
-        return 1.0 - level_s / longest_s
+    def rank(self) -> np.ndarray:
+        """Ranks `[N]` of starts, 0 to N - 1: topological, by b-level where a queue looks."""
+        rank = np.argsort(topological_order(self.graph))
+        if self.queue != "fifo":
+            rank = np.argsort(np.lexsort((rank, -b_level(self.graph, self.costs))))
+        return rank.astype(np.float64)
 
     @cached_property
     def aim(self) -> "Aim":
@@ -62,8 +61,6 @@ class SearchProblem:
         readers = np.repeat(np.arange(n), np.diff(problem.in_first).astype(int))
         out_in = np.lexsort((readers, problem.in_tensor, problem.in_producer))
         reads = len(problem.home)
-        rank = np.empty(n, np.uint32)
-        rank[topological_order(graph)] = np.arange(n)
         compute = np.empty((0, n))
         items = np.empty((0, graph.num_inputs + graph.num_tensors, devices))
         if self.factors is not None:
@@ -85,12 +82,10 @@ class SearchProblem:
             links=LINKS.index(links),
             switches=discipline.switches,
             waits=waits,
-            rank=rank,
             near_first=np.stack([problem.in_first, problem.first_move - np.uint32(reads)]),
             near=np.stack([problem.in_producer, problem.reader[reads:]]),
             input_s=_input_s(problem),
             out_in=out_in.astype(np.uint32),
-            in_out=np.argsort(out_in).astype(np.uint32),
             compute_factor=np.array(compute, np.float64),
             item_factor=np.array(items, np.float64),
             quantile=np.nan if level is None else level,
@@ -128,8 +123,8 @@ class SearchProblem:
         given = np.ascontiguousarray(placements, np.uint32)
 
         def run(parts: Iterator[slice]) -> bool:
-            order = np.argsort(self.aim.rank).astype(np.uint32)
-            trial = self.make_trial(np.empty_like(order), order, self.level_rank)
+            order = np.argsort(self.rank).astype(np.uint32)
+            trial = self.make_trial(np.empty_like(order), order, self.rank)
             for part in parts:
                 score_rows(self.aim, trial, given[part], value_s[part], energy[part])
             return True

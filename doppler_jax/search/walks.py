@@ -5,7 +5,7 @@ Reference: Kirkpatrick et al. 1983.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -66,11 +66,9 @@ class OnePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Annealing(OnePlan):
-    """Simulated annealing.
+    """Simulated annealing: tasks move between devices, and under `in_order` in the order."""
 
-    Where plans are evaluated as a whole, most moves are of tasks on the critical chain, which
-    helps small budgets most.
-    """
+    queue: ClassVar[str] = "in_order"
 
     def begin(self, problem: SearchProblem, start: np.ndarray, seed: int) -> "Walker":
         return make_walker(problem, start, seed)
@@ -86,17 +84,15 @@ class Annealing(OnePlan):
 
 
 def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Walker":
-    """Returns a walker at a placement `[N]`, its tasks in topological order."""
+    """Returns a walker at a placement `[N]`, its tasks by the problem's ranks."""
     from doppler_jax.search.kernels import GROUP, STRIDE, Walker
-    from doppler_jax.simulator.native_kernels import make_rows
 
     aim, devices = problem.aim, problem.costs.num_devices
     n = len(placement)
-    placement, rank = placement.astype(np.uint32), aim.rank.copy()
+    placement, rank = placement.astype(np.uint32), problem.rank.astype(np.uint32)
     order = np.argsort(rank).astype(np.uint32)
     kept = n if aim.is_plain else 0
     is_serial = problem.objective.links == "serial"
-    executed = placement[None], None, order[None], (aim.compute_factor, aim.item_factor)
     return Walker(
         random=np.array([seed], np.uint64),
         placement=placement,
@@ -105,13 +101,10 @@ def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Wa
         best_placement=placement.copy(),
         best_rank=rank.copy(),
         worth=np.full(3, np.inf),
-        count=np.zeros(2, np.int64),
         moved=np.zeros((2, GROUP), np.uint32),
         done_s=np.zeros((2, kept)),
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
         mark_s=np.zeros((2, kept // STRIDE + 1, 1 + devices * (1 + devices))),
         state_s=np.zeros(1 + devices * (1 + devices)),
         trial=problem.make_trial(placement, order),
-        timed=make_rows(aim.problem, *executed, schedule=True, transfers=True),
-        chain=np.zeros(n, np.uint32),
     )

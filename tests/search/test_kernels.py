@@ -11,7 +11,6 @@ from doppler_jax.search import kernels
 from doppler_jax.search.kernels import GROUP
 from doppler_jax.search.problem import make_search_problem
 from doppler_jax.search.walks import make_walker
-from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.simulate import simulate
 from tests.generators import random_problem
 from tests.search.cases import DEVICES, pinned_problem
@@ -99,35 +98,3 @@ def test_values_from_the_first_changed_position_are_those_of_the_whole(links):
 @pytest.mark.parametrize("links", ["parallel", "serial"])
 def test_ten_thousand_values_from_the_changed_position_are_those_of_the_whole(links):
     check_walks(120, 100, links)
-
-
-@pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
-def test_annealing_knows_a_chain_that_the_makespan_waited_for(links):
-    lengths = []
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        graph, costs = random_problem(rng, 30, DEVICES)
-        problem = make_search_problem(graph, costs, Objective(links))
-        placement = rng.integers(0, DEVICES, graph.num_tasks)
-        w = make_walker(problem, placement, seed)
-        kernels.walk(problem.aim, w, 2, 0.5, 0.5, 0.0)  # it evaluates, then looks back
-        np.testing.assert_array_equal(w.placement, placement)
-        schedule = simulate_oracle(graph, costs, placement, links=links)
-        chain = w.chain[: w.count[kernels.LENGTH]].tolist()
-        start_s, finish_s = schedule.start_s, schedule.finish_s
-        arrivals = {}
-        for x, d, at_s in zip(
-            schedule.transfer_tensor,
-            schedule.transfer_destination,
-            schedule.transfer_finish_s,
-            strict=True,
-        ):
-            maker = graph.tensor_producer[x] if x >= 0 else -1
-            arrivals.setdefault((maker, d), set()).add(at_s)
-        assert finish_s[chain[0]] == finish_s.max()
-        for v, u in itertools.pairwise([*chain, -1]):
-            same = u >= 0 and placement[u] == placement[v] and finish_s[u] == start_s[v]
-            sent = start_s[v] in arrivals.get((u, placement[v]), ())
-            assert same or sent or (u < 0 and start_s[v] == 0.0)
-        lengths.append(len(chain))
-    assert max(lengths) > 5

@@ -84,8 +84,7 @@ def test_plans_to_begin_with_have_a_rank_or_an_order(queue):
     graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES)
     placements = np.random.default_rng(4).integers(0, DEVICES, (8, 14))
     problem = make_search_problem(graph, costs, Objective(), queue=queue)
-    rank = problem.level_rank if queue == "priority" else problem.aim.rank
-    expected = seconds(graph, costs, placements, queue=queue, priority=rank)
+    expected = seconds(graph, costs, placements, queue=queue, priority=problem.rank)
     np.testing.assert_array_equal(problem.score(placements)[0], expected)
 
 

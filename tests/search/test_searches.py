@@ -27,11 +27,11 @@ SEARCHES = {
 
 def run(
     name, graph, costs, *, evaluations=4000, budget_s=None, target_s=None, seed=0,
-    objective=None, key=None, starts=None, curve=None, **options,
+    objective=None, key=None, starts=None, curve=None, queue="fifo", **options,
 ):  # fmt: skip
     if starts is None:
         starts = random_placements(costs, np.random.default_rng(7), 3)
-    problem = make_search_problem(graph, costs, objective or dj.Objective(), key)
+    problem = make_search_problem(graph, costs, objective or dj.Objective(), key, queue)
     budget = dj.Budget(evaluations=evaluations, seconds=budget_s, target_s=target_s)
     curve = curve or CurveRecorder()
     return run_search(SEARCHES[name], problem, starts, seed, budget, curve, **options)
@@ -79,6 +79,26 @@ def test_the_seed_decides_and_the_number_of_threads_does_not(name, monkeypatch):
         one.placements.shape != other.placements.shape
         or (one.placements != other.placements).any()
     )
+
+
+@pytest.mark.parametrize("name", ["annealing", "lns"])
+@pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
+def test_orders_that_are_found_are_worth_what_is_said(name, links, monkeypatch):
+    graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
+    queue, curve = SEARCHES[name].queue, CurveRecorder()
+    options = {"evaluations": 6000, "objective": dj.Objective(links), "queue": queue}
+    found = run(name, graph, costs, curve=curve, **options)
+    values = [
+        seconds(graph, costs, [placement], links=links, queue=queue, priority=rank)[0]
+        for placement, rank in zip(found.placements, found.ranks, strict=True)
+    ]
+    assert values[0] == curve.rows[-1][2]
+    assert (np.diff(values) >= 0).all()
+    assert values[0] < seconds(graph, costs, found.placements[:1], links=links)[0]
+    monkeypatch.setattr(anytime, "num_cores", lambda: 1)
+    again = run(name, graph, costs, **options)
+    np.testing.assert_array_equal(again.placements, found.placements)
+    np.testing.assert_array_equal(again.ranks, found.ranks)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
