@@ -1,5 +1,10 @@
-"""Device operations: kernels compiled ahead of time and kept, transfers, a look for NaN."""
+"""Device operations: kernels compiled ahead of time and kept, transfers, a look for NaN.
 
+And JAX's settings, which threads do not inherit.
+"""
+
+import contextlib
+import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +21,33 @@ from .agenda import Agenda
 from .devices import TaskError
 
 Executable = Callable[..., Sequence[jax.Array]]
+
+
+_SETTINGS = tuple(
+    name
+    for name in sorted(jax.config.values)
+    # Guards are about what the caller does. What moves here was asked for.
+    if callable(getattr(jax, name.removeprefix("jax_"), None)) and "_guard" not in name
+)
+"""Of JAX, those that a context manager of the same name sets for one thread."""
+
+
+def inherit(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function so that in any thread it runs under the settings that JAX has here.
+
+    Those are, for one, what `with jax.enable_x64(True)` has set.
+    """
+    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+
+    @functools.wraps(run)
+    def run_as_here(*args: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for name, value in settings.items():
+                if getattr(jax.config, name) != value:
+                    stack.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
+            return run(*args)
+
+    return run_as_here
 
 
 class ExecutableKey(NamedTuple):
@@ -41,7 +73,7 @@ def compile_missing(
             # Traced here: JAX's settings may differ by thread. XLA compiles outside the GIL.
             for key in dict.fromkeys(wanted):
                 if key not in known:
-                    stages[key] = pool.submit(_lower(*key).compile)
+                    stages[key] = pool.submit(inherit(_lower(*key).compile))
             for key, stage in stages.items():
                 known[key] = stage.result()
         except Exception as error:

@@ -37,7 +37,7 @@ def run_as_stream(program: LocalProgram, slots: Slots) -> Record:
     """
     run = _Stream(program, slots)
     # In a thread of its own, for a device that computes at once may keep it for long.
-    host = threading.Thread(target=run.work, name="stream", daemon=True)
+    host = threading.Thread(target=ops.inherit(run.work), name="stream", daemon=True)
     grace_s = None
     try:
         host.start()
@@ -74,8 +74,9 @@ class _Stream:
         try:
             self._dispatch()
             self._look()
+            watch = ops.inherit(self._watch)
             watchers = [
-                threading.Thread(target=self._watch, args=(queue,), daemon=True)
+                threading.Thread(target=watch, args=(queue,), daemon=True)
                 for queue in filter(None, self._queues)
             ]
             for thread in watchers:

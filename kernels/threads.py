@@ -111,10 +111,9 @@ class _Call:
         self._in_flight: list[SimpleQueue[Launched | None]] = [SimpleQueue() for _ in devices]
         self._has_ready = [threading.Condition(self._lock) for _ in devices]
         self._has_request = [threading.Condition(self._lock) for _ in devices]
+        work = ops.inherit(self._work)
         self._threads = [
-            threading.Thread(
-                target=self._work, args=(worker, d), name=f"{what} {d}", daemon=True
-            )
+            threading.Thread(target=work, args=(worker, d), name=f"{what} {d}", daemon=True)
             for d in devices
             for what, worker in self._workers(program.devices[d])
         ]
