@@ -65,9 +65,12 @@ def test_the_search_starts_from_the_base_policy(policy, drawn_from):
 @pytest.mark.parametrize("bounds", [{"budget_s": 1.0}, {}])
 def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch, bounds):
     graph, costs = random_problem(np.random.default_rng(3), 40, DEVICES)
+    bounds = bounds | {"queue": "fifo"}
     monkeypatch.setattr(searches, "REFINE_S", 1.0)
     monkeypatch.setattr(searches, "SAMPLING_S", 0.5)
-    good = place(graph, costs, method="annealing", max_evaluations=20_000).placement
+    good = place(
+        graph, costs, method="annealing", max_evaluations=20_000, queue="fifo"
+    ).placement
     said, ended = iter([None, good[None]]), []
 
     class Child:
