@@ -61,9 +61,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
     for problem, method in itertools.product(asked.problems, asked.method):
         spends = exact if method == "exact" else asked.spends()
         run = change.get(problem.partition("/")[0])
-        for cell in method_cells(
-            context, [problem], [method], spends, asked.seeds, queue=asked.queue
-        ):
+        for cell in method_cells(context, [problem], [method], spends, asked.seeds):
             found.append(cell.then(partial(run, context, problem)) if run else cell)
     return found
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from doppler_jax.baselines.cpop import cpop_schedule
-from doppler_jax.baselines.critical_path import critical_path_schedule
-from doppler_jax.baselines.etf import etf_schedule
-from doppler_jax.baselines.heft import heft_schedule
-from doppler_jax.baselines.peft import peft_schedule
+from doppler_jax.baselines.cpop import cpop
+from doppler_jax.baselines.critical_path import critical_path
+from doppler_jax.baselines.etf import etf
+from doppler_jax.baselines.heft import heft
+from doppler_jax.baselines.peft import peft
 from doppler_jax.graphs.bounds import Durations, common_divisor, durations_s, lower_bound_s
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import start_order
@@ -47,9 +47,7 @@ the solver longer to see that tasks do not fill the devices evenly than where th
 BITS = 30
 """Bits to which the largest limited memory is resolved."""
 
-STARTS = (
-    critical_path_schedule, heft_schedule, cpop_schedule, peft_schedule, etf_schedule,
-)  # fmt: skip
+STARTS = (critical_path, heft, cpop, peft, etf)
 """List schedulers: the solver begins at the best of their schedules, and searches at all."""
 
 
@@ -101,7 +99,8 @@ def exact(
       graph: the task graph.
       costs: its costs, seconds.
       budget_s: seconds, above 0, after which the solver gives up; building its model counts.
-      watch: told, where memory is enough, when the solver begins, and the seconds of a tick.
+      watch: told when the solver begins, and the seconds of a tick; 0 the second time, where
+        its bounds are those of schedules that surely fit alone.
 
     Returns:
       The best schedule found; with memory enough at worst, but for rounding, the best of
@@ -123,7 +122,7 @@ def exact(
     total_bytes = np.sum(costs.input_bytes) + np.sum(costs.tensor_bytes)
     least_s = lower_bound_s(graph, costs)
     if total_bytes > np.min(costs.capacity_bytes):
-        found, tick_s = _search_limited(graph, costs, began, budget_s)
+        found, tick_s = _search_limited(graph, costs, began, budget_s, watch)
     else:
         found, tick_s = _search(graph, costs, began, budget_s, least_s, watch)
     durations = durations_s(graph, costs)
@@ -154,7 +153,7 @@ def _search(
     durations = durations_s(graph, costs)
     topological = topological_order(graph)
     classes = device_classes(graph, costs)
-    starts = [simulate_oracle(graph, costs, rule(graph, costs).placement) for rule in STARTS]
+    starts = [simulate_oracle(graph, costs, rule(graph, costs)) for rule in STARTS]
     first = min(starts, key=makespan_s)
     order = np.argsort(start_order(first, np.argsort(topological)))
     placement = first_use_order(first.placement, classes, topological)
@@ -178,7 +177,7 @@ def _search(
 
 
 def _search_limited(
-    graph: TaskGraph, costs: Costs, began: float, budget_s: float
+    graph: TaskGraph, costs: Costs, began: float, budget_s: float, watch: "Watch | None"
 ) -> tuple["Found", float]:
     """Returns the same where memory is limited: bound and schedule may come from two models."""
     durations = durations_s(graph, costs)
@@ -193,11 +192,13 @@ def _search_limited(
     )
     loose = make_memory(graph, costs, strict=False)
     strict = make_memory(graph, costs, strict=True)
-    bound = found = solve(*model, until_s=began + budget_s / 2, memory=loose)
+    watched = [None if watch is None else partial(watch, tick_s=t) for t in (tick_s, 0.0)]
+    half_s = began + budget_s / 2
+    bound = found = solve(*model, until_s=half_s, memory=loose, watch=watched[0])
     if np.isinf(bound.bound_ticks):
         raise ValueError("method 'exact': no placement fits into the devices' memory")
     if not (found.placement.size and fits(strict, found.placement)):
-        found = solve(*model, until_s=began + budget_s, memory=strict)
+        found = solve(*model, until_s=began + budget_s, memory=strict, watch=watched[1])
     if not found.placement.size:
         raise NoneFitsError("method 'exact' found no placement that surely fits into memory")
     proven = bound.proven and found is bound

@@ -3,8 +3,9 @@
 Read `request.py` first: a method is a function from a `Request` to `Candidates`. Then
 `direct.py` (list schedulers and the exact solver), `searches.py` (searches, and the default
 method's search from a policy's samples), `learned.py` (what trains for the problem at hand,
-or draws from a policy that is given), `child.py` (work in a process beside this one), and
-`registry.py`, the names and the default.
+or draws from a policy that is given), `beside.py` (the exact solver in a thread beside a
+search), `child.py` (work in a process beside this one), and `registry.py`, the names and the
+default.
 
 To add a list scheduler, write it in `baselines/`, a search in `search/`, a learner in
 `learners/`; then give it a row in `registry.py`. A method of your own needs no row:

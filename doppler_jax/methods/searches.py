@@ -12,16 +12,10 @@ import numpy as np
 from doppler_jax.baselines.exact import STARTS
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.baselines.simple import random_placements
+from doppler_jax.methods.beside import Beside, is_solvable
 from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.direct import FEW_STARTS, listed_starts
-from doppler_jax.methods.request import (
-    SAMPLES,
-    Candidates,
-    Method,
-    Plans,
-    Request,
-    key_words,
-)
+from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request, key_words
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.drawing import RandomSearch
@@ -53,7 +47,7 @@ def searched(search: Search) -> Method:
         starts = listed_starts(request, FEW_STARTS)
         if (optimum := request.optimum(starts)) is not None:
             return optimum
-        return _search_from(request.within(SEARCH_S), search, starts.placements, starts)
+        return _search_from(request.within(SEARCH_S), search, starts, starts)
 
     return method
 
@@ -66,6 +60,10 @@ class PolicySearch:
     beside the search draws the samples, which join the search as they come in. The default
     policy is left out where the seconds do not suffice for that. Where only evaluations are
     bounded, all samples are drawn first.
+
+    Small graphs are for the exact solver: in place of samples of the default policy it works
+    beside the search (`beside.is_solvable`). It is not asked where evaluations alone are
+    bounded, so that the key decides the result, nor where a policy is given.
 
     Attributes:
       search: what begins at the best of them.
@@ -86,22 +84,26 @@ class PolicySearch:
         rivals = listed_starts(request, STARTS)
         if (optimum := request.optimum(rivals)) is not None:
             return optimum
+        request = request.within(REFINE_S)
+        if request.policy is None and is_solvable(request):
+            with Beside(request) as solver:
+                of_lists = self.search, rivals, rivals
+                found = _search_from(request, *of_lists, target_s=solver.target_s)
+            return solver.join(found)
         bound = request.budget.evaluations
         count = self.samples if bound is None else max(min(self.samples, bound // 4), 1)
         source = request.policy or self.default_policy
-        is_timed = bound is None or request.budget.seconds is not None
-        if not is_timed or not can_be_sent(source):
+        if request.budget.seconds is None or not can_be_sent(source):
             drawn = list(_draw(request.graph, request.costs, source, request.key, count))
-            starts = np.concatenate([*drawn, rivals.placements])
-            return _search_from(request.within(REFINE_S), self.search, starts, rivals)
-        request = request.within(REFINE_S)
+            starts = np.concatenate([*drawn, rivals])
+            return _search_from(request, self.search, starts, rivals)
         sampling_s = SAMPLING_S + SAMPLING_TASK_S * request.graph.num_tasks
         if request.policy is None and request.seconds_left(REFINE_S) < sampling_s:
-            return _search_from(request, self.search, rivals.placements, rivals)
+            return _search_from(request, self.search, rivals, rivals)
         given = (request.graph, request.costs, source, key_words(request.random), count)
         with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:
             return _search_from(
-                request, self.search, rivals.placements, rivals, late_starts=_incoming(child)
+                request, self.search, rivals, rivals, late_starts=_incoming(child)
             )
 
 
@@ -160,7 +162,7 @@ def random(request: Request) -> Candidates:
         budget = dataclasses.replace(request.budget, evaluations=SAMPLES)
         request = dataclasses.replace(request, budget=budget)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), 1)
-    found = _search_from(request, RandomSearch(), drawn, Plans(drawn[:0], drawn[:0]))
+    found = _search_from(request, RandomSearch(), drawn, drawn[:0])
     if len(found.placements):
         return found
     return dataclasses.replace(found, placements=drawn, evaluations=1)
@@ -170,24 +172,24 @@ def _search_from(
     request: Request,
     search: Search,
     starts: np.ndarray,
-    always: Plans,
+    always: np.ndarray,
     *,
     late_starts: Callable[[], np.ndarray | None] | None = None,
+    target_s: Callable[[], float] | None = None,
 ) -> Candidates:
     """Searches from `starts` `[S, N]`, and from random placements while members are left.
 
-    The plans `always` are proposed whatever the search finds, so that its result is never
-    worse.
+    The candidates `always` `[A, N]` are proposed whatever the search finds, so that its result
+    is never worse.
     """
     budget = request.budget
     until_s = None if budget.seconds is None else budget.began + budget.seconds
     if not wait_until_compiled(until_s):
-        plans = always if len(always.placements) else Plans(starts, starts[:0])
-        return Candidates(plans.placements, 1, priority=plans.ranks)
+        return Candidates(starts, 1)
     missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     problem = request.problem
-    if request.orders:
+    if request.queue == "in_order":
         problem = dataclasses.replace(problem, queue=search.queue)
     found = run_search(
         search,
@@ -197,13 +199,12 @@ def _search_from(
         request.budget,
         request.curve,
         late_starts=late_starts,
+        target_s=target_s,
     )
-    ranks = found.ranks
-    if problem.queue == "priority":  # of starts; what comes of them is an order
-        ranks = request.start_orders(found.placements, ranks)
     return Candidates(
-        placements=np.concatenate([found.placements, always.placements]),
-        priority=np.concatenate([ranks, always.ranks]),
+        placements=np.concatenate([always, found.placements]),
+        priority=found.ranks,
+        waits=problem.queue == "in_order",
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,
     )

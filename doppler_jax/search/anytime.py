@@ -93,6 +93,7 @@ def run_search(
     *,
     late_starts: Callable[[], np.ndarray | None] | None = None,
     on_chunk: Callable[[int], None] | None = None,
+    target_s: Callable[[], float] | None = None,
 ) -> Found:
     """Runs a search until its budget is spent, its target met, or Ctrl-C.
 
@@ -107,6 +108,7 @@ def run_search(
       late_starts: asked after every chunk for placements `[S, N]` to start from that have come
         in; None if there are none yet.
       on_chunk: called after every chunk with the evaluations so far.
+      target_s: asked before every chunk for seconds that are good enough, which may rise.
 
     Returns:
       The best placements found. The starts need not be among them.
@@ -122,7 +124,7 @@ def run_search(
     if limit < problem.objective.simulations or not problem.graph.num_tasks:
         none = np.asarray(starts)[:0]
         return Found(none, none, 0, interrupted=False)
-    run = _Run(search, problem, budget, curve, late_starts)
+    run = _Run(search, problem, budget, curve, late_starts, target_s)
     interrupted = False
     try:
         run.start(np.asarray(starts), seed)
@@ -144,9 +146,10 @@ class _Run:
         budget: Budget,
         curve: CurveRecorder,
         late_starts: Callable[[], np.ndarray | None] | None,
+        target_s: Callable[[], float] | None,
     ) -> None:
         self.search, self.problem, self.budget, self.curve = search, problem, budget, curve
-        self.late_starts = late_starts
+        self.late_starts, self.target_s = late_starts, target_s
         self.members: list[Member] = []
         # Seconds, placement and rank of the best that were seen after some chunk.
         self.kept: list[tuple[float, np.ndarray, np.ndarray]] = []
@@ -193,11 +196,11 @@ class _Run:
 
     def advance(self) -> bool:
         """Runs one chunk; returns whether there was budget for one."""
-        target_s = self.budget.target_s
         steps = self._next_steps()
         if steps < 1 or self.budget.progress(self.evaluations) >= 1:
             return False
-        if target_s is not None and self.kept and self.kept[0][0] <= target_s:
+        targets_s = [self.budget.target_s, self.target_s() if self.target_s else None]
+        if self.kept and any(t is not None and self.kept[0][0] <= t for t in targets_s):
             return False
         begin, now, before = self.progress, time.monotonic(), self.plans
         self.plans += steps * len(self.members)
