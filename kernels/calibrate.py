@@ -234,11 +234,13 @@ def _transfer_steps(sharded: ShardedProgram, calibration: Calibration) -> Iterat
 
 
 def _sizes(sharded: ShardedProgram) -> list[int]:
-    """Returns sizes that cover those of the program's tensors and per-call arguments."""
+    """Returns sizes that cover those of the program's tensors and per-call arguments.
+
+    Some there are always: costs have links, whether anything can be moved or not.
+    """
     graph = sharded.graph
     moved = np.concatenate([graph.tensor_bytes, graph.input_bytes[graph.input_home >= 0]])
-    if not moved.size:
-        return []
+    moved = moved if moved.size else np.array(TRANSFER_BYTES[:1])
     last = int(np.searchsorted(TRANSFER_BYTES, moved.max()))
     first = max(int(np.searchsorted(TRANSFER_BYTES, moved.min(), side="right")) - 1, 0)
     return list(TRANSFER_BYTES[min(first, len(TRANSFER_BYTES) - 2) : max(last, first + 1) + 1])

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from doppler_jax.programs.blocks import flatten_args
+from doppler_jax.programs.blocks import as_array, flatten_args
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
@@ -78,7 +77,7 @@ def make_paired_measure(
     placed_on.check_options(options)
     flatten_args(sharded, tuple(args), {})
     # Resident blocks are found again by the identity of the arrays.
-    arrays = jax.tree.map(jnp.asarray, tuple(args))
+    arrays = jax.tree.map(as_array, tuple(args))
 
     def load_plan(plan: Plan, timeout_s: float | None = None) -> PlacedFunction:
         limited = dataclasses.replace(options, timeout_s=timeout_s)

@@ -20,6 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from doppler_jax.programs.blocks import is_float0
+
 from . import ops
 from .agenda import RULES, Next
 from .devices import Execution, LoadedProgram, TaskError, event_error
@@ -60,6 +62,8 @@ class LocalProgram(LoadedProgram):
 
         def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
             blocks: list[Any] = [slots[s] for s in wanted]
+            if is_float0(blocks[0]):
+                return blocks
             d = self.options.out_device
             return jax.device_put(blocks, blocks[0].device if d is None else self.devices[d])
 

@@ -44,8 +44,18 @@ def flatten_args(
                 f"{leaf_name(path)} is {found.dtype}{list(found.shape)}, "
                 f"but the program was traced for {aval.dtype}{list(aval.shape)}"
             )
-        values.append(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
+        values.append(leaf if isinstance(leaf, jax.Array) else as_array(leaf))
     return values + list(sharded.consts)
+
+
+def is_float0(array: Any) -> bool:
+    """Returns whether an array has the type of integers' tangents: no content, no device."""
+    return getattr(array, "dtype", None) == jax.dtypes.float0
+
+
+def as_array(leaf: Any) -> Any:
+    """Returns an argument as JAX has it, that is as NumPy's array where it is `float0`."""
+    return np.asarray(leaf) if is_float0(leaf) else jnp.asarray(leaf)
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
@@ -66,6 +76,8 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         accepted = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)
     else:
         accepted = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    if is_float0(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if not accepted:
         raise ValueError(
             f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array "

@@ -80,6 +80,14 @@ def test_arguments_may_come_with_each_call():
         np.testing.assert_allclose(step(*args), fn(*args), rtol=1e-5)
 
 
+def test_a_function_without_work_gets_a_plan_too():
+    x = jnp.arange(4.0)
+    step = dj.place_and_compile(lambda x: (x, {"same": x}), x, devices=jax.devices()[:2])
+    first, second = step(x)
+    np.testing.assert_array_equal(first, x)
+    np.testing.assert_array_equal(second["same"], x)
+
+
 def test_placing_gets_what_calibration_leaves(monkeypatch):
     _, found = pairing(monkeypatch, ratio=1.0)
     compiled(budget_s=1e-3)

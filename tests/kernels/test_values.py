@@ -1,0 +1,58 @@
+"""Values of every type that `jit` takes, on both backends: as `jit` has them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import doppler_jax as dj
+from tests.kernels.conftest import all_modes, compile_on
+
+FLOAT0 = jax.dtypes.float0
+
+
+def squares(params):
+    return (params["w"][params["idx"]] ** 2).sum()
+
+
+gradient = jax.grad(squares, allow_int=True)
+PARAMS = {"w": np.arange(8, dtype=np.float32), "idx": np.array([3, 1, 5])}
+TANGENTS = {"w": np.ones(8, np.float32), "idx": np.zeros(3, FLOAT0)}
+CASES = {
+    "gradient of integers": (gradient, PARAMS),
+    "tangents of integers": (
+        lambda p, t: ({"w": p["w"] - t["w"]}, t, jax.jvp(squares, (p,), (t,))),
+        PARAMS,
+        TANGENTS,
+    ),
+    "no work": (lambda x: (x, {"same": x}), np.arange(4.0, dtype=np.float32)),
+}
+
+
+def same(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    if expected.dtype != FLOAT0:
+        np.testing.assert_allclose(
+            np.asarray(found, np.float32), np.asarray(expected, np.float32), rtol=1e-6
+        )
+
+
+def as_jit(name, devices, num_devices, mode):
+    fn, *args = CASES[name]
+    args = jax.tree.map(lambda a: a if a.dtype == FLOAT0 else jnp.asarray(a), args)
+    sharded = dj.partition(dj.trace(fn, *args), 4)
+    placement = np.random.default_rng(0).integers(0, num_devices, sharded.graph.num_tasks)
+    step = compile_on(sharded, placement, devices, num_devices, mode=mode)
+    jax.tree.map(same, step(*args), jax.jit(fn)(*args))
+
+
+@all_modes
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_as_jit_has_it(local, name, mode):
+    as_jit(name, local, 4, mode)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_as_jit_has_it_on_ray(ray_pair, name):
+    as_jit(name, ray_pair, 2, None)
