@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Union
 
+import numpy as np
 import tyro
 
 import doppler_jax as dj
@@ -40,8 +41,10 @@ class Place:
     """Executions that may be simulated."""
     objective: Annotated[dj.Objective, tyro.conf.arg(name="")] = dj.Objective()  # noqa: RUF009
     """What is minimised."""
-    queue: str = "fifo"
-    """What devices take next: what is ready first, or `in_order`, what the plan says."""
+    queue: str | None = None
+    """What devices take next: `fifo`, what is ready first, or what the plan says: `in_order`,
+    waiting for it, or `priority`, of what is ready. By default `in_order`, and under noise the
+    better of these two."""
     cache: pathlib.Path | None = None
     """Folder of placements found before: one for the same request is not searched for again."""
     keep_compiled: bool = True
@@ -129,12 +132,13 @@ def place(command: Place) -> None:
         placed.save(command.output, source)
     print_table(
         f"{command.graph.name}: {graph.num_tasks} tasks on {command.cluster}",
-        ("method", "makespan", "lower bound", "placements simulated", "search"),
+        ("method", "makespan", "lower bound", "queue", "plans simulated", "search"),
         [
             (
                 placed.method,
                 format_seconds(placed.makespan_s),
-                format_seconds(placed.lower_bound_s),
+                format_seconds(placed.lower_bound_s) + ", met" * placed.proven,
+                placed.queue,
                 str(placed.evaluations),
                 format_seconds(placed.seconds),
             )
@@ -144,6 +148,7 @@ def place(command: Place) -> None:
         print("stopped: the best placement until then")
     if command.output is None:
         print("placement:", *placed.placement.tolist())
+        print("order:", *np.argsort(placed.priority).tolist())
 
 
 def _seconds_left(budget_s: float | None) -> float | None:

@@ -23,17 +23,18 @@ _NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Placed:
-    """A placement and what it is worth.
+    """A plan, where and when each task runs, and what it is worth.
 
     Attributes:
       placement: `[N]` int64, device of each task.
-      priority: `[N]` int64, simulated start order: as ranks it replays the schedule.
+      priority: `[N]` int64 ranks, least first, producers before readers: the order in which
+        tasks start without noise.
       makespan_s: by the float64 oracle, without noise.
       objective_s: what was minimised, by the oracle: under noise its mean or quantile.
       lower_bound_s: no placement has a smaller makespan.
       schedule: the oracle's, without noise.
-      queue: of the schedule: `fifo`, or `priority` where that is shorter (`exact`); of a plan
-        with an order `in_order`, or under noise `priority` where that is better.
+      queue: that the plan is for, and the schedule's: `in_order` (devices keep to the order),
+        `priority` (they start what is ready by it), or `fifo` (what is ready first).
       method: by which it was found.
       objective: what was to be minimised.
       problem: digest of the graph and its costs.

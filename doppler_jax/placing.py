@@ -5,6 +5,7 @@ import hashlib
 import math
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import chex
@@ -33,7 +34,7 @@ MOST_JUDGED = 24
 ROUNDING = 1e-9
 """Relative, by which a makespan may be above the lower bound and end the search."""
 
-PLANNED = ("fifo", "in_order")
+PLANNED = ("fifo", "in_order", "priority")
 """Queues that plans are made for."""
 
 
@@ -47,11 +48,11 @@ def place(
     budget_s: float | None = None,
     max_evaluations: int | None = None,
     objective: Objective = Objective(),  # noqa: B008, frozen
-    queue: str = "fifo",
+    queue: str | None = None,
     cache: PathLike | None = None,
     keep_compiled: bool = True,
 ) -> Placed:
-    """Places a task graph on devices so that it finishes soon.
+    """Plans where and when the tasks of a graph run, so that it finishes soon.
 
     Searches and training can be stopped by Ctrl-C at any time and return the best so far;
     without noise they stop as well once a placement is as short as the lower bound.
@@ -80,10 +81,12 @@ def place(
         once per draw; never exceeded. `random`, and `doppler` with a policy, simulate
         1000 placements if no bound is given.
       objective: what is minimised: the links, and the noise and its statistic, if any.
-      queue: `fifo`, under which a device takes what is ready first, or `in_order`: a plan with
-        an order, to which devices keep. Searches look for orders, list schedulers and `exact`
-        keep their own, and the placements of others get that of their execution under
-        `fifo`.
+      queue: that the plan is for: `in_order`, under which devices keep to its order;
+        `priority`, under which they start what is ready by it; or `fifo`, the paper's
+        runtime, under which they take what is ready first. By default `in_order`, and where
+        the objective has noise the better of `in_order` and `priority`. Searches
+        look for orders, list schedulers and `exact` keep their own, and the placements of
+        others get that of their execution under `fifo`.
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
@@ -91,7 +94,7 @@ def place(
         user's cache folder, for later ones (`DOPPLER_JAX_CACHE=off` forbids it, too).
 
     Returns:
-      The best placement found, judged by the float64 oracle.
+      The best plan found, judged by the float64 oracle.
 
     Raises:
       ValueError: the graph, its costs, the method, a bound or the objective is invalid, no
@@ -101,14 +104,15 @@ def place(
     key = 0 if key is None else key
     propose = find_method(method)
     _check_request(propose, _name_of(method), policy, key, budget_s, max_evaluations, objective)
-    if queue not in PLANNED:
-        raise ValueError(f"queue is {queue!r}; expected one of {', '.join(PLANNED)}")
+    if queue not in (None, *PLANNED):
+        raise ValueError(f"queue is {queue!r}; expected None or one of {', '.join(PLANNED)}")
     check_graph(graph)
     check_costs(graph, costs)
     check_capacity(graph, costs)
     if policy is None and cache is not None and hasattr(propose, "default_policy"):
         policy = propose.default_policy()  # which decides the result
-    bounds = (budget_s, max_evaluations, queue)
+    queues = (queue,) if queue else ("in_order", "priority")[: 1 + (objective.num_noise > 0)]
+    bounds = (budget_s, max_evaluations, queues)
     problem, path = problem_digest(graph, costs), None
     if cache is not None:
         words = key_words(key).tolist()
@@ -130,29 +134,31 @@ def place(
             evaluations=max_evaluations, seconds=budget_s, target_s=target_s, began=began
         ),
         lower_bound_s=bound_s,
-        queue=queue,
+        queue=queues[0],
         curve=CurveRecorder(),
         keep_compiled=keep_compiled,
     )
     placed = None if path is None else _recall(path, request)
     if placed is None:
-        placed = _find(propose, _name_of(method), problem, request)
+        placed = _find(propose, _name_of(method), problem, request, queues)
         if path is not None and not placed.interrupted:
             path.parent.mkdir(parents=True, exist_ok=True)
             placed.save(path)
     return placed
 
 
-def _find(propose: Method, name: str, problem: str, request: Request) -> Placed:
-    """Returns the best of what a method proposes."""
+def _find(
+    propose: Method, name: str, problem: str, request: Request, queues: Sequence[str]
+) -> Placed:
+    """Returns the best of what a method proposes, for the best of the queues."""
     graph = request.graph
     free_memory_maps()
     candidates = propose(request)
     placement, judgement, queue = _best(candidates, request)
     rank = np.argsort(topological_order(graph))
     priority = start_order(judgement.schedule, rank)
-    if request.queue == "in_order" and not judgement.overflow:
-        judgement, queue = _in_order(placement, priority, request)
+    if request.orders and not judgement.overflow:
+        judgement, queue = _in_order(placement, priority, request, queues)
     if judgement.overflow:
         raise ValueError(f"method {name!r} found no placement that fits: {judgement.overflow}")
     seconds = request.budget.seconds_spent()
@@ -244,9 +250,9 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
     placements, queue, ranks = candidates.placements, "priority", candidates.priority
     ranks = np.empty((0, 0)) if ranks is None else ranks
     ranked = list(zip(placements[::-1], ranks[::-1], strict=False))
-    if request.queue == "in_order":  # what has an order is judged by that alone
+    if request.orders:  # what has an order is judged by that alone
         placements = placements[: len(placements) - len(ranked)]
-        queue = "in_order" if candidates.waits else "priority"
+        queue = request.queue
     if len(placements) > MOST_JUDGED:
         value_s, energy = request.problem.score(placements)
         order = np.lexsort((energy, np.isinf(value_s)))
@@ -257,13 +263,12 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
 
 
 def _in_order(
-    placement: np.ndarray, priority: np.ndarray, request: Request
+    placement: np.ndarray, priority: np.ndarray, request: Request, queues: Sequence[str]
 ) -> tuple[Judgement, str]:
     """Returns what an order of starts is worth, and the queue that is best for it.
 
-    Without noise its devices keep to it: it replays the schedule that it comes from. In other
-    draws than that a device that takes what is ready may do better.
+    Without noise `in_order` replays the schedule that it comes from. Under noise a device that
+    takes what is ready may do better.
     """
-    queues = ("in_order", "priority") if request.objective.num_noise else ("in_order",)
     judged = [(request.judge(placement, priority, queue), queue) for queue in queues]
     return min(judged, key=lambda entry: entry[0].value_s)

@@ -7,7 +7,7 @@ bounds drawn evenly from 0.1 to 5 s, of which only the end counts.
 
 Past the bound are seconds, at most. The best known makespan of a problem is the least of all
 runs here, of those of `--reference-s` seconds, and of experiments/best_makespans.json, to which
-`--publish` writes it.
+`--publish` writes it. `--queue fifo` compares placements in the paper's runtime.
 """
 
 import dataclasses
@@ -64,6 +64,8 @@ class Asked(Settings):
     more_method: tuple[str, ...] = (DEFAULT_METHOD, "annealing")
     more_seconds: tuple[float, ...] = (2.0, 10.0)
     """Bounds of these methods besides."""
+    queue: str = "in_order"
+    """That plans are for."""
     seeds: int = 3
     empty_caches: bool = False
     """Also runs the default method with a fresh, empty folder for all caches."""
@@ -93,12 +95,20 @@ def cells(context: Context[Asked]) -> list[Cell]:
     small = itertools.cycle(SMALL)
     runs += [(DRAWN, next(small), DEFAULT_METHOD, s, seed) for seed, s in enumerate(bounds)]
     names = ("run", "problem", "method", "seconds", "seed")
-    keys: list[Record] = [dict(zip(names, each, strict=True)) for each in runs]
+    keys: list[Record] = [
+        {"queue": asked.queue, **dict(zip(names, each, strict=True))} for each in runs
+    ]
     return [Cell(key, partial(place, context, **key)) for key in keys]
 
 
 def place(
-    context: Context[Asked], run: str, problem: str, method: str, seconds: float, seed: int
+    context: Context[Asked],
+    queue: str,
+    run: str,
+    problem: str,
+    method: str,
+    seconds: float,
+    seed: int,
 ) -> Record:
     """Returns exit status and seconds of a process that places, and what it wrote."""
     loaded = context.problem(problem)
@@ -111,7 +121,7 @@ def place(
         reference = f"reference_x{loaded.costs.num_devices}"
         dj.save_cluster(cluster, loaded.cluster or dj.make_cluster(reference))
         options = {"cluster": cluster, "output": output, "method": method, "seed": seed}
-        options["budget-s"] = seconds
+        options |= {"budget-s": seconds, "queue": queue}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-m", "doppler_jax", "place", str(graph), *words]
         caches = ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
@@ -134,27 +144,36 @@ def wait_for(folder: pathlib.Path, pattern: str) -> None:
         time.sleep(0.1)
 
 
-def best_known_s(records: Sequence[Record]) -> dict[str, float]:
-    """Returns the least makespan of each problem under `fifo`, never below its lower bound.
+def best_known_s(records: Sequence[Record], queue: str) -> dict[str, float]:
+    """Returns the least makespan of each problem under a queue, never below its lower bound.
 
-    Those of `exact` do not count: its plans are for other queues, too.
+    Under `fifo` those of `exact` do not count: its plans are for other queues, too.
     """
-    best = json.loads(BEST.read_text()) if BEST.exists() else {}
-    ended = [r for r in records if "makespan_s" in r and r["method"] != "exact"]
+    best = _kept().get(queue, {})
+    left_out = "exact" if queue == "fifo" else ""
+    ended = [r for r in records if "makespan_s" in r and r["method"] != left_out]
     for problem, found in by(ended, "problem").items():
         least = min([best.get(problem, np.inf), *(r["makespan_s"] for r in found)])
         best[problem] = max([least, *(r["lower_bound_s"] for r in found)])
     return best
 
 
+def _kept() -> dict[str, dict[str, float]]:
+    """Returns the makespans that are kept, by queue and problem."""
+    return json.loads(BEST.read_text()) if BEST.exists() else {}
+
+
 def report(context: Context[Asked], records: list[Record]) -> Page:
     """Returns a row per method and bound, and how many of the drawn runs ended well."""
-    best, used = best_known_s(records), by(records, "run")
+    queue = context.settings.queue
+    best, used = best_known_s(records, queue), by(records, "run")
     if context.settings.publish and LONG in used:
-        BEST.write_text(json.dumps(best, indent=0, sort_keys=True) + "\n")
+        kept = json.dumps(_kept() | {queue: best}, indent=0, sort_keys=True)
+        BEST.write_text(kept + "\n")
     shown = {use: table(_rows(used.get(use, []), best)) for use in (WARM, EMPTY)}
     known = "long runs, too" if LONG in used or BEST.exists() else "no long run is kept"
-    texts = {f"Makespans over the best known ({known})": "\n".join(shown.values())}
+    title = f"Makespans under `{queue}` over the best known ({known})"
+    texts = {title: "\n".join(shown.values())}
     if drawn := used.get(DRAWN, []):
         ended, late_s = sum(r["exit"] == 0 for r in drawn), max(r["past_s"] for r in drawn)
         said = f"exit status 0 in {ended} of {len(drawn)} runs, at most {late_s:.2f} s past"

@@ -61,7 +61,9 @@ def cells(context: Context[Asked]) -> list[Cell]:
     for problem, method in itertools.product(asked.problems, asked.method):
         spends = exact if method == "exact" else asked.spends()
         run = change.get(problem.partition("/")[0])
-        for cell in method_cells(context, [problem], [method], spends, asked.seeds):
+        for cell in method_cells(
+            context, [problem], [method], spends, asked.seeds, queue=asked.queue
+        ):
             found.append(cell.then(partial(run, context, problem)) if run else cell)
     return found
 

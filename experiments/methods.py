@@ -33,6 +33,8 @@ class MethodSettings(Settings):
     """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn`, that takes graph,
     costs, a `dj.Budget` and a key, and returns device per task (or a `dj.Placed`)."""
     links: tuple[str, ...] = ("parallel",)
+    queue: str = "fifo"
+    """That plans are for; this one is the paper's runtime."""
     evaluations: tuple[int, ...] = ()
     """Budgets in simulated executions."""
     seconds: tuple[float, ...] = ()
@@ -70,6 +72,7 @@ def method_cells(
     spends: Sequence[Spend],
     seeds: int = 1,
     links: Sequence[str] = ("parallel",),
+    queue: str = "fifo",
     policy: dj.Policy | None = None,
     own: Mapping[str, Method] = MappingProxyType({}),
     **more: Any,
@@ -83,6 +86,7 @@ def method_cells(
       spends: budgets.
       seeds: keys are `jax.random.key(0)` to `key(seeds - 1)`.
       links: kinds of links.
+      queue: that plans are for.
       policy: that all are given; what it holds belongs into `more`.
       own: functions that are run in place of the methods of these names; their `repr` says
         what they are.
@@ -94,12 +98,13 @@ def method_cells(
     sources = {m: repr(own[m]) if m in own else _own_source(m) for m in methods}
 
     def cell(problem: str, link: str, spend: Spend, seed: int, method: str) -> Cell:
-        key = {"problem": problem, "links": link, "method": method, **spend.key, "seed": seed}
+        key: Record = {"problem": problem, "links": link, "queue": queue, "method": method}
+        key |= {**spend.key, "seed": seed}
         digests = {"source": sources[method], "file": file_digest(problem)}
         key |= {name: digest for name, digest in digests.items() if digest}
 
         def make() -> Record:
-            args = context.problem(problem), method, spend, seed, link, policy
+            args = context.problem(problem), method, spend, seed, link, queue, policy
             return place_cell(*args, own=own.get(method))
 
         return Cell(key | more, make)
@@ -115,6 +120,7 @@ def place_cell(
     spend: Spend,
     seed: int,
     links: str = "parallel",
+    queue: str = "fifo",
     policy: dj.Policy | None = None,
     own: Method | None = None,
 ) -> Record:
@@ -137,7 +143,7 @@ def place_cell(
             else:
                 found = dj.place(
                     graph, costs, method=method, policy=policy, key=key, objective=objective,
-                    budget_s=spend.seconds, max_evaluations=spend.evaluations,
+                    queue=queue, budget_s=spend.seconds, max_evaluations=spend.evaluations,
                 )  # fmt: skip
             seconds = budget.seconds_spent()
     except ValueError as error:

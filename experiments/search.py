@@ -1,7 +1,8 @@
 """What learning adds to direct search: `python -m experiments.search`.
 
 Methods at equal numbers of simulated executions, those of episodes and of training included,
-and at equal seconds of a cold call, compilation included. Makespans are mean and deviation over
+and at equal seconds of a cold call, compilation included. The queue is `fifo`, the paper's
+runtime, unless `--queue` says otherwise. Makespans are mean and deviation over
 seeds; * is the least of a row. `lns` is the search of `doppler+search` from critical-path
 and HEFT placements. `doppler+search` against the others: rows whose mean is below, equal,
 above; the same of paired runs. The curves are the best makespans so far.
@@ -31,7 +32,7 @@ OURS = "doppler+search"
 def cells(context: Context[MethodSettings]) -> list[Cell]:
     """Returns the list schedulers' cells, then those of all methods and budgets."""
     asked = context.settings
-    run = partial(method_cells, context, asked.problems, links=asked.links)
+    run = partial(method_cells, context, asked.problems, links=asked.links, queue=asked.queue)
     return run(LISTED, [Spend()]) + run(asked.method, asked.spends(), asked.seeds)
 
 

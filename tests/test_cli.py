@@ -148,7 +148,7 @@ def test_place_with_a_policy_and_a_cluster_file(command, capsys):
     words = ["--policy", "run", "--max-evaluations", "4", "--cluster", "c.json"]
     words += ["--method", "doppler"]
     assert command("place", "g.txt", *words) == 0
-    placement = capsys.readouterr().out.splitlines()[-1].removeprefix("placement: ")
+    placement = capsys.readouterr().out.splitlines()[-2].removeprefix("placement: ")
     assert set(map(int, placement.split())) <= {0, 1}
 
 
@@ -197,7 +197,7 @@ def test_as_a_process(tmp_path):
 
     done = start("g.txt")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "placement: 0 0 0"
+    assert done.stdout.splitlines()[-2:] == ["placement: 0 0 0", "order: 0 1 2"]
     refused = start("bad.txt")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert_one_error_line(refused.stderr, "bad.txt: ")

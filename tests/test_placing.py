@@ -54,8 +54,8 @@ def test_devices_keep_to_the_order_of_a_plan(method, links):
     for seed in range(3):
         graph, costs = random_problem(np.random.default_rng(seed), 30, 3)
         options = {"method": method, "objective": dj.Objective(links), "max_evaluations": 4000}
-        fifo = dj.place(graph, costs, **options)
-        plan = dj.place(graph, costs, queue="in_order", **options)
+        fifo = dj.place(graph, costs, queue="fifo", **options)
+        plan = dj.place(graph, costs, **options)
         assert (fifo.queue, plan.queue) == ("fifo", "in_order")
         schedule = dj.simulate_oracle(
             graph, costs, plan.placement, links=links, queue="in_order", priority=plan.priority
@@ -76,9 +76,9 @@ def test_list_schedulers_keep_their_own_order(method, schedule):
     for seed in range(5):
         graph, costs = random_problem(np.random.default_rng(seed), 30, 3)
         planned = schedule(graph, costs)
-        plan = dj.place(graph, costs, method=method, queue="in_order")
+        plan = dj.place(graph, costs, method=method)
         np.testing.assert_array_equal(plan.schedule.start_s, planned.start_s)
-        fifo = dj.place(graph, costs, method=method)
+        fifo = dj.place(graph, costs, method=method, queue="fifo")
         assert (fifo.queue, plan.queue) == ("fifo", "in_order")
         np.testing.assert_array_equal(fifo.placement, plan.placement)
         differs += fifo.makespan_s != plan.makespan_s
@@ -90,12 +90,12 @@ def test_an_optimum_that_no_queue_executes_is_a_plan():
     graph, costs = small_problem([1, 5, 1, 9], [(0, 0, [2]), (2, 0, [3])], 2, [(1, 2, [2])])
     compute_s = np.where([[1, 0], [1, 0], [1, 0], [0, 1]], costs.compute_s, np.inf)
     costs = costs.replace(compute_s=compute_s)
-    plan = dj.place(graph, costs, method="exact", budget_s=20, queue="in_order")
+    plan = dj.place(graph, costs, method="exact", budget_s=20)
     assert plan.makespan_s == plan.lower_bound_s == 12
     assert plan.queue == "in_order"
     assert plan.proven
     assert "12, optimal (queue 'in_order')" in repr(plan)
-    fifo = dj.place(graph, costs, method="exact", budget_s=20)
+    fifo = dj.place(graph, costs, method="exact", budget_s=20, queue="fifo")
     assert (fifo.makespan_s, fifo.lower_bound_s, fifo.proven) == (16, 12, False)
     assert "16, at least 12 (queue 'fifo')" in repr(fifo)
 
@@ -107,7 +107,7 @@ def test_under_noise_a_plan_is_for_the_queue_that_is_better():
         objective = dj.Objective(num_noise=8, noise_sigma=0.5)
         plan = dj.place(
             graph, costs, method="lns", max_evaluations=800, objective=objective,
-            queue="in_order", key=seed,
+            key=seed,
         )  # fmt: skip
         queues.add(plan.queue)
         noise_key, _ = jax.random.split(jax.random.key(seed))
@@ -126,10 +126,8 @@ def test_under_noise_a_plan_is_for_the_queue_that_is_better():
 def test_what_is_returned_fits_into_memory():
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
-    with pytest.raises(
-        ValueError, match="'critical_path' found no placement that fits: device"
-    ):
-        dj.place(graph, costs, method="critical_path")
+    with pytest.raises(ValueError, match="'single' found no placement that fits: device"):
+        dj.place(graph, costs, method="single")
     placed = dj.place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
     assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
     assert np.isfinite(placed.objective_s)
@@ -157,7 +155,7 @@ def test_where_nothing_fits_nothing_is_returned():
         ({"max_evaluations": 0}, "max_evaluations is 0; expected more than 0"),
         ({"max_evaluations": -3}, "max_evaluations is -3"),
         ({"objective": "serial"}, "objective is 'serial'; expected a doppler_jax.Objective"),
-        ({"queue": "lifo"}, "queue is 'lifo'; expected one of fifo, in_order"),
+        ({"queue": "lifo"}, "queue is 'lifo'; expected None or one of fifo, in_order"),
         (
             {"method": "exact", "objective": dj.Objective(num_noise=2)},
             "'exact' knows links 'parallel' without noise",
@@ -340,7 +338,7 @@ def changed(costs, name):
         {"key": jax.random.key(1)},
         {"budget_s": 2.0},
         {"max_evaluations": 2},
-        {"queue": "in_order"},
+        {"queue": "fifo"},
         {"objective": dj.Objective("serial")},
         {"objective": dj.Objective(num_noise=2)},
         {"objective": dj.Objective(num_noise=1, noise_sigma=0.2)},
@@ -430,9 +428,11 @@ def test_a_device_that_cannot_run_a_task_is_not_recalled(problem, searches, tmp_
 
 def test_priorities_replay_what_was_kept(tmp_path):
     graph, costs = random_problem(np.random.default_rng(3), 8, 2, homes=False)
-    first = dj.place(graph, costs, method="exact", budget_s=30.0, cache=tmp_path)
-    assert first.queue == "priority"
-    assert_same(dj.place(graph, costs, method="exact", budget_s=30.0, cache=tmp_path), first)
+    for queue, of_plan in (("fifo", "priority"), (None, "in_order"), ("priority", "priority")):
+        options = {"method": "exact", "budget_s": 30.0, "queue": queue, "cache": tmp_path}
+        first = dj.place(graph, costs, **options)
+        assert first.queue == of_plan
+        assert_same(dj.place(graph, costs, **options), first)
 
 
 def test_digests_mind_values_shapes_and_names_but_not_widths(problem):

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from doppler_jax.baselines.cpop import cpop
-from doppler_jax.baselines.critical_path import critical_path
-from doppler_jax.baselines.etf import etf
-from doppler_jax.baselines.heft import heft
-from doppler_jax.baselines.peft import peft
+from doppler_jax.baselines.cpop import cpop_schedule
+from doppler_jax.baselines.critical_path import critical_path_schedule
+from doppler_jax.baselines.etf import etf_schedule
+from doppler_jax.baselines.heft import heft_schedule
+from doppler_jax.baselines.peft import peft_schedule
 from doppler_jax.graphs.bounds import Durations, common_divisor, durations_s, lower_bound_s
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import start_order
@@ -47,7 +47,9 @@ the solver longer to see that tasks do not fill the devices evenly than where th
 BITS = 30
 """Bits to which the largest limited memory is resolved."""
 
-STARTS = (critical_path, heft, cpop, peft, etf)
+STARTS = (
+    critical_path_schedule, heft_schedule, cpop_schedule, peft_schedule, etf_schedule,
+)  # fmt: skip
 """List schedulers: the solver begins at the best of their schedules, and searches at all."""
 
 
@@ -153,7 +155,7 @@ def _search(
     durations = durations_s(graph, costs)
     topological = topological_order(graph)
     classes = device_classes(graph, costs)
-    starts = [simulate_oracle(graph, costs, rule(graph, costs)) for rule in STARTS]
+    starts = [simulate_oracle(graph, costs, rule(graph, costs).placement) for rule in STARTS]
     first = min(starts, key=makespan_s)
     order = np.argsort(start_order(first, np.argsort(topological)))
     placement = first_use_order(first.placement, classes, topological)

@@ -90,18 +90,16 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
         return np.inf if is_done else enough_s
 
     def join(self, found: Candidates) -> Candidates:
-        """Returns the solver's plan if it is better than what a search found, else that."""
-        result, request = self._result, self._request
-        if result is None:
-            return dataclasses.replace(found, lower_bound_s=self._bound_s)
-        rank, ranks = solver_ranks(request, result), found.priority
-        rivals = [] if ranks is None else zip(found.placements[::-1], ranks[::-1], strict=False)
-        least_s = min((request.judge(*plan).value_s for plan in rivals), default=np.inf)
-        if request.judge(result.placement, rank, "in_order").value_s <= least_s:
-            found = dataclasses.replace(
-                found, placements=result.placement[None], priority=rank[None], waits=True
-            )
-        return dataclasses.replace(found, lower_bound_s=self._bound_s)
+        """Returns what a search found, and the solver's plan and bound."""
+        found = dataclasses.replace(found, lower_bound_s=self._bound_s)
+        if (result := self._result) is None or found.priority is None:
+            return found
+        ranks = solver_ranks(self._request, result)[None]
+        return dataclasses.replace(
+            found,
+            placements=np.concatenate([found.placements, result.placement[None]]),
+            priority=np.concatenate([found.priority, ranks]),
+        )
 
     def _solve(self) -> None:
         with contextlib.suppress(ValueError):  # nothing that surely fits into memory

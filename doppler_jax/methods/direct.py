@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from doppler_jax.baselines.etf import m_etf
+from doppler_jax.baselines.etf import m_etf_schedule
 from doppler_jax.baselines.exact import STARTS, ExactResult, NoneFitsError, Watch, exact
 from doppler_jax.baselines.fitting import fit_some
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.methods.mending import mended
-from doppler_jax.methods.request import Candidates, Method, Request
+from doppler_jax.methods.request import Candidates, Method, Plans, Request
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.finalists import start_order
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
-ListRule = Callable[[TaskGraph, Costs], np.ndarray]
-"""A list scheduler: returns a placement `[N]`."""
+ListRule = Callable[[TaskGraph, Costs], np.ndarray | Schedule]
+"""A list scheduler: returns a schedule, or a placement `[N]` alone."""
 
 EXACT_S = 60.0
 """Seconds that `exact` takes if nothing bounds it."""
@@ -30,34 +30,24 @@ All of `STARTS` compete with a policy's samples: where it is far from home they 
 """
 
 
-def listed(
-    rule: Callable[[TaskGraph, Costs], np.ndarray | Schedule], *, mends: bool = True
-) -> Method:
-    """Returns a list scheduler, of placements `[N]` or of schedules, as a method.
+def listed(rule: ListRule, *, mends: bool = True) -> Method:
+    """Returns a list scheduler as a method; where orders count, a schedule's is kept.
 
-    Where a plan's order counts, that of a schedule is kept. A plan that exceeds a memory is
-    mended (`mending.py`), unless the method is not to.
+    A plan that exceeds a memory is mended (`mending.py`), unless the method is not to.
     """
 
     def method(request: Request) -> Candidates:
-        plan = _plan_by(rule, request)
-        order = None
-        if isinstance(plan, Schedule) and request.queue == "in_order":
-            order = start_order(plan, np.argsort(topological_order(request.graph)))
-        placement = plan.placement if isinstance(plan, Schedule) else np.asarray(plan)
+        plan = _plan(request, _planned(rule, request))
         if mends and request.problem.is_limited:
-            judged = request.judge(placement, *(() if order is None else (order, "in_order")))
+            judged = request.judge_plan(plan)
             if judged.overflow:
-                return mended(request, placement, judged.schedule)
-        priority = None if order is None else order[None]
-        return Candidates(placement[None], 1, priority=priority, waits=True)
+                return mended(request, plan.placements[0], judged.schedule)
+        return Candidates(plan.placements, 1, priority=plan.ranks)
 
     return method
 
 
-def _plan_by(
-    rule: Callable[[TaskGraph, Costs], np.ndarray | Schedule], request: Request
-) -> np.ndarray | Schedule:
+def _planned(rule: ListRule, request: Request) -> np.ndarray | Schedule:
     """Returns a list scheduler's plan; if it finds no room for a task, that without limits."""
     costs = as_transfers(request.costs)
     try:
@@ -69,19 +59,33 @@ def _plan_by(
     return rule(request.graph, dataclasses.replace(costs, capacity_bytes=unlimited))
 
 
-def listed_starts(request: Request, rules: Sequence[ListRule]) -> np.ndarray:
-    """Returns the placements `[S, N]` of list schedulers for a search to start from.
+def listed_starts(request: Request, rules: Sequence[ListRule]) -> Plans:
+    """Returns the plans of list schedulers for a search to start from.
 
     Where memory may not suffice, those come first that mind it or are made to fit.
     """
     graph, costs = request.graph, as_transfers(request.costs)
-    placements = np.stack([rule(graph, costs) for rule in rules]).astype(np.int64)
+    plans = [_plan(request, rule(graph, costs)) for rule in rules]
     if request.problem.is_limited:
-        placements = np.concatenate([fit_some(graph, costs, placements), placements])
+        fitted = fit_some(graph, costs, np.concatenate([plan.placements for plan in plans]))
+        plans = [*(_plan(request, placement) for placement in fitted), *plans]
         # Where m-ETF gives up a search may still find a placement that fits.
         with contextlib.suppress(ValueError):
-            placements = np.concatenate([m_etf(graph, costs)[None], placements])
-    return placements
+            plans = [_plan(request, m_etf_schedule(graph, costs)), *plans]
+    return Plans(*map(np.concatenate, zip(*plans, strict=True)))
+
+
+def _plan(request: Request, planned: np.ndarray | Schedule) -> Plans:
+    """Returns one plan; a placement without an order gets that of its starts."""
+    rank, placement = None, planned
+    if isinstance(planned, Schedule):
+        rank = start_order(planned, np.argsort(topological_order(request.graph)))
+        placement = planned.placement
+    placement = np.asarray(placement, np.int64)
+    if not request.orders:
+        return Plans(placement[None], np.zeros((0, len(placement)), np.int64))
+    ranks = request.start_orders(placement[None]) if rank is None else rank[None]
+    return Plans(placement[None], ranks)
 
 
 def solved(request: Request, watch: Watch | None = None) -> ExactResult:
@@ -102,19 +106,19 @@ def by_solver(request: Request) -> Candidates:
     """Returns the placement of a proven schedule, and those of list schedulers beside it."""
     if request.objective != Objective():
         raise ValueError("method 'exact' knows links 'parallel' without noise only")
-    # Its schedule may idle on purpose, which no queue does: executed, it may be longer than
-    # what a list scheduler finds.
+    # Under `fifo` and `priority` its schedule, which may idle on purpose, may become longer
+    # than what a list scheduler finds.
     listed = listed_starts(request, STARTS)
     if (optimum := request.optimum(listed)) is not None:
         return optimum
     try:
         result = solved(request)
     except NoneFitsError:
-        return Candidates(listed, 1)
+        return Candidates(listed.placements, 1, priority=listed.ranks)
+    rank = solver_ranks(request, result)
     return Candidates(
-        placements=np.concatenate([listed, result.placement[None]]),
+        placements=np.concatenate([listed.placements, result.placement[None]]),
         evaluations=1,
-        priority=solver_ranks(request, result)[None],
-        waits=True,
+        priority=np.concatenate([listed.ranks, rank[None]]),
         lower_bound_s=result.bound_s,
     )

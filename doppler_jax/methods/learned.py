@@ -15,7 +15,7 @@ from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import Learner, train_learner
 from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.direct import FEW_STARTS, listed_starts
-from doppler_jax.methods.request import SAMPLES, Candidates, Request, key_words
+from doppler_jax.methods.request import SAMPLES, Candidates, Plans, Request, key_words
 from doppler_jax.objective import Objective
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
@@ -72,7 +72,7 @@ class Learned:
         listed = listed_starts(request, FEW_STARTS)
         if (optimum := request.optimum(listed)) is not None:
             return optimum
-        found = Candidates(listed, 1)
+        found = Candidates(listed.placements[:0], 1)
         given = (
             *(self, request.graph, request.costs, request.objective, request.policy),
             *(request.budget, key_words(request.random)),
@@ -91,7 +91,8 @@ class Learned:
                 pass
             except KeyboardInterrupt:
                 found = dataclasses.replace(found, interrupted=True)
-        return dataclasses.replace(found, placements=np.concatenate([listed, found.placements]))
+        placements = np.concatenate([found.placements, listed.placements])
+        return dataclasses.replace(found, placements=placements, priority=listed.ranks)
 
     def _propose(self, request: Request, problem: PolicyInputs) -> Candidates:
         """Returns as many placements of the given policy as the bound allows."""
@@ -113,7 +114,7 @@ class Learned:
         learner, bound = self.learner, request.budget.evaluations
         # The teacher's placement competes: the result is never worse than what was imitated.
         taught = learner.teacher(request.graph, as_transfers(request.costs))
-        if (optimum := request.optimum(taught)) is not None:
+        if (optimum := request.optimum(Plans(taught, taught[:0]))) is not None:
             return optimum
         padded_tasks = problem.padded.padded_tasks
         each, count = self._proposal_cost(request, problem), learner.num_proposals

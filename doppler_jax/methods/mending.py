@@ -9,7 +9,7 @@ from doppler_jax.baselines.memory_plans import plans_within_memory
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.methods.request import Candidates, Request
+from doppler_jax.methods.request import Candidates, Plans, Request
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.lns import LNS
 from doppler_jax.simulator.finalists import start_order
@@ -31,34 +31,36 @@ def mended(request: Request, placement: np.ndarray, executed: Schedule) -> Candi
       executed: its execution.
     """
     graph, costs = request.graph, as_transfers(request.costs)
-    is_ordered = request.queue == "in_order"
     rank = start_order(executed, np.argsort(topological_order(graph)))
     plans = plans_within_memory(graph, costs, placement, rank)
     placements = np.stack([*(plan.placement for plan in plans), placement])
     ranks = np.stack([*(plan.rank for plan in plans), rank])
-    if not is_ordered:
+    if not request.orders:
         placements = np.stack([*placements, fit_into_memory(graph, costs, placement)])
         ranks = np.empty((0, graph.num_tasks))
-    found = Candidates(placements, 1, priority=ranks, waits=True)
-    order = [*ranks] if is_ordered else [None] * len(placements)
-    judged = (request.judge(*plan, "in_order") for plan in zip(placements, order, strict=True))
-    return found if any(not each.overflow for each in judged) else _searched(request, found)
+    tried = Plans(placements, ranks)
+    if all(request.judge_plan(tried, k).overflow for k in range(len(placements))):
+        return _searched(request, tried)
+    return Candidates(placements, 1, priority=ranks)
 
 
-def _searched(request: Request, tried: Candidates) -> Candidates:
+def _searched(request: Request, tried: Plans) -> Candidates:
     """Returns what a search finds from plans on that do not fit, and those."""
     steps = min(MOST_STEPS, MOST_TASKS // request.graph.num_tasks)
     steps = min(steps, request.budget.evaluations or steps)
     problem = request.problem
-    if request.queue == "in_order":
+    if request.orders:
         problem = dataclasses.replace(problem, queue=LNS.queue)
     budget = Budget(evaluations=steps, target_s=np.finfo(float).max)
     found = run_search(LNS(), problem, tried.placements, 0, budget, CurveRecorder())
     if not len(found.placements):
-        return tried
+        return Candidates(tried.placements, 1, priority=tried.ranks)
+    ranks = found.ranks
+    if request.orders:
+        ranks = request.start_orders(found.placements, ranks)
     return Candidates(
         found.placements,
         max(found.evaluations, 1),
         interrupted=found.interrupted,
-        priority=found.ranks,
+        priority=ranks,
     )

@@ -8,14 +8,17 @@ the request if it was given to `place`; `default_policy()`, if it has that, make
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import chex
 import jax
 import numpy as np
 
 from doppler_jax.budget import Budget, CurveRecorder
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.objective import Objective
 from doppler_jax.search.problem import Judgement, SearchProblem, judge
+from doppler_jax.simulator.finalists import start_order
 from doppler_jax.types import Costs, Policy, TaskGraph
 
 SAMPLES = 1000
@@ -44,7 +47,7 @@ class Request:
       lower_bound_s: seconds that no makespan is below, without noise.
       curve: takes what is found on the way.
       keep_compiled: whether what JAX compiles may be kept on disk.
-      queue: `fifo`, or `in_order` where a plan's order counts.
+      queue: that the plan is for: `fifo`, or one under which its order counts.
     """
 
     graph: TaskGraph
@@ -73,6 +76,11 @@ class Request:
     def key(self) -> chex.PRNGKey:
         """Of what JAX draws: made when it is asked for, since JAX takes a while to start."""
         return jax.random.key(self.random) if isinstance(self.random, int) else self.random
+
+    @property
+    def orders(self) -> bool:
+        """Whether a plan's order counts."""
+        return self.queue != "fifo"
 
     @property
     def seed(self) -> int:
@@ -109,17 +117,42 @@ class Request:
             )
         return self._judged[name]
 
-    def optimum(self, placements: np.ndarray) -> "Candidates | None":
-        """Returns the first of placements `[B, N]` that meets the target; None if none does."""
+    def judge_plan(self, plans: "Plans", index: int = 0) -> Judgement:
+        """Returns the oracle's word on one of plans, under the queue that it is for."""
+        rank = plans.ranks[index] if len(plans.ranks) else None
+        return self.judge(plans.placements[index], rank, self.queue)
+
+    def start_orders(
+        self, placements: np.ndarray, ranks: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns ranks `[B, N]` that keep to the orders of starts of executions.
+
+        They are those of placements `[B, N]` under `fifo`, or with ranks under `priority`.
+        """
+        rank = np.argsort(topological_order(self.graph))
+        plans = zip(placements, *(() if ranks is None else (ranks,)), strict=True)
+        orders = [start_order(self.judge(*plan).schedule, rank) for plan in plans]
+        return np.reshape(orders, (len(orders), len(rank))).astype(np.int64)
+
+    def optimum(self, plans: "Plans") -> "Candidates | None":
+        """Returns the first plan that meets the target; None if none does."""
         if self.budget.target_s is not None:
-            for count, placement in enumerate(placements, start=1):
-                if self.judge(placement).value_s <= self.budget.target_s:
-                    return Candidates(placement[None], count)
+            for k in range(len(plans.placements)):
+                if self.judge_plan(plans, k).value_s <= self.budget.target_s:
+                    first = Plans(*(part[k : k + 1] for part in plans))
+                    return Candidates(first.placements, k + 1, priority=first.ranks)
         return None
 
     def record(self, evaluations: int, makespan_s: float) -> None:
         """Adds the best that training has found so far to the curve."""
         self.curve.add(evaluations, self.budget.seconds_spent(), makespan_s)
+
+
+class Plans(NamedTuple):
+    """Placements, and the orders that they come with."""
+
+    placements: np.ndarray  # [B, N]
+    ranks: np.ndarray  # [B, N], or [0, N] where orders do not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +163,8 @@ class Candidates:
       placements: `[B, N]` int, devices; B at least 1.
       evaluations: executions simulated.
       interrupted: by Ctrl-C.
-      priority: `[R, N]` ranks of the last R placements, to try in place of `fifo`.
-      waits: whether these are orders that devices keep to, so that `in_order` is to be tried.
+      priority: `[R, N]` ranks of the last R placements, for the queue that the plan is for;
+        where that is `fifo` they are tried under `priority`, too.
       lower_bound_s: seconds that the method has proven no makespan to be below.
     """
 
@@ -139,7 +172,6 @@ class Candidates:
     evaluations: int
     interrupted: bool = False
     priority: np.ndarray | None = None
-    waits: bool = False
     lower_bound_s: float = 0.0
 
 

@@ -15,7 +15,14 @@ from doppler_jax.baselines.simple import random_placements
 from doppler_jax.methods.beside import Beside, is_solvable
 from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.direct import FEW_STARTS, listed_starts
-from doppler_jax.methods.request import SAMPLES, Candidates, Method, Request, key_words
+from doppler_jax.methods.request import (
+    SAMPLES,
+    Candidates,
+    Method,
+    Plans,
+    Request,
+    key_words,
+)
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.drawing import RandomSearch
@@ -47,7 +54,7 @@ def searched(search: Search) -> Method:
         starts = listed_starts(request, FEW_STARTS)
         if (optimum := request.optimum(starts)) is not None:
             return optimum
-        return _search_from(request.within(SEARCH_S), search, starts, starts)
+        return _search_from(request.within(SEARCH_S), search, starts.placements, starts)
 
     return method
 
@@ -87,7 +94,7 @@ class PolicySearch:
         request = request.within(REFINE_S)
         if request.policy is None and is_solvable(request):
             with Beside(request) as solver:
-                of_lists = self.search, rivals, rivals
+                of_lists = self.search, rivals.placements, rivals
                 found = _search_from(request, *of_lists, target_s=solver.target_s)
             return solver.join(found)
         bound = request.budget.evaluations
@@ -95,15 +102,15 @@ class PolicySearch:
         source = request.policy or self.default_policy
         if request.budget.seconds is None or not can_be_sent(source):
             drawn = list(_draw(request.graph, request.costs, source, request.key, count))
-            starts = np.concatenate([*drawn, rivals])
+            starts = np.concatenate([*drawn, rivals.placements])
             return _search_from(request, self.search, starts, rivals)
         sampling_s = SAMPLING_S + SAMPLING_TASK_S * request.graph.num_tasks
         if request.policy is None and request.seconds_left(REFINE_S) < sampling_s:
-            return _search_from(request, self.search, rivals, rivals)
+            return _search_from(request, self.search, rivals.placements, rivals)
         given = (request.graph, request.costs, source, key_words(request.random), count)
         with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:
             return _search_from(
-                request, self.search, rivals, rivals, late_starts=_incoming(child)
+                request, self.search, rivals.placements, rivals, late_starts=_incoming(child)
             )
 
 
@@ -162,7 +169,7 @@ def random(request: Request) -> Candidates:
         budget = dataclasses.replace(request.budget, evaluations=SAMPLES)
         request = dataclasses.replace(request, budget=budget)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), 1)
-    found = _search_from(request, RandomSearch(), drawn, drawn[:0])
+    found = _search_from(request, RandomSearch(), drawn, Plans(drawn[:0], drawn[:0]))
     if len(found.placements):
         return found
     return dataclasses.replace(found, placements=drawn, evaluations=1)
@@ -172,24 +179,25 @@ def _search_from(
     request: Request,
     search: Search,
     starts: np.ndarray,
-    always: np.ndarray,
+    always: Plans,
     *,
     late_starts: Callable[[], np.ndarray | None] | None = None,
     target_s: Callable[[], float] | None = None,
 ) -> Candidates:
     """Searches from `starts` `[S, N]`, and from random placements while members are left.
 
-    The candidates `always` `[A, N]` are proposed whatever the search finds, so that its result
-    is never worse.
+    The plans `always` are proposed whatever the search finds, so that its result is never
+    worse.
     """
     budget = request.budget
     until_s = None if budget.seconds is None else budget.began + budget.seconds
     if not wait_until_compiled(until_s):
-        return Candidates(starts, 1)
+        plans = always if len(always.placements) else Plans(starts, starts[:0])
+        return Candidates(plans.placements, 1, priority=plans.ranks)
     missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     problem = request.problem
-    if request.queue == "in_order":
+    if request.orders:
         problem = dataclasses.replace(problem, queue=search.queue)
     found = run_search(
         search,
@@ -201,10 +209,12 @@ def _search_from(
         late_starts=late_starts,
         target_s=target_s,
     )
+    ranks = found.ranks
+    if problem.queue == "priority":  # of starts; what comes of them is an order
+        ranks = request.start_orders(found.placements, ranks)
     return Candidates(
-        placements=np.concatenate([always, found.placements]),
-        priority=found.ranks,
-        waits=problem.queue == "in_order",
+        placements=np.concatenate([found.placements, always.placements]),
+        priority=np.concatenate([ranks, always.ranks]),
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,
     )

@@ -20,6 +20,8 @@ def write_chrome_trace(
     device_names: Sequence[str] | None = None,
     inferred_starts: bool = False,
     handling: Sequence[tuple[int, float, float]] = (),
+    priority: Sequence[int] | np.ndarray | None = None,
+    queue: str | None = None,
 ) -> None:
     """Writes a schedule as Chrome trace events, times in microseconds.
 
@@ -34,14 +36,18 @@ def write_chrome_trace(
       inferred_starts: marks every event as one whose start was not measured.
       handling: device, start and finish of what devices themselves spent on transfers, drawn
         among their tasks.
+      priority: `[N]` ranks of the plan, written beside the tasks if given.
+      queue: that the plan is for, written if given.
 
     Raises:
-      ValueError: there is not one name per task, a device has none, a time is not finite,
-        or the path cannot be written.
+      ValueError: there is not one name, or rank, per task, a device has none, a time is not
+        finite, or the path cannot be written.
     """
     placement = np.asarray(schedule.placement)
     if len(names) != placement.size:
         raise ValueError(f"names has {len(names)} entries, expected {placement.size}")
+    if priority is not None and len(priority) != placement.size:
+        raise ValueError(f"priority has {len(priority)} entries, expected {placement.size}")
     times = (
         schedule.start_s,
         schedule.finish_s,
@@ -58,7 +64,8 @@ def write_chrome_trace(
     if len(device_names) < num_devices:
         raise ValueError(f"device_names has {len(device_names)} of {num_devices} devices")
     mark = {"start": "inferred"} if inferred_starts else {}
-    slices = _slices(schedule, names, mark) + [
+    plan = {} if queue is None else {"queue": queue}
+    slices = _slices(schedule, names, mark, priority) + [
         _Slice((d, -1, 0), "handling", "transfers", start_s, finish_s, {})
         for d, start_s, finish_s in handling
     ]
@@ -69,7 +76,7 @@ def write_chrome_trace(
     data = {
         "traceEvents": _name_rows(rows, device_names) + events,
         "displayTimeUnit": "ms",
-        "otherData": {"starts": "inferred" if inferred_starts else "measured"},
+        "otherData": {"starts": "inferred" if inferred_starts else "measured", **plan},
     }
     write_json_atomic(path, data)
 
@@ -83,13 +90,19 @@ class _Slice(NamedTuple):
     args: dict[str, Any]
 
 
-def _slices(schedule: Schedule, names: Sequence[str], mark: dict[str, Any]) -> list[_Slice]:
+def _slices(
+    schedule: Schedule,
+    names: Sequence[str],
+    mark: dict[str, Any],
+    priority: Sequence[int] | np.ndarray | None,
+) -> list[_Slice]:
     """Returns the tasks and transfers."""
     slices = []
     for v, name in enumerate(names):
         d = int(schedule.placement[v])
         times = (schedule.start_s[v], schedule.finish_s[v])
-        slices.append(_Slice((d, -1, 0), "task", name, *times, {"task": v, **mark}))
+        rank = {} if priority is None else {"rank": int(priority[v])}
+        slices.append(_Slice((d, -1, 0), "task", name, *times, {"task": v, **rank, **mark}))
     for k, lane in enumerate(_lanes(schedule)):
         x, d = int(schedule.transfer_tensor[k]), int(schedule.transfer_destination[k])
         name = f"tensor {x}" if x >= 0 else f"graph input {~x}"

@@ -34,6 +34,7 @@ class ScheduleExplanation:
     chain: tuple[ChainLink, ...]  # first to last
     chain_seconds: ChainSeconds
     names: tuple[str, ...]  # [N] of the tasks
+    queue: str | None = None  # that the plan is for, where it was said
 
     @property
     def utilisation(self) -> np.ndarray:
@@ -46,9 +47,10 @@ class ScheduleExplanation:
         return self.link_busy_s / (self.makespan_s or 1.0)
 
     def __str__(self) -> str:
+        queue = "" if self.queue is None else f" under {self.queue!r}"
         return (
-            f"makespan {format_seconds(self.makespan_s)}; {self.moved_bytes.sum():.4g} bytes "
-            f"moved\n\n{self._devices()}\n{self.links_text()}{self.chain_text()}"
+            f"makespan {format_seconds(self.makespan_s)}{queue}; {self.moved_bytes.sum():.4g} "
+            f"bytes moved\n\n{self._devices()}\n{self.links_text()}{self.chain_text()}"
         )
 
     def _devices(self) -> str:
@@ -118,7 +120,12 @@ class ScheduleExplanation:
 
 
 def explain_schedule(
-    graph: TaskGraph, costs: Costs, schedule: Schedule, *, names: Sequence[str] | None = None
+    graph: TaskGraph,
+    costs: Costs,
+    schedule: Schedule,
+    *,
+    names: Sequence[str] | None = None,
+    queue: str | None = None,
 ) -> ScheduleExplanation:
     """Returns why a schedule takes as long as it does; print it to read it.
 
@@ -128,6 +135,7 @@ def explain_schedule(
       schedule: of one placement, with its transfers: the oracle's (`simulate_oracle`,
         `Placed.schedule`), or measured.
       names: `[N]` of the tasks; their numbers if not given.
+      queue: that the plan is for (`Placed.queue`), if it is to be said.
 
     Raises:
       ValueError: the schedule is not legal, a transfer is missing, or there is not one name
@@ -160,6 +168,7 @@ def explain_schedule(
         chain=chain,
         chain_seconds=chain_seconds(chain),
         names=tuple(names),
+        queue=queue,
     )
 
 

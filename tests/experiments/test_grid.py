@@ -336,7 +336,7 @@ def test_provenance_without_git(monkeypatch):
 def test_a_studys_own_settings_are_keys_but_those_that_do_not_matter(tmp_path):
     context = grid.Context(MethodSettings(seeds=3, runs=tmp_path), tmp_path, None)
     assert context.key("problems", "method", "links") == {
-        "evaluations": (), "seconds": (), "seeds": 3,
+        "queue": "fifo", "evaluations": (), "seconds": (), "seeds": 3,
     }  # fmt: skip
 
 

@@ -182,9 +182,11 @@ def test_the_clock_compares_with_the_best_known_and_counts_ends(tmp_path, monkey
     records += [clock_run("p", "b", 1.0, seconds=2.0), clock_run("q", "b", 4.5)]
     killed = {"run": "warm", "problem": "p", "seconds": 5.0, "method": "b", "exit": None}
     records += [killed | {"past_s": 120.0}]
-    assert clock.best_known_s(records) == {"p": 1.0, "q": 4.5}
+    assert clock.best_known_s(records, "fifo") == {"p": 1.0, "q": 4.5}
     records += [clock_run("q", clock.DEFAULT_METHOD, 5.0, seconds=9.0)]
-    of_default, longer, shorter, first = clock._rows(records, clock.best_known_s(records))
+    of_default, longer, shorter, first = clock._rows(
+        records, clock.best_known_s(records, "fifo")
+    )
     assert of_default["method"] == clock.DEFAULT_METHOD
     assert (first["method"], first["geometric mean"], first["exit statuses"]) == (
         "a", "2.0000", "0: 2",
@@ -195,9 +197,13 @@ def test_the_clock_compares_with_the_best_known_and_counts_ends(tmp_path, monkey
     assert (shorter["bound (s)"], shorter["geometric mean"]) == ("5", "1.0000")
     assert shorter["exit statuses"] == "0: 1, None: 1"
     assert longer["bound (s)"] == "2"
-    clock.BEST.write_text('{"p": 0.5, "q": 4.0, "r": 3.0}')
+    clock.BEST.write_text('{"fifo": {"p": 0.5, "q": 4.0, "r": 3.0}, "in_order": {"q": 3.0}}')
     # What is kept counts where it is less, but nothing is below the lower bound.
-    assert clock.best_known_s(records) == {"p": 1.0, "q": 4.0, "r": 3.0}
+    assert clock.best_known_s(records, "fifo") == {"p": 1.0, "q": 4.0, "r": 3.0}
+    # A plan of `exact` is one under `in_order` alone.
+    records += [clock_run("q", "exact", 2.0)]
+    assert clock.best_known_s(records, "fifo")["q"] == 4.0
+    assert clock.best_known_s(records, "in_order") == {"p": 1.0, "q": 2.0}
 
 
 def test_published_graphs_that_are_absent_are_left_out_of_the_clock(tmp_path):
@@ -210,7 +216,7 @@ def test_published_graphs_that_are_absent_are_left_out_of_the_clock(tmp_path):
     methods = len(dj.list_methods())
     assert runs.count("long") == 20
     assert runs.count("first") == 20 * methods
-    assert runs.count("warm") == 20 * 3 * (methods + 2 * 3)
+    assert runs.count("warm") == 20 * 3 * (methods + 2 * len(settings.more_method))
 
 
 def test_graphs_of_the_clock_have_the_sizes_they_should():

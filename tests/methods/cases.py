@@ -64,23 +64,19 @@ def budget(method):
 
 
 def assert_is_sound(placed, graph, costs):
-    """A legal placement, worth what the oracle says, whose priorities replay its schedule."""
+    """A legal plan, worth what the oracle says, whose ranks replay its schedule."""
     n = graph.num_tasks
     assert placed.placement.dtype == placed.priority.dtype == np.int64
     assert placed.placement.shape == (n,)
     assert np.isfinite(costs.compute_s[np.arange(n), placed.placement]).all()
     np.testing.assert_array_equal(np.sort(placed.priority), np.arange(n))
-    replayed = simulate_oracle(
-        graph, costs, placed.placement, queue="priority", priority=placed.priority
-    )
-    np.testing.assert_array_equal(replayed.start_s, placed.schedule.start_s)
-    assert placed.makespan_s == placed.objective_s == makespan_s(replayed)
-    fifo = simulate_oracle(graph, costs, placed.placement)
-    if placed.queue == "fifo":
-        np.testing.assert_array_equal(placed.schedule.start_s, fifo.start_s)
-        validate(graph, placed.schedule, costs)
-    else:
-        assert makespan_s(fifo) > placed.makespan_s
+    replays = {"in_order"} if placed.queue == "in_order" else {"in_order", placed.queue}
+    for queue in replays:
+        ranks = {"priority": None if queue == "fifo" else placed.priority, "queue": queue}
+        replayed = simulate_oracle(graph, costs, placed.placement, **ranks)
+        np.testing.assert_array_equal(replayed.start_s, placed.schedule.start_s)
+        validate(graph, placed.schedule, costs, **ranks)
+    assert placed.makespan_s == placed.objective_s == makespan_s(placed.schedule)
     assert lower_bound_s(graph, costs) <= placed.lower_bound_s <= placed.makespan_s * (1 + 1e-9)
     curve = placed.curve
     assert curve.makespan_s[-1] == placed.objective_s

@@ -35,7 +35,11 @@ CELLS = [
 @pytest.mark.parametrize(("method", "name"), CELLS)
 def test_every_method_places_every_problem(method, name):
     graph, costs = make(name)
+    fifo = place(graph, costs, method=method, queue="fifo", **budget(method))
+    assert_is_sound(fifo, graph, costs)
+    assert fifo.queue in {"fifo", "priority" if method == "exact" else "fifo"}
     placed = place(graph, costs, method=method, **budget(method))
+    assert placed.queue == "in_order"
     assert placed.method == method
     if placed.proven:
         assert placed.evaluations <= BOUND

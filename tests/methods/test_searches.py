@@ -10,7 +10,6 @@ import pytest
 
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
-from doppler_jax.baselines.heft import heft
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners.doppler import policy_candidates
 from doppler_jax.methods import PolicySearch, direct, searches
@@ -66,9 +65,12 @@ def test_the_search_starts_from_the_base_policy(policy, drawn_from):
 @pytest.mark.parametrize("bounds", [{"budget_s": 1.0}, {}])
 def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch, bounds):
     graph, costs = random_problem(np.random.default_rng(3), 40, DEVICES)
+    bounds = bounds | {"queue": "fifo"}
     monkeypatch.setattr(searches, "REFINE_S", 1.0)
     monkeypatch.setattr(searches, "SAMPLING_S", 0.5)
-    good = place(graph, costs, method="annealing", max_evaluations=20_000).placement
+    good = place(
+        graph, costs, method="annealing", max_evaluations=20_000, queue="fifo"
+    ).placement
     said, ended = iter([None, good[None]]), []
 
     class Child:
@@ -174,7 +176,7 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     graph, costs = make("unequal")
     costs = tight(graph, costs, 0.95)
     refused = mock.Mock(side_effect=ValueError)
-    monkeypatch.setattr(direct, "m_etf", refused)
+    monkeypatch.setattr(direct, "m_etf_schedule", refused)
     search = mock.Mock(wraps=searches.run_search)
     monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)
@@ -241,9 +243,8 @@ def test_searches_are_never_worse_than_what_they_start_from(method):
     for seed in range(10):
         graph, costs = random_problem(np.random.default_rng(seed), 12, DEVICES)
         placed = place(graph, costs, method=method, max_evaluations=BOUND)
-        for rule in (critical_path, heft):
-            start = makespan_s(simulate_oracle(graph, costs, rule(graph, costs)))
-            assert placed.makespan_s <= start
+        for rule in ("critical_path", "heft"):
+            assert placed.makespan_s <= place(graph, costs, method=rule).makespan_s
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,14 @@ def test_float32_that_swaps_two_events_does_not_mislead_a_search(method, links, 
     seconds_per_byte[1, 0] = 1.0
     costs = costs.replace(compute_s=compute_s, seconds_per_byte=seconds_per_byte)
     best = np.array([0, 1, 2, 0, 0])
-    placed = place(graph, costs, method=method, max_evaluations=256, objective=Objective(links))
+    placed = place(
+        graph,
+        costs,
+        method=method,
+        max_evaluations=256,
+        objective=Objective(links),
+        queue="fifo",
+    )
     np.testing.assert_array_equal(placed.placement, best)
     np.testing.assert_allclose(placed.makespan_s, least_s)
     assert placed.curve.makespan_s.min() == placed.makespan_s
