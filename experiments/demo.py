@@ -1,7 +1,7 @@
-"""The newcomer's command, `make demo`: from a JAX function to a learned placement that runs.
+"""The newcomer's command, `make demo`: from a JAX function to a learned plan that runs.
 
 Trains chainmm by imitation and in simulation for a preset cluster, then on times measured
-on this machine, and compares the result with simple placements on both. Its devices are
+on this machine, and compares the result with the plans of `dj.place` on both. Its devices are
 isolated ones where Ray is installed: a process each, pinned to a core.
 """
 
@@ -39,7 +39,10 @@ NUM_DEVICES = 2
 """That the CPU is made into, where there is no accelerator."""
 
 ROUNDS = 9
-"""Times that each placement of the measured table is run, all in turn."""
+"""Times that each plan of the measured table is run, all in turn."""
+
+DEFAULT_S = 5.0
+"""Seconds of `dj.place` as it is by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ def main(settings: DemoSettings) -> None:
     )
     settings.folder.mkdir(parents=True, exist_ok=True)
     taught, simulated = train_simulated(settings, preset)
-    rows = compare_simulated(settings, preset, planned, simulated.plan.placement)
+    rows = compare_simulated(settings, preset, planned, simulated.plan)
     with Machine(NUM_DEVICES, settings.backend) as machine:
         if machine.backend == "local":
             machine.num_devices = len(local_devices())
@@ -120,33 +123,36 @@ def finished(placed: dj.Placed) -> dj.Placed:
     return placed
 
 
-def place_simply(settings: DemoSettings, problem: Problem) -> dict[str, np.ndarray]:
-    """Places by the methods that the learned policy is compared with."""
-    args, key = (problem.graph, problem.costs), jax.random.key(settings.seed)
+def place_simply(settings: DemoSettings, problem: Problem) -> dict[str, dj.Plan]:
+    """Plans by the methods that the learned policy is compared with, the default first."""
+    args, key = (problem.graph, problem.costs), settings.seed
+    default = dj.place(*args, key=key, budget_s=DEFAULT_S)
     drawn = dj.place(*args, method="random", key=key, max_evaluations=1000)
     listed = dj.place(*args, method="critical_path")
-    found = {"critical path": listed, "random, best of 1000": finished(drawn)}
-    return {name: placed.placement for name, placed in found.items()}
+    found = {
+        f"dj.place, {DEFAULT_S:g} s": finished(default),
+        "critical path": listed,
+        "random, best of 1000": finished(drawn),
+    }
+    return {name: placed.plan for name, placed in found.items()}
 
 
 def compare_simulated(
-    settings: DemoSettings, preset: Problem, planned: Problem, learned: np.ndarray
+    settings: DemoSettings, preset: Problem, planned: Problem, learned: dj.Plan
 ) -> dict[str, float]:
     """Prints every method's makespan on the preset cluster, and draws the first and last."""
     args = preset.graph, preset.costs
-    schedules = {
-        name: dj.simulate_oracle(*args, placement)
-        for name, placement in place_simply(settings, preset).items()
-    }
+    plans = place_simply(settings, preset)
+    schedules = {name: simulate_plan(*args, plan) for name, plan in plans.items()}
     listed = dj.place(planned.graph, planned.costs, method="critical_path")
     schedules["critical path, cut by the planner"] = listed.schedule
-    schedules["learned (stages 1 and 2)"] = dj.simulate_oracle(*args, learned)
+    schedules["learned (stages 1 and 2)"] = simulate_plan(*args, learned)
     makespans = {name: dj.makespan_s(schedule) for name, schedule in schedules.items()}
     bound = format_seconds(dj.lower_bound_s(*args))
     title = f"{preset.name}: {preset.graph.num_tasks} tasks, simulated"
     lines = [(name, format_seconds(s)) for name, s in makespans.items()]
-    print_table(f"{title} (no placement below {bound})", ("method", "makespan"), lines)
-    drawn = [(name, schedules[name], preset.program.names) for name in [*schedules][::3]]
+    print_table(f"{title} (no plan below {bound})", ("method", "makespan"), lines)
+    drawn = [(name, schedules[name], preset.program.names) for name in [*schedules][::4]]
     dj.plot_gantt(settings.folder / "gantt.png", drawn, num_devices=preset.costs.num_devices)
     return makespans
 
@@ -154,8 +160,8 @@ def compare_simulated(
 def train_measured(
     settings: DemoSettings, machine: Machine, here: Problem, policy: dj.Policy
 ) -> StageResult:
-    """Runs stage 3 on this machine's devices, from the best of 256 placements of stage 2's."""
-    key = jax.random.key(settings.seed)
+    """Runs stage 3 on this machine's devices, from a search that stage 2's policy begins."""
+    key = settings.seed
     start = dj.place(here.graph, here.costs, policy=policy, key=key, max_evaluations=256)
     return run_stage3(
         here.chosen(),
@@ -173,8 +179,7 @@ def compare_measured(
     settings: DemoSettings, machine: Machine, here: Problem, learned: dj.Plan
 ) -> list[dict[str, Any]]:
     """Prints and returns every method's makespan here, simulated and measured."""
-    plans = {name: dj.Plan(where) for name, where in place_simply(settings, here).items()}
-    plans["learned (stages 1 to 3)"] = learned
+    plans = place_simply(settings, here) | {"learned (stages 1 to 3)": learned}
     rows, lines = [], []
     for name, seconds in measure_plans(machine, here, plans, ROUNDS).items():
         simulated_s = dj.makespan_s(simulate_plan(here.graph, here.costs, plans[name]))

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.simulator.oracle import simulate_plan
 from experiments import demo
 from experiments.catalogue import load_problem
 from experiments.demo import DemoSettings
 from tests.commands import printed, snapshot
 
-METHODS = ("critical path", "random, best of 1000", "learned")
-SIMULATED = (*METHODS[:2], "critical path, cut by the planner", METHODS[2])
+METHODS = ("dj.place, 5 s", "critical path", "random, best of 1000", "learned")
+SIMULATED = (*METHODS[:3], "critical path, cut by the planner", METHODS[3])
 
 
 HERE = "chainmm-uniform2-rayx2"
@@ -63,7 +64,7 @@ def test_summary_has_every_method_on_both(finished):
     for names, rows in ((SIMULATED, list(summary["simulated"])), (METHODS, measured)):
         for name, row in zip(names, rows, strict=True):
             assert row.startswith(name)
-    planned_s = summary["simulated"].pop(SIMULATED[2])  # another graph: another bound
+    planned_s = summary["simulated"].pop(SIMULATED[3])  # another graph: another bound
     assert 0 < planned_s < 2 * bound
     assert all(seconds >= bound for seconds in summary["simulated"].values())
     assert summary["output_error"] <= 1e-4
@@ -80,7 +81,8 @@ def test_figures_and_pictures_can_be_had_again(finished):
     calibration = dj.load_calibration(folder / f"calibration-{HERE}.json")
     costs = dj.make_costs(here.sharded, calibration)
     for row in summary["measured"]:
-        schedule = dj.simulate_oracle(here.graph, costs, row["placement"])
+        plan = dj.Plan(row["placement"], row["priority"], row["queue"])
+        schedule = simulate_plan(here.graph, costs, plan)
         assert row["simulated_s"] == dj.makespan_s(schedule)
     written = json.loads((folder / "placement.json").read_text())
     assert written["placement"] == summary["measured"][-1]["placement"]
