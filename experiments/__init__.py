@@ -14,6 +14,7 @@ STUDIES = {
     "ablation": "DOPPLER with one part taken out or changed",
     "table": "the paper's Table 2 and what barriers cost, simulated and measured",
     "gaps": "every method against known optima, and under memory limits",
+    "stg": "the Standard Task Graph set within a second, beside its published optima",
     "scaling": "time of every learned method against the number of tasks",
     "partitions": "the planner's partitions against uniform ones",
     "fidelity": "simulated against measured makespans",

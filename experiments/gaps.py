@@ -5,9 +5,6 @@ Gaps are in percent: the mean, the largest, and in how many there is none.
 - Random graphs of 5 to 10 tasks on 2 and 3 devices, above the optimum of `exact`, which may
   idle and reorder, and above the best of all placements under the queue `fifo`, of
   `brute_force`.
-- The Standard Task Graph set, 50 tasks, above the best known makespans, under the queue
-  `priority`: of the start order of the method's own schedule, or of the b-level where that is
-  shorter.
 - Networks of msr-fiddle/dnn-partitioning (inference, by layers) on accelerators with little
   memory, beside the human experts' splits, which use 6 accelerators and were made for larger
   memories.
@@ -29,12 +26,7 @@ from experiments.grid import Cell, Context, Page, Record, Study
 from experiments.methods import MethodSettings, Spend, method_cells, place_cell
 from experiments.tables import EQUAL, by, means_table, table
 
-DEVICES = (2, 4, 8, 16)
-"""For which makespans of the Standard Task Graph set are published."""
-
 NETWORKS = tuple(f"dnn/{n}_inference" for n in ("bert24", "gnmt", "inceptionv3", "resnet50"))
-
-STG = tuple(f"stg50/rand{k:04}@{d}" for d in DEVICES for k in range(40))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Asked(MethodSettings):
 
 def cells(context: Context[Asked]) -> list[Cell]:
     """Returns the cells of all methods, the two references' first."""
-    asked, change = context.settings, {"stg50": by_priority, "dnn": with_memory}
+    asked = context.settings
     tiny = [name for name in asked.problems if name.startswith("tiny-")]
     networks = [name for name in asked.problems if name.startswith("dnn/")]
     exact = [Spend(seconds=asked.exact_s)]
@@ -60,11 +52,13 @@ def cells(context: Context[Asked]) -> list[Cell]:
         found += method_cells(context, tiny, ["exact"], exact)
     for problem, method in itertools.product(asked.problems, asked.method):
         spends = exact if method == "exact" else asked.spends()
-        run = change.get(problem.partition("/")[0])
         for cell in method_cells(
             context, [problem], [method], spends, asked.seeds, queue=asked.queue
         ):
-            found.append(cell.then(partial(run, context, problem)) if run else cell)
+            is_network = problem in networks
+            found.append(
+                cell.then(partial(with_memory, context, problem)) if is_network else cell
+            )
     return found
 
 
@@ -72,25 +66,6 @@ def all_placements(context: Context[Asked], problem: str) -> Record:
     """Returns the best of all placements under queue `fifo`."""
     run = lambda graph, costs, budget, key: brute_force(graph, costs)  # noqa: E731
     return place_cell(context.problem(problem), "brute_force", Spend(), 0, own=run)
-
-
-def by_priority(context: Context[Asked], name: str, result: Record) -> Record:
-    """Returns a result with its makespan by `priority`, the better of two ranks.
-
-    They are the start order of the method's own schedule, and the b-level, largest first.
-    """
-    problem = context.problem(name)
-    graph, costs, placement = problem.graph, problem.costs, np.array(result["placement"])
-    ranks = {"start order": result["priority"], "b-level": -dj.b_level(graph, costs)}
-    by_rank = {
-        rank: dj.makespan_s(
-            dj.simulate_oracle(graph, costs, placement, queue="priority", priority=priority)
-        )
-        for rank, priority in ranks.items()
-    }
-    rank = min(by_rank, key=by_rank.__getitem__)
-    changed = {"fifo_s": result["makespan_s"], "makespan_s": by_rank[rank], "rank": rank}
-    return result | changed | {"best_s": problem.best_known_s}
 
 
 def with_memory(context: Context[Asked], name: str, result: Record) -> Record:
@@ -132,10 +107,9 @@ def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Reco
 
 
 def report(context: Context[Asked], records: list[Record]) -> Page:
-    """Returns the three tables, those of problems that were asked for."""
+    """Returns the two tables, those of problems that were asked for."""
     shown = {
         "tiny": ("Random graphs", _tiny_table),
-        "stg50": ("Standard Task Graph set", _stg_table),
         "dnn": ("Networks", _dnn_table),
     }
     texts = {}
@@ -151,17 +125,6 @@ def _tiny_table(records: list[Record]) -> str:
         known_s = {r["problem"]: r["makespan_s"] for r in by_method.get(reference, [])}
         here = [r for r in records if r["problem"] in known_s]
         gaps += [_gap(r, what, r["makespan_s"] / known_s[r["problem"]]) for r in here]
-    return _gap_table(gaps)
-
-
-def _stg_table(records: list[Record]) -> str:
-    ordered = sorted(records, key=lambda r: int(r["problem"].split("@")[1]))
-    gaps = [
-        _gap(r, f"on {r['problem'].split('@')[1]} devices", r["makespan_s"] / r["best_s"])
-        for r in ordered
-    ]
-    gaps += [_gap(r, "on all", r["makespan_s"] / r["best_s"]) for r in records]
-    gaps += [_gap(r, "on all, by fifo", r["fifo_s"] / r["best_s"]) for r in records]
     return _gap_table(gaps)
 
 
@@ -193,13 +156,13 @@ def _dnn_table(records: list[Record]) -> str:
 
 
 SETTINGS = Asked(
-    problems=(*(f"tiny-{k}" for k in range(40)), *STG, *NETWORKS),
+    problems=(*(f"tiny-{k}" for k in range(40)), *NETWORKS),
     method=tuple(m for m in dj.list_methods() if m not in LEARNERS), evaluations=(2000,),
     seeds=1,
 )  # fmt: skip
 
 QUICK = {
-    "problems": (*(f"tiny-{k}" for k in range(4)), "stg50/rand0000@2", NETWORKS[0]),
+    "problems": (*(f"tiny-{k}" for k in range(4)), NETWORKS[0]),
     "exact_s": 3.0,
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ TINY_SIM = SimConfig(batch=4, minibatches=1, num_elites=2, num_chains=0)
 TINY = {
     "search": {"problems": ("tiny-1",), "method": ("random", "annealing"), "links": ("serial",),
                "evaluations": (64,), "seconds": (), "seeds": 2},
-    "gaps": {"problems": ("tiny-0", "tiny-1", "stg50/rand0001@2", "dnn/bert24_inference"),
+    "gaps": {"problems": ("tiny-0", "tiny-1", "dnn/bert24_inference"),
              "method": ("heft", "critical_path"), "exact_s": 5.0},
     "partitions": {"workloads": ("chainmm",), "presets": ("small",), "clusters": ("p100x4",)},
     "table": {"problems": (SMALL,), "method": ("heft", "critical_path"), "seconds": (),
@@ -63,7 +63,7 @@ TINY = {
 }  # fmt: skip
 """Settings by study; one that is not here runs as `--quick` does."""
 
-FAST = {"search", "gaps", "partitions", "table", "bench", "clock"}
+FAST = {"search", "gaps", "stg", "partitions", "table", "bench", "clock"}
 """Those that train and measure nothing."""
 
 
