@@ -2,8 +2,8 @@
 
 40 graphs of 50 tasks, and a first and a last one of no length, on 2 to 16 equal devices;
 nothing takes time to move. Each run is one `dj.place` in a process that has loaded everything
-and placed before. Gaps are in percent above the published optimum; where none is proven, above the
-best known makespan. Proven are those of which the run itself says so.
+and placed before. Gaps are in percent above the published optimum; where none is proven, above
+the best known makespan. Proven are those of which the run itself says so.
 
 The yardstick is `critical_path` under `fifo`, the list scheduler that DOPPLER starts from.
 """
