@@ -75,7 +75,7 @@ def compile_missing(
                 if key not in known:
                     stages[key] = pool.submit(inherit(_lower(*key).compile))
             for key, stage in stages.items():
-                known[key] = stage.result()
+                known[key] = choose(_jit(*key), stage.result(), key.kernel.operands)
         except Exception as error:
             pool.shutdown(cancel_futures=True)
             v = wanted.index(key)
@@ -84,11 +84,31 @@ def compile_missing(
             raise TaskError(what, v, agenda.placement[v], error) from error
 
 
+def _jit(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> Any:
+    # Naming the output's device places kernels without operands too.
+    here = SingleDeviceSharding(device)
+    return jax.jit(kernel.fn, out_shardings=here, donate_argnums=donated)
+
+
 def _lower(kernel: Kernel, device: jax.Device, donated: tuple[int, ...]) -> jax.stages.Lowered:
     here = SingleDeviceSharding(device)
     operands = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in kernel.operands]
-    # Naming the output's device places kernels without operands too.
-    return jax.jit(kernel.fn, out_shardings=here, donate_argnums=donated).lower(*operands)
+    return _jit(kernel, device, donated).lower(*operands)
+
+
+def choose(
+    jitted: Executable, compiled: Executable, operands: Sequence[jax.ShapeDtypeStruct]
+) -> Executable:
+    """Returns what to call: what was compiled, if it takes arrays that JAX has moved or made.
+
+    Where numbers take less than a byte, as int4 does, it refuses them for their layout
+    (jax#21339), and only a jitted function takes them.
+    """
+    for dtype in {aval.dtype for aval in operands}:
+        for kind, info in ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo)):
+            if jnp.issubdtype(dtype, kind) and info(dtype).bits < 8:
+                return jitted
+    return compiled
 
 
 def transfer(array: jax.Array, device: jax.Device) -> jax.Array | np.ndarray:

@@ -21,7 +21,7 @@ from jax import export
 
 from ..agenda import Agenda, Asynchronous, phases
 from ..memory import Buffers, Slots
-from ..ops import allocated_bytes, refuse_nan
+from ..ops import allocated_bytes, choose, refuse_nan
 from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
 
 _SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
@@ -107,7 +107,9 @@ class Worker:
             try:
                 exported = export.deserialize(bytearray(serialised))
                 avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
-                self._executables[digest] = jax.jit(exported.call).lower(*avals).compile()
+                jitted = jax.jit(exported.call)
+                compiled = jitted.lower(*avals).compile()
+                self._executables[digest] = choose(jitted, compiled, avals)
             except Exception as error:
                 return digest, f"{type(error).__name__}: {error}"
         return None

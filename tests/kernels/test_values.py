@@ -25,6 +25,15 @@ CASES = {
         PARAMS,
         TANGENTS,
     ),
+    **{
+        f"{dtype} weights": (
+            lambda q, s, x: (x @ (q.astype(np.float32) * s), q * q[:1]),
+            np.arange(16).reshape(4, 4).astype(jnp.dtype(dtype)),
+            np.full((1, 4), 0.5, np.float32),
+            np.ones((2, 4), np.float32),
+        )
+        for dtype in ("int4", "uint4", "float4_e2m1fn")  # XLA aborts where int2 is joined
+    },
     "no work": (lambda x: (x, {"same": x}), np.arange(4.0, dtype=np.float32)),
 }
 
