@@ -21,6 +21,7 @@ STUDIES = {
     "engine": "what the engine costs, and whole calls beside jax.jit",
     "stage3_study": "what learning from measured times adds",
     "clock": "placing from the shell: how good, and how long past the bound",
+    "plans": "what an order adds to a placement, and what wrong costs do to it",
     "gpu": "everything once on a GPU",
     "bench": "how fast simulation is, beside yardsticks",
 }

@@ -22,6 +22,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ PUBLISHED = (
 """Graphs whose best placements on 4 devices we keep."""
 
 BEST_PLACEMENTS = pathlib.Path(__file__).with_name("best_placements.json")
-"""These, under reference costs, `parallel` and `fifo`, with how they were found."""
+"""Plans by queue and problem, under `parallel` links, with how they were found."""
 
 WORKLOADS = ("chainmm", "ffnn", "llama_block", "llama_layer")
 """Those of the paper."""
@@ -156,10 +157,16 @@ def file_digest(name: str) -> str | None:
     return hashlib.sha256(content).hexdigest()[:16] if files else None
 
 
-def best_known_s(name: str) -> float | None:
-    """Returns the least makespan known of a published graph on 4 devices, in seconds."""
+def best_plan(name: str, queue: str) -> dict[str, Any] | None:
+    """Returns the best plan that is kept of a problem under a queue, None if none is."""
     kept = parse_json_object(BEST_PLACEMENTS, read_text(BEST_PLACEMENTS))
-    return kept.get(name, {}).get("makespan_s")
+    return kept[queue].get(name)
+
+
+def best_known_s(name: str) -> float | None:
+    """Returns the least makespan known of a published graph on 4 devices, under `fifo`."""
+    kept = best_plan(name, "fifo")
+    return kept["makespan_s"] if kept else None
 
 
 def load_cluster(name: str) -> dj.Cluster:

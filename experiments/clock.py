@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -77,10 +78,9 @@ class Asked(Settings):
 
 def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per run."""
-    asked, graphs = context.settings, context.settings.shared / "reference_graphs"
+    asked = context.settings
     grid.check_names("--method", asked.method, dj.list_methods())
-    absent = [p for p in PUBLISHED if not (graphs / f"{p.partition('@')[0]}.txt").exists()]
-    problems = [p for p in asked.problems if p not in absent]
+    problems = present(asked.shared, asked.problems)
     spends = {*itertools.product(asked.method, asked.seconds)}
     spends |= {*itertools.product(asked.more_method, asked.more_seconds)}
     runs: list[tuple[str, str, str, float, int]] = []
@@ -101,16 +101,26 @@ def cells(context: Context[Asked]) -> list[Cell]:
     return [Cell(key, partial(place, context, **key)) for key in keys]
 
 
+def present(shared: pathlib.Path, problems: Sequence[str]) -> list[str]:
+    """Returns the problems without published graphs that are absent."""
+    graphs = {p: shared / "reference_graphs" / f"{p.partition('@')[0]}.txt" for p in PUBLISHED}
+    return [p for p in problems if p not in graphs or graphs[p].exists()]
+
+
 def place(
-    context: Context[Asked],
+    context: Context[Any],
     queue: str,
     run: str,
     problem: str,
     method: str,
     seconds: float,
     seed: int,
+    also: Sequence[str] = (),
 ) -> Record:
-    """Returns exit status and seconds of a process that places, and what it wrote."""
+    """Returns exit status and seconds of a process that places, and what it wrote.
+
+    Of the latter makespan, lower bound, evaluations, and `also` other fields.
+    """
     loaded = context.problem(problem)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         graph, cluster, output, log = (
@@ -133,7 +143,7 @@ def place(
         if status != 0:
             return result | {"said": log.read_text(errors="replace").strip()[-300:]}
         placed = parse_json_object(output, read_text(output))
-    kept = ("makespan_s", "lower_bound_s", "evaluations")
+    kept = ("makespan_s", "lower_bound_s", "evaluations", *also)
     return result | {name: placed[name] for name in kept}
 
 

@@ -44,6 +44,8 @@ TINY = {
     "bench": {"problems": ("tiny-1",), "batches": (3,), "rounds": 2},
     "clock": {"problems": ("tree-9~10",), "method": ("heft",), "seconds": (1.0,),
               "more_method": (), "seeds": 1},
+    "plans": {"problems": ("tree-9~10",), "seconds": 1.0, "seeds": 1, "wrong": ("tree-9~10",),
+              "wrong_seconds": 0.5, "draws": 3},
     "transfer": {"source": ("chainmm/small",), "target": ("ffnn/small",), "shots": (0, 4),
                  "full": 4, "seeds": 1, "training": TINY_SIM, "islands": ("chainmm/small",),
                  "policy": PolicyConfig(width=4, rounds=1, features="coparent")},
@@ -63,7 +65,7 @@ TINY = {
 }  # fmt: skip
 """Settings by study; one that is not here runs as `--quick` does."""
 
-FAST = {"search", "gaps", "stg", "partitions", "table", "bench", "clock"}
+FAST = {"search", "gaps", "stg", "partitions", "table", "bench", "clock", "plans"}
 """Those that train and measure nothing."""
 
 
