@@ -28,24 +28,23 @@ class Plan(NamedTuple):
 
 
 def plans_within_memory(
-    graph: TaskGraph, costs: Costs, placement: np.ndarray, rank: np.ndarray
+    graph: TaskGraph, costs: Costs, placements: np.ndarray, rank: np.ndarray
 ) -> list[Plan]:
-    """Returns what a plan becomes if it is to fit into memory: at most four plans.
+    """Returns plans that are to fit into memory, from placements and an order that do not.
 
-    They come in the plan's own order, or depth first; tasks go where the plan has them while
-    there is room, or each where it finishes earliest. Those that get stuck are left out, so
+    They come in that order, or depth first; tasks go where a placement has them while there
+    is room, or each where it finishes earliest. Those that get stuck are left out, so
     there may be none. Without noise, `parallel` links and handling, each fits under `in_order`.
 
     Args:
       graph: the task graph.
       costs: its costs, with capacities.
-      placement: `[N]` devices.
+      placements: `[S, N]` devices.
       rank: `[N]` ranks, least first.
     """
     plans = []
-    ways = [
-        (r, p) for r in (rank, depth_first_rank(graph, costs, rank)) for p in (placement, None)
-    ]
+    orders = rank, depth_first_rank(graph, costs, rank)
+    ways = [(order, meant) for order in orders for meant in (*placements, None)]
     for order, meant in ways[: max(MOST_TASKS // max(graph.num_tasks, 1), 1)]:
         plan = plan_within_memory(graph, costs, order, meant)
         if plan is not None:

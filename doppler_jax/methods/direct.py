@@ -9,8 +9,10 @@ import numpy as np
 from doppler_jax.baselines.etf import m_etf_schedule
 from doppler_jax.baselines.exact import STARTS, ExactResult, NoneFitsError, Watch, exact
 from doppler_jax.baselines.fitting import fit_some
+from doppler_jax.baselines.memory_plans import plans_within_memory
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
+from doppler_jax.graphs.levels import b_level
 from doppler_jax.methods.mending import mended
 from doppler_jax.methods.request import Candidates, Method, Plans, Request
 from doppler_jax.objective import Objective
@@ -67,8 +69,13 @@ def listed_starts(request: Request, rules: Sequence[ListRule]) -> Plans:
     graph, costs = request.graph, as_transfers(request.costs)
     plans = [_plan(request, rule(graph, costs)) for rule in rules]
     if request.problem.is_limited:
-        fitted = fit_some(graph, costs, np.concatenate([plan.placements for plan in plans]))
+        placements = np.concatenate([plan.placements for plan in plans])
+        fitted = fit_some(graph, costs, placements)
         plans = [*(_plan(request, placement) for placement in fitted), *plans]
+        rank = np.argsort(topological_order(graph, -b_level(graph, costs)))
+        for made in plans_within_memory(graph, costs, placements, rank):
+            ranks = made.rank[None][: 1 if request.orders else 0]
+            plans.insert(0, Plans(made.placement[None], ranks))
         # Where m-ETF gives up a search may still find a placement that fits.
         with contextlib.suppress(ValueError):
             plans = [_plan(request, m_etf_schedule(graph, costs)), *plans]

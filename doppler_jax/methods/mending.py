@@ -1,7 +1,5 @@
 """Plans that fit into memory in place of one that does not: a bounded search for one."""
 
-import dataclasses
-
 import numpy as np
 
 from doppler_jax.baselines.fitting import fit_into_memory
@@ -32,7 +30,7 @@ def mended(request: Request, placement: np.ndarray, executed: Schedule) -> Candi
     """
     graph, costs = request.graph, as_transfers(request.costs)
     rank = start_order(executed, np.argsort(topological_order(graph)))
-    plans = plans_within_memory(graph, costs, placement, rank)
+    plans = plans_within_memory(graph, costs, placement[None], rank)
     placements = np.stack([*(plan.placement for plan in plans), placement])
     ranks = np.stack([*(plan.rank for plan in plans), rank])
     if not request.orders:
@@ -48,11 +46,10 @@ def _searched(request: Request, tried: Plans) -> Candidates:
     """Returns what a search finds from plans on that do not fit, and those."""
     steps = min(MOST_STEPS, MOST_TASKS // request.graph.num_tasks)
     steps = min(steps, request.budget.evaluations or steps)
-    problem = request.problem
-    if request.orders:
-        problem = dataclasses.replace(problem, queue=LNS.queue)
     budget = Budget(evaluations=steps, target_s=np.finfo(float).max)
-    found = run_search(LNS(), problem, tried.placements, 0, budget, CurveRecorder())
+    found = run_search(
+        LNS(), request.searched(LNS.queue), tried.placements, 0, budget, CurveRecorder()
+    )
     if not len(found.placements):
         return Candidates(tried.placements, 1, priority=tried.ranks)
     ranks = found.ranks

@@ -82,6 +82,16 @@ class Request:
         """Whether a plan's order counts."""
         return self.queue != "fifo"
 
+    def searched(self, queue: str) -> SearchProblem:
+        """Returns the problem for a search whose plans are for a queue, where orders count.
+
+        Under memory limits one of ranks may have devices wait, so that they hold less.
+        """
+        if not self.orders:
+            return self.problem
+        waits = self.queue == "in_order" and self.problem.is_limited and queue != "fifo"
+        return dataclasses.replace(self.problem, queue="in_order" if waits else queue)
+
     @property
     def seed(self) -> int:
         """What the key holds, as a number: for draws that are not JAX's."""
@@ -127,11 +137,16 @@ class Request:
     ) -> np.ndarray:
         """Returns ranks `[B, N]` that keep to the orders of starts of executions.
 
-        They are those of placements `[B, N]` under `fifo`, or with ranks under `priority`.
+        They are those of placements `[B, N]` under `fifo`, or with ranks under `priority`; if
+        that exceeds a memory the ranks themselves make the order.
         """
         rank = np.argsort(topological_order(self.graph))
         plans = zip(placements, *(() if ranks is None else (ranks,)), strict=True)
-        orders = [start_order(self.judge(*plan).schedule, rank) for plan in plans]
+        executed = [self.judge(*plan) for plan in plans]
+        orders = [start_order(each.schedule, rank) for each in executed]
+        for k, own in enumerate(() if ranks is None else ranks):
+            if executed[k].overflow:  # devices that wait may hold less
+                orders[k] = np.argsort(topological_order(self.graph, own))
         return np.reshape(orders, (len(orders), len(rank))).astype(np.int64)
 
     def optimum(self, plans: "Plans") -> "Candidates | None":

@@ -196,12 +196,9 @@ def _search_from(
         return Candidates(plans.placements, 1, priority=plans.ranks)
     missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
-    problem = request.problem
-    if request.orders:
-        problem = dataclasses.replace(problem, queue=search.queue)
     found = run_search(
         search,
-        problem,
+        request.searched(search.queue),
         np.concatenate([starts, drawn]),
         request.seed,
         request.budget,
@@ -210,7 +207,7 @@ def _search_from(
         target_s=target_s,
     )
     ranks = found.ranks
-    if problem.queue == "priority":  # of starts; what comes of them is an order
+    if request.orders and search.queue == "priority":  # of starts: they make an order
         ranks = request.start_orders(found.placements, ranks)
     return Candidates(
         placements=np.concatenate([found.placements, always.placements]),

@@ -76,6 +76,7 @@ class Trial(NamedTuple):
     work: Work
     memory: MemoryWork
     draws_s: Array  # [K] makespans under noise
+    switches: int  # of the discipline under which it is executed
 
 
 class Walker(NamedTuple):
@@ -147,16 +148,17 @@ def _statistic(draws_s: Array, quantile: float) -> float:
 
 
 @inner
-def plan_worth(aim: Aim, trial: Trial) -> tuple[float, float]:
+def plan_worth(aim: Aim, trial: Trial, penalty: float) -> tuple[float, float]:
     """Returns a plan's value in seconds, inf if it exceeds memory, and what is made small.
 
-    The latter, its energy, is the value, and more by as many times as peaks exceed devices.
+    The latter, its energy, is the value, and more by `penalty` for each time that peaks exceed
+    devices.
     """
     rows, draws = trial.rows, len(trial.draws_s)
     limited, over = len(aim.capacity_bytes) > 0, 0.0
     # The last is without noise: its times count for memory.
     for draw in range(draws - 1, -2 if limited or draws == 0 else -1, -1):
-        aim.simulate(aim.problem, rows, trial.work, draw, aim.switches, aim.links)
+        aim.simulate(aim.problem, rows, trial.work, draw, trial.switches, aim.links)
         if draw >= 0:
             trial.draws_s[draw] = rows.makespan_s[0]
     value_s = _statistic(trial.draws_s, aim.quantile) if draws else rows.makespan_s[0]
@@ -166,7 +168,7 @@ def plan_worth(aim: Aim, trial: Trial) -> tuple[float, float]:
         for d in range(len(peak)):
             if peak[d] > aim.capacity_bytes[d]:
                 over += (peak[d] - aim.capacity_bytes[d]) / max(aim.capacity_bytes[d], 1.0)
-    return (np.inf if over > 0 else value_s), value_s * (1.0 + over)
+    return (np.inf if over > 0 else value_s), value_s * (1.0 + penalty * over)
 
 
 @jit
@@ -176,7 +178,7 @@ def score_rows(
     """Writes what placements `[B, N]` are worth, in the order of the trial."""
     for b in range(len(placements)):
         _copy(placements[b], trial.rows.placements[0])
-        value_s[b], energy[b] = plan_worth(aim, trial)
+        value_s[b], energy[b] = plan_worth(aim, trial, 1.0)
 
 
 @inner
@@ -379,7 +381,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         if aim.is_plain:
             value_s = energy = pass_from(aim, w, first)
         else:
-            value_s, energy = plan_worth(aim, w.trial)
+            value_s, energy = plan_worth(aim, w.trial, 1.0)
         limit = worth[ENERGY] * (1.0 - temperature * np.log(1.0 - _uniform(random)))
         is_taken = is_new or energy <= limit
         if aim.is_plain:

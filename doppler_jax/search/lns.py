@@ -21,7 +21,8 @@ class LNS(OnePlan):
     """Large neighbourhood search.
 
     Ranks are searched, too, if the queue looks at them. Under `priority` every order is legal,
-    and a plan is as long as its replay in order.
+    and a plan is as long as its replay in order. Under `in_order` a plan is executed under
+    `priority` first, and then in order if that exceeds a memory.
     """
 
     queue: ClassVar[str] = "priority"
@@ -52,6 +53,7 @@ def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: i
     placement = placement.astype(np.uint32)
     rank = problem.rank.copy()
     order = np.argsort(rank).astype(np.uint32)
+    queue = "fifo" if problem.queue == "fifo" else "priority"
     return Ruins(
         random=np.array([seed], np.uint64),
         placement=placement,
@@ -66,6 +68,9 @@ def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: i
         finish_s=np.zeros(n),
         before=np.zeros(n, np.uint32),
         queued_s=np.zeros(devices),
+        held_bytes=np.zeros(devices * problem.is_limited),
+        holds=np.zeros((problem.graph.num_inputs * problem.is_limited, devices), np.uint32),
         chain=np.zeros(n, np.uint32),
-        trial=problem.make_trial(placement, order, rank),
+        trial=problem.make_trial(placement, order, rank, queue),
+        patient=problem.make_trial(placement, order),
     )

@@ -52,6 +52,9 @@ CRITICAL, TAKEN = 0.6, 4
 """How often a step begins at a task of the critical chain, and after how many accepted steps
 the chain is worked out anew."""
 
+FIRST = 100.0
+"""By how much more an exceeded memory counts until a plan has fitted."""
+
 LENGTH, AGE = range(2)
 """Entries of `Ruins.count`: tasks of the chain, and accepted steps since it was worked out."""
 
@@ -73,8 +76,11 @@ class Ruins(NamedTuple):
     finish_s: Array  # [N]
     before: Array  # [N] uint32, the task before it on its device, or NOBODY
     queued_s: Array  # [D] seconds of what waits for a device
+    held_bytes: Array  # [D] resident inputs of placed tasks; [0] where memory has no limit
+    holds: Array  # [I, D] uint32, of how many of them each device has a reader; [0, D] likewise
     chain: Array  # [N] uint32, a critical chain of an accepted one
     trial: Trial  # of the plan, where the list schedule is not its execution
+    patient: Trial  # under `in_order`, to try where memory is exceeded
 
 
 @inlined
@@ -90,11 +96,37 @@ def _arrival_s(aim: Aim, r: Ruins, v: int, device: int) -> float:
 
 
 @inner
+def _needs(aim: Aim, r: Ruins, v: int, d: int, holds: bool) -> float:
+    """Returns the bytes of resident inputs that a task adds to a device; and lets them lie."""
+    m, more = aim.memory, 0.0
+    for k in range(m.own_first[v], m.own_first[v + ONE]):
+        if r.holds[m.own[k], d] == 0:
+            more += m.item_bytes[m.own[k]]
+        if holds:
+            r.holds[m.own[k], d] += ONE
+    if holds:
+        r.held_bytes[d] += more
+    return more
+
+
+@inner
+def _empty(r: Ruins) -> None:
+    """Lets no device hold anything."""
+    for d in range(len(r.held_bytes)):
+        r.held_bytes[d] = 0.0
+        for i in range(len(r.holds)):
+            r.holds[i, d] = 0
+
+
+@inner
 def _settle(aim: Aim, r: Ruins, v: int, free_s: Array, weight: float) -> None:
-    """Places a freed task, whose producers have started."""
+    """Places a freed task, whose producers have started, where its resident inputs fit."""
     p, least_s = aim.problem, np.inf
+    limited = len(r.held_bytes) > 0
     for d in range(len(free_s)):
         if p.compute_s[v, d] == np.inf:
+            continue
+        if limited and r.held_bytes[d] + _needs(aim, r, v, d, False) > aim.capacity_bytes[d]:
             continue
         end_s = max(_arrival_s(aim, r, v, d), free_s[d] + r.queued_s[d]) + p.compute_s[v, d]
         if weight > 0.0:
@@ -108,6 +140,8 @@ def _settle(aim: Aim, r: Ruins, v: int, free_s: Array, weight: float) -> None:
         end_s *= 1.0 + 1e-9 * _uniform(r.random)  # ties are broken at random
         if end_s < least_s:
             least_s, r.placement[v] = end_s, d
+    if limited:
+        _needs(aim, r, v, r.placement[v], True)
 
 
 @inlined
@@ -142,7 +176,12 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
         last[d] = NOBODY
         next_s[d] = queue_s[head[d]] = np.inf
         queue_s[head[d] - ONE] = -np.inf
+    limited = len(r.held_bytes) > 0
+    if limited:
+        _empty(r)
     for v in range(n):
+        if limited and not r.free[v]:
+            _needs(aim, r, v, r.placement[v], True)
         missing[v] = p.in_first[v + 1] - p.in_first[v]
         ready_s[v] = aim.input_s[v, r.placement[v]]
         r.start_s[v] = r.finish_s[v] = np.inf
@@ -202,6 +241,26 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
                     ready_s[v] = _arrival_s(aim, r, v, r.placement[v])
                 _enter(aim, r, q, key, ranked, v, ready_s[v])
     return latest_s
+
+
+@inner
+def write_order(aim: Aim, rank: Array, trial: Trial) -> None:
+    """Writes the order of a trial: of the tasks whose producers are there, by (rank, id)."""
+    p, work, order = aim.problem, trial.work, trial.rows.order[0]
+    heap, missing, length = work.queue[1], work.task[1], work.device[3]
+    length[0] = 0
+    for v in range(len(order)):
+        missing[v] = p.in_first[v + 1] - p.in_first[v]
+        if missing[v] == 0:
+            _push_heap(heap, 0, length, 0, rank, np.uint32(v))
+    for k in range(len(order)):
+        u = _pop_heap(heap, 0, length, 0, rank)
+        order[k] = u
+        for e in range(p.first_move[u], p.first_move[u + ONE]):
+            v = p.reader[e]
+            missing[v] = np.uint32(missing[v] - ONE)
+            if missing[v] == 0:
+                _push_heap(heap, 0, length, 0, rank, v)
 
 
 @inner
@@ -304,7 +363,13 @@ def recreate(
         for k in range(ruined):
             r.free[moved[0, k]] = False
         if not aim.is_listed:
-            value_s, energy = plan_worth(aim, r.trial)
+            penalty = FIRST if worth[BEST] == np.inf else 1.0
+            value_s, energy = plan_worth(aim, r.trial, penalty)
+            if aim.waits and value_s == np.inf:  # devices that wait may hold less
+                write_order(aim, r.rank, r.patient)
+                patient_s, patient_energy = plan_worth(aim, r.patient, penalty)
+                if patient_s < np.inf or patient_energy < energy:
+                    value_s, energy = patient_s, patient_energy
         before = worth[ENERGY]
         limit = before * (1.0 - temperature * np.log(1.0 - _uniform(random)))
         if is_new or energy <= limit:

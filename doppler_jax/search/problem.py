@@ -92,13 +92,20 @@ class SearchProblem:
             memory=prepare_memory(graph, costs, problem, costs.capacity_bytes),
             capacity_bytes=np.array(costs.capacity_bytes[: devices * self.is_limited], float),
             is_plain=waits and is_bare and links != "duplex" and not (is_serial and has_homes),
-            is_listed=not waits and is_bare and links == "parallel",
+            is_listed=is_bare and links == "parallel",
         )
 
     def make_trial(
-        self, placement: np.ndarray, order: np.ndarray, rank: np.ndarray | None = None
+        self,
+        placement: np.ndarray,
+        order: np.ndarray,
+        rank: np.ndarray | None = None,
+        queue: str | None = None,
     ) -> "Trial":
-        """Returns what executes a plan, arrays `[N]` which may change; for one thread."""
+        """Returns what executes a plan, arrays `[N]` which may change; for one thread.
+
+        It does so under another queue if one is given.
+        """
         from doppler_jax.search.kernels import Trial
         from doppler_jax.simulator.memory_kernels import make_memory_work
         from doppler_jax.simulator.native_kernels import make_rows, make_work
@@ -106,11 +113,13 @@ class SearchProblem:
         aim, limited = self.aim, self.is_limited
         factors = aim.compute_factor, aim.item_factor
         times = {"schedule": limited, "transfers": limited}
+        discipline = find_discipline(queue or self.queue)
         # Under `in_order` ranks would take the place of the order.
-        ranks = rank[None] if rank is not None and self.queue == "priority" else None
+        looks = discipline.ranked and not discipline.waits
+        ranks = rank[None] if rank is not None and looks else None
         rows = make_rows(aim.problem, placement[None], ranks, order[None], factors, **times)
         room = make_work(aim.problem), make_memory_work(aim.memory)
-        return Trial(rows, *room, np.empty(len(aim.compute_factor)))
+        return Trial(rows, *room, np.empty(len(aim.compute_factor)), discipline.switches)
 
     def score(self, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns values and energies `[B]` of placements `[B, N]`, in seconds.

@@ -37,6 +37,8 @@ class MemoryProblem(NamedTuple):
     end: Array  # [X] uint32
     reader: Array  # [F + E + R] uint32, of the moves, then of R reads of resident inputs
     enough_bytes: Array  # [D], see `peak_bytes`
+    own_first: Array  # [N + 1] uint32, where in `own` the resident inputs of each task begin
+    own: Array  # [R] uint32
 
 
 class MemoryWork(NamedTuple):
@@ -71,14 +73,20 @@ def prepare_memory(
     first = np.zeros(items, np.uint32)
     first[item[::-1]] = np.arange(len(item), dtype=np.uint32)[::-1]
     home = np.where(graph.input_maker >= 0, MADE, graph.input_home)
+    owner = graph.input_edge_reader[resident]
+    by_owner = np.argsort(owner, kind="stable")
     return MemoryProblem(
         item_bytes=np.append(costs.input_bytes, costs.tensor_bytes).astype(np.float64),
         maker=np.append(graph.input_maker, graph.tensor_producer).astype(np.uint32),
         home=np.append(home, np.full(graph.num_tensors, MAKES)).astype(np.int64),
         first=first,
         end=(first + np.bincount(item, minlength=items)).astype(np.uint32),
-        reader=np.append(problem.reader, graph.input_edge_reader[resident]).astype(np.uint32),
+        reader=np.append(problem.reader, owner).astype(np.uint32),
         enough_bytes=np.array(enough_bytes, np.float64),
+        own_first=np.searchsorted(owner[by_owner], np.arange(graph.num_tasks + 1)).astype(
+            np.uint32
+        ),
+        own=graph.input_edge_input[resident][by_owner].astype(np.uint32),
     )
 
 

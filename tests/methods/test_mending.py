@@ -11,7 +11,7 @@ from doppler_jax.placing import place
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import simulate_oracle
 from tests.generators import free_costs, random_problem
-from tests.methods.cases import COMPILED, HERE
+from tests.methods.cases import COMPILED, HERE, from_samples
 
 MENDING = [m for m in HERE if m not in (*COMPILED, "exact", "single", "round_robin")]
 
@@ -71,9 +71,16 @@ def test_every_list_method_finds_the_order_of_groups(method, queue):
     assert placed.makespan_s < 20.0 or queue == "fifo"
 
 
+def test_the_default_search_balances_groups_without_a_byte_more():
+    graph, costs = groups_of_loads()
+    placed = place(graph, costs, method=from_samples(None), max_evaluations=20_000)
+    np.testing.assert_allclose(placed.makespan_s, 17.1, rtol=1e-6)
+    assert peaks(graph, costs, placed.placement, placed.priority).max() <= 360.001
+
+
 @pytest.mark.parametrize("method", MENDING)
 def test_what_exists_is_mostly_found_and_never_exceeds(method, tightest):
-    for share, floor in ((1.001, 12), (1.25, 15)):
+    for share, floor in ((1.001, 15), (1.25, 16)):
         found = 0
         for graph, costs, least in tightest:
             costs = dataclasses.replace(costs, capacity_bytes=np.full(2, share * least))

@@ -80,7 +80,7 @@ def test_under_noise_a_statistic_of_the_draws_counts(
 
 
 @pytest.mark.parametrize("queue", ["priority", "in_order"])
-def test_plans_to_begin_with_have_a_rank_or_an_order(queue):
+def test_plans_to_begin_with_are_ranked_by_level_and_do_not_wait(queue):
     graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES)
     placements = np.random.default_rng(4).integers(0, DEVICES, (8, 14))
     problem = make_search_problem(graph, costs, Objective(), queue=queue)
