@@ -198,7 +198,7 @@ def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where:
         error = relative_error(step(*args), expected)
         calls = [seconds_of(lambda: step(*args)) for _ in range(rounds)]
         makespans = [machine.makespan_s(step, args) for _ in range(rounds)]
-        dj.validate(step.graph, step.trace)
+        dj.validate(step.graph, step.schedule)
         same = f"{'equal' if error < 1e-4 else 'DIFFERENT'} ({error:.0e})"
         found = {"outputs": same, "traces": f"valid, {step.graph.num_tasks} tasks"}
         medians = {"makespan_s": np.median(makespans), "call_s": np.median(calls)}

@@ -143,7 +143,7 @@ class PlacedFunction:
       device_names: `[D]` of the devices.
       mode: how tasks are dispatched.
       compile_s: seconds spent compiling, shared executables not counted.
-      trace: `Schedule` of the latest call, in seconds from the dispatch of its first task
+      schedule: the trace of the latest call, in seconds from the dispatch of its first task
         or input transfer, with transfers; None before. Arguments are laid on the devices
         that read them before that, outputs are assembled after it.
       handling: device, start and finish of each time that a device itself moved tensors
@@ -163,7 +163,7 @@ class PlacedFunction:
         self.mode = loaded.agenda.mode
         self.starts_are_inferred = loaded.infers_starts
         self.compile_s = loaded.compile_s
-        self.trace: Schedule | None = None
+        self.schedule: Schedule | None = None
         self.handling: Handled | None = None
         self._loaded = loaded
 
@@ -172,12 +172,18 @@ class PlacedFunction:
 
         Raises:
           ValueError: the arguments are not what the program was traced with.
+          TypeError: they are tracers: JAX transforms what has been compiled.
           TaskError: a task or a transfer failed, a device was lost or time ran out.
         """
         sharded = self._loaded.sharded
         values = flatten_args(sharded, args, kwargs)
+        if any(isinstance(value, jax.core.Tracer) for value in values):
+            raise TypeError(
+                "a placed function has been compiled: jax.jit, grad, vmap and others cannot be "
+                "applied to it; apply them to the function before dj.trace"
+            )
         execution = self._loaded.run(self._loaded.lay(values))
-        self.trace, self.handling = execution.trace, execution.handling
+        self.schedule, self.handling = execution.trace, execution.handling
         self._allocated_bytes = execution.allocated_bytes
         return jax.tree.unflatten(sharded.out_tree, execution.outputs)
 
@@ -231,6 +237,6 @@ class PlacedFunction:
         )
 
     def _called(self) -> tuple[Schedule, Handled]:
-        if self.trace is None or self.handling is None:
+        if self.schedule is None or self.handling is None:
             raise ValueError("there is no trace: call the function first")
-        return self.trace, self.handling
+        return self.schedule, self.handling

@@ -191,7 +191,7 @@ def check(sharded, step, x=X, rtol=1e-5):
 def check_trace(step):
     """The trace is a legal one, also by the queue of its plan."""
     order = {"queue": step.plan.queue, "priority": step.plan.priority}
-    dj.validate(step.graph, step.trace, tolerance=0, **order)
+    dj.validate(step.graph, step.schedule, tolerance=0, **order)
 
 
 def spin_chain(num_tasks):

@@ -62,14 +62,14 @@ def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
     step = compiled()
     np.testing.assert_allclose(step(*ARGS), fn(*ARGS), rtol=1e-5)
     assert step.device_names == tuple(map(str, jax.devices()[:2]))
-    dj.validate(step.graph, step.trace)
+    dj.validate(step.graph, step.schedule)
     ((candidate, single),) = asked
-    np.testing.assert_array_equal(step.trace.placement, candidate.placement)
+    np.testing.assert_array_equal(step.schedule.placement, candidate.placement)
     assert set(single.placement) == {found["costs"].compute_s.sum(0).argmin()}
     pairing(monkeypatch, ratio=1.1)
     step = compiled()
     step(*ARGS)
-    assert len(set(step.trace.placement)) == 1
+    assert len(set(step.schedule.placement)) == 1
 
 
 def test_arguments_may_come_with_each_call():

@@ -98,7 +98,7 @@ def test_the_mode_and_the_order_follow_the_plan():
     def starts(plan, **options):
         step = dj.compile(sharded, plan, devices=devices, **options)
         step(X)
-        return step.mode, np.argsort(step.trace.start_s).tolist()
+        return step.mode, np.argsort(step.schedule.start_s).tolist()
 
     for queue, mode in (("in_order", "in_order"), ("priority", "work_conserving")):
         assert starts(dj.Plan([0] * 3, ranks, queue)) == (mode, [1, 2, 0])

@@ -54,8 +54,8 @@ def test_equals_the_plain_function(workload, num_devices, mode):
         priority = rng.permutation(num_tasks) if i % 2 else None
         step = compile_on(sharded, placement, local, num_devices, mode=mode, priority=priority)
         np.testing.assert_allclose(step(*args), expected, atol=1e-4, rtol=1e-4)
-        np.testing.assert_array_equal(step.trace.placement, placement)
-        validate(sharded.graph, step.trace, tolerance=0)
+        np.testing.assert_array_equal(step.schedule.placement, placement)
+        validate(sharded.graph, step.schedule, tolerance=0)
 
 
 @all_modes
@@ -73,7 +73,7 @@ def test_runs_a_program_without_tasks(local, mode):
     sharded = build([], ["i0", "i2"])
     step = compile_on(sharded, np.zeros(0, int), local, mode=mode)
     np.testing.assert_array_equal(step(X)["out"], np.append(X[:4], np.arange(4)))
-    assert step.trace.finish_s.shape == (0,)
+    assert step.schedule.finish_s.shape == (0,)
 
 
 @all_modes
@@ -94,15 +94,15 @@ def test_what_is_moved_is_moved_once_for_all_its_readers(local, mode, monkeypatc
     step = compile_on(sharded, [0, 1, 1, 2], local, 3, mode=mode)
     step(X)
     assert sorted(moved) == [1, 2]
-    assert step.trace.transfer_tensor.tolist() == [0, 0]
+    assert step.schedule.transfer_tensor.tolist() == [0, 0]
     moved.clear()
     sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
     step = compile_on(sharded, [0, 1, 1], local, mode=mode)
     step(X)
     assert moved == [1]
-    assert step.trace.transfer_tensor.tolist() == [~0]
-    assert step.trace.transfer_source.tolist() == [0]
-    assert min(step.trace.start_s[1:]) >= step.trace.transfer_finish_s[0]
+    assert step.schedule.transfer_tensor.tolist() == [~0]
+    assert step.schedule.transfer_source.tolist() == [0]
+    assert min(step.schedule.start_s[1:]) >= step.schedule.transfer_finish_s[0]
 
 
 def record_moves(monkeypatch):
@@ -113,7 +113,7 @@ def record_moves(monkeypatch):
 
 
 def start_order(step):
-    return np.argsort(step.trace.start_s, kind="stable").tolist()
+    return np.argsort(step.schedule.start_s, kind="stable").tolist()
 
 
 @all_modes
@@ -163,8 +163,8 @@ def test_compute_workers_do_not_wait_for_copies(local, monkeypatch):
     sharded = build([*chain, ("mean", ["t0", "i1"])], ["t5", "t6"])
     step = compile_on(sharded, [0] * 6 + [1], local)
     step(X)
-    assert step.trace.finish_s[5] < 0.2 < step.trace.transfer_finish_s[0]
-    assert step.trace.start_s[6] >= step.trace.transfer_finish_s[0]
+    assert step.schedule.finish_s[5] < 0.2 < step.schedule.transfer_finish_s[0]
+    assert step.schedule.start_s[6] >= step.schedule.transfer_finish_s[0]
 
 
 def test_an_idle_device_starts_a_ready_task(local):
@@ -175,7 +175,7 @@ def test_an_idle_device_starts_a_ready_task(local):
     step(X)
     delay(step, 0, 0.3)
     step(X)
-    assert step.trace.finish_s[2] < 0.3 < step.trace.start_s[3]
+    assert step.schedule.finish_s[2] < 0.3 < step.schedule.start_s[3]
 
 
 @all_modes
@@ -192,6 +192,25 @@ def test_saves_the_trace(local, mode, tmp_path):
     assert names == set(step.names)
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        jax.jit,
+        lambda step: jax.grad(lambda x: step(x)["out"].sum()),
+        lambda step: lambda x: jax.vmap(step)(jnp.stack([x, x])),
+        lambda step: lambda x: jax.eval_shape(step, x),
+        lambda step: lambda x: jax.make_jaxpr(step)(x),
+    ],
+)
+def test_refuses_to_be_transformed_as_what_jax_has_compiled(local, transform):
+    step = compile_on(random_program(0, 2), [0, 1], local)
+    x = jnp.asarray(X)
+    compiled = jax.jit(lambda x: {"out": x}).lower(x).compile()
+    for what in (compiled, step):
+        with pytest.raises(TypeError, match="compiled"):
+            transform(what)(x)
+
+
 def test_refuses_other_arguments(local):
     step = compile_on(random_program(0, 2), [0, 1], local)
     with pytest.raises(ValueError, match=r"args\[0\] is float32\[7\]"):
@@ -206,7 +225,7 @@ def test_barriers_part_levels_from_transfers(local, homes):
         placement = rng.integers(0, 3, 24)
         step = compile_on(sharded, placement, local, 3, mode="bulk_synchronous")
         step(X)
-        trace, level = step.trace, hop_levels(sharded.graph)
+        trace, level = step.schedule, hop_levels(sharded.graph)
         is_input = trace.transfer_tensor < 0
         producer = sharded.graph.tensor_producer[np.where(is_input, 0, trace.transfer_tensor)]
         sent_after = np.where(is_input, -1, level[producer])
@@ -223,7 +242,7 @@ def test_a_level_waits_for_its_slowest_task(local):
     step = compile_on(sharded, [0, 1, 1], local, mode="bulk_synchronous")
     delay(step, 0, 0.2)
     step(X)
-    assert step.trace.start_s[2] >= step.trace.finish_s[0] > 0.2
+    assert step.schedule.start_s[2] >= step.schedule.finish_s[0] > 0.2
 
 
 @blocking_modes
@@ -272,8 +291,8 @@ def test_a_device_has_one_task_waiting_and_no_more(local, monkeypatch):
     step(X)
     assert max(seen) == 2
     assert seen[:4] == [2] * 4  # the device never waited for the host
-    assert (np.diff(step.trace.finish_s) >= 0).all()
-    assert (step.trace.start_s[1:] >= step.trace.finish_s[:-1]).all()
+    assert (np.diff(step.schedule.finish_s) >= 0).all()
+    assert (step.schedule.start_s[1:] >= step.schedule.finish_s[:-1]).all()
 
 
 @blocking_modes
@@ -292,7 +311,7 @@ def test_runs_programs_whose_inputs_are_moved(local, mode, homes):
         step = compile_on(sharded, rng.integers(0, 4, 20), local, 4, mode=mode)
         for _ in range(2):
             check(sharded, step)
-        moved = {~x for x in step.trace.transfer_tensor.tolist() if x < 0}
+        moved = {~x for x in step.schedule.transfer_tensor.tolist() if x < 0}
         assert moved <= {i for i, home in enumerate(homes) if home != RESIDENT}
         assert moved
 

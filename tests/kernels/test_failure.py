@@ -90,11 +90,11 @@ def test_ctrl_c_ends_the_call_and_the_next_works(local, mode, least):
     threads = num_threads()
 
     def share():
-        whole_s = step.trace.finish_s.max()
+        whole_s = step.schedule.finish_s.max()
         stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
         assert num_threads() == threads
         check(sharded, step, rtol=1e-4)
-        longest_s = max(whole_s, step.trace.finish_s.max())
+        longest_s = max(whole_s, step.schedule.finish_s.max())
         return np.inf if stopped_s is None else stopped_s / longest_s
 
     least(share, 0.7)  # a quarter and a task, against all ten tasks

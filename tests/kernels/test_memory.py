@@ -58,7 +58,7 @@ def test_peak_is_the_simulators_of_the_trace(name, mode):
     step = compile_on(sharded, placement, dj.LocalDevices(), 3, mode=mode)
     for _ in range(2):
         step(*args)
-        expected = dj.peak_memory_bytes(sharded.graph, costs, step.trace)[:3]
+        expected = dj.peak_memory_bytes(sharded.graph, costs, step.schedule)[:3]
         np.testing.assert_allclose(step.peak_bytes, expected, rtol=0.1)
 
 

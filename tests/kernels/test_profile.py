@@ -138,7 +138,7 @@ def test_of_a_real_call(mode, local):
         step.profile()
     step(X)
     found = step.profile()
-    assert found.makespan_s == step.trace.finish_s.max()
+    assert found.makespan_s == step.schedule.finish_s.max()
     assert found.num_transfers == 2
     assert 0 < found.lower_bound_s <= found.makespan_s * (1 + 1e-9)
     # Two of the loops may run at once, the third waits for both.

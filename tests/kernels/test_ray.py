@@ -50,7 +50,7 @@ def test_runs_random_programs(ray_pair, num_tasks, mode):
         step = compile_on(sharded, placement, ray_pair, mode=mode, priority=priority)
         for scale in (1.0, 2.0):
             check(sharded, step, x=scale * X)
-        np.testing.assert_array_equal(step.trace.placement, placement)
+        np.testing.assert_array_equal(step.schedule.placement, placement)
 
 
 def check_placements(ray_pair, mode, workload, count, tolerance):
@@ -61,7 +61,7 @@ def check_placements(ray_pair, mode, workload, count, tolerance):
         placement = rng.integers(0, 2, sharded.graph.num_tasks)
         step = compile_on(sharded, placement, ray_pair, mode=mode)
         chex.assert_trees_all_close(step(*args), expected, atol=tolerance, rtol=tolerance)
-        dj.validate(sharded.graph, step.trace, tolerance=0)
+        dj.validate(sharded.graph, step.schedule, tolerance=0)
 
 
 @both_modes
@@ -92,7 +92,7 @@ def test_keys_and_small_floats_travel(ray_pair):
         jax.tree.map(np.testing.assert_array_equal, step(x), fn(x))
         moved |= {
             sharded.kernels[sharded.graph.tensor_producer[t]].results[0].dtype
-            for t in step.trace.transfer_tensor
+            for t in step.schedule.transfer_tensor
         }
     assert moved >= {jnp.dtype(jnp.bfloat16), jax.random.key(0).dtype}
 
@@ -103,7 +103,7 @@ def test_tells_what_devices_spend_on_transfers(ray_pair, mode):
     placement = np.arange(40) % 2
     step = compile_on(sharded, placement, ray_pair, mode=mode)
     step(X)
-    trace, (device, begin_s, end_s) = step.trace, np.transpose(step.handling)
+    trace, (device, begin_s, end_s) = step.schedule, np.transpose(step.handling)
     for d in (0, 1):
         mine = device == d
         assert mine.any()
@@ -125,9 +125,9 @@ def test_moves_inputs_that_are_not_resident(ray_pair, mode):
     step = compile_on(sharded, placement, ray_pair, mode=mode)
     for scale in (1.0, 2.0):
         np.testing.assert_allclose(step(W, scale * W), W @ (scale * W), rtol=1e-5)
-        dj.validate(sharded.graph, step.trace, tolerance=0)
-    assert (step.trace.transfer_tensor < 0).any()
-    assert (step.trace.transfer_source[step.trace.transfer_tensor < 0] == 0).all()
+        dj.validate(sharded.graph, step.schedule, tolerance=0)
+    assert (step.schedule.transfer_tensor < 0).any()
+    assert (step.schedule.transfer_source[step.schedule.transfer_tensor < 0] == 0).all()
 
 
 W = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -138,7 +138,7 @@ def test_the_smallest_priority_goes_first(ray_pair):
     ranks = np.array([0, 3, 6, 1, 5, 2, 4])
     step = compile_on(sharded, [0, 1, 1, 1, 1, 1, 1], ray_pair, priority=ranks)
     check(sharded, step)
-    np.testing.assert_array_equal(np.argsort(step.trace.start_s), np.argsort(ranks))
+    np.testing.assert_array_equal(np.argsort(step.schedule.start_s), np.argsort(ranks))
 
 
 @both_modes
@@ -147,7 +147,7 @@ def test_counts_memory_as_the_simulator_does(ray_pair, mode):
     step = compile_on(sharded, np.arange(sharded.graph.num_tasks) % 2, ray_pair, mode=mode)
     step(*args)
     costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
-    predicted = dj.peak_memory_bytes(sharded.graph, costs, step.trace)[:2]
+    predicted = dj.peak_memory_bytes(sharded.graph, costs, step.schedule)[:2]
     np.testing.assert_allclose(step.peak_bytes, predicted, rtol=0.1)
 
 
@@ -283,7 +283,7 @@ def test_a_timeout_names_the_task_and_the_next_call_works(ray_pair, mode):
 
 def _seconds(step):
     step(X)
-    return step.trace.finish_s.max()
+    return step.schedule.finish_s.max()
 
 
 def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair, least):
@@ -294,7 +294,7 @@ def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair, least):
         whole_s = _seconds(step)
         stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
         check(sharded, step)
-        longest_s = max(whole_s, step.trace.finish_s.max())
+        longest_s = max(whole_s, step.schedule.finish_s.max())
         return np.inf if stopped_s is None else stopped_s / longest_s
 
     least(share, 0.7)  # a quarter, a look for Ctrl-C and a task, against all tasks
@@ -413,7 +413,7 @@ def lose_a_node(devices, kill):
     """Kills a node in the middle of a call; returns the devices that are left."""
     step = dj.compile(SPINS, np.arange(200) % 2, devices=devices)
     step(X)
-    timer = threading.Timer(step.trace.finish_s.max() / 16, kill)
+    timer = threading.Timer(step.schedule.finish_s.max() / 16, kill)
     timer.start()
     with pytest.raises(dj.TaskError, match=r"^device \d \(.*was lost"):
         step(X)

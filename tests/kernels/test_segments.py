@@ -181,7 +181,7 @@ def test_segments_run(local, mode):
         options = {"fuse_segments": True, "priority": range(30) if seed % 2 else None}
         step = compile_on(sharded, placement, local, mode=mode, **options)
         chex.assert_trees_all_close(step(X), dj.evaluate(sharded, X), rtol=1e-5, atol=1e-6)
-        assert len(step.names) == len(step.trace.start_s) == step.graph.num_tasks < 30
+        assert len(step.names) == len(step.schedule.start_s) == step.graph.num_tasks < 30
         check_trace(step)
 
 
