@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.placed import Placed
 from doppler_jax.programs.blocks import flatten_args
+from doppler_jax.programs.provenance import check_no_mesh
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.disciplines import check_ranks
 from doppler_jax.simulator.durations import check_placement
@@ -97,6 +98,7 @@ def load(
         cannot be kept, or an option.
       TaskError: a kernel does not compile.
     """
+    check_no_mesh()
     devices.check_options(options)
     plan, mode = _dispatch(sharded, as_plan(plan), len(devices), options.mode)
     if fuse_segments:
@@ -171,10 +173,11 @@ class PlacedFunction:
         """Runs the program and returns the function's own pytree.
 
         Raises:
-          ValueError: the arguments are not what the program was traced with.
+          ValueError: the arguments are not what the program was traced with, or a mesh is set.
           TypeError: they are tracers: JAX transforms what has been compiled.
           TaskError: a task or a transfer failed, a device was lost or time ran out.
         """
+        check_no_mesh()
         sharded = self._loaded.sharded
         values = flatten_args(sharded, args, kwargs)
         if any(isinstance(value, jax.core.Tracer) for value in values):

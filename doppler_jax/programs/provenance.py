@@ -106,6 +106,27 @@ def check_effects(eqn: JaxprEqn, place: Place) -> None:
         )
 
 
+def check_one_device(eqn: JaxprEqn, place: Place) -> None:
+    """Raises `ValueError` if an equation, or one within, runs on the devices of a mesh."""
+    if eqn.primitive.name in ("shard_map", "xla_pmap"):
+        raise ValueError(
+            f"{eqn.primitive.name} at {place.source} runs on all devices of a mesh, and a task "
+            "on one device; expected a function without shard_map or pmap: dj.partition cuts"
+        )
+    for jaxpr in sub_jaxprs(eqn.params):
+        for inner in jaxpr.eqns:
+            check_one_device(inner, place.of(inner))
+
+
+def check_no_mesh() -> None:
+    """Raises `ValueError` where a mesh is set, to whose devices JAX would hold each task."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        raise ValueError(
+            "a mesh is set by jax.set_mesh, and a task runs on one device; expected none while "
+            "a program is traced, compiled and called"
+        )
+
+
 def _find_effect(eqn: JaxprEqn, effect: Any, source: str) -> tuple[JaxprEqn, str]:
     """Returns the innermost equation that has the effect, and its line."""
     for jaxpr in sub_jaxprs(eqn.params):

@@ -17,6 +17,8 @@ from doppler_jax.programs.program import Atom, Equation, Literal, Program, Value
 from doppler_jax.programs.provenance import (
     Place,
     check_effects,
+    check_no_mesh,
+    check_one_device,
     make_jaxpr,
     prints,
     uses_references,
@@ -72,9 +74,10 @@ def trace(
 
     Raises:
       ValueError: an argument is not an array, `resident` names no argument, a shape depends on
-        values, or there is a side effect; the message names the argument, or the user's
-        source line.
+        values, there is a side effect, or something runs on the devices of a mesh; the message
+        names the argument, or the user's source line.
     """
+    check_no_mesh()
     leaves, in_tree = jax.tree.flatten_with_path((args, kwargs))
     avals = [leaf_aval(path, leaf) for path, leaf in leaves]
     is_resident = _resident_leaves(fn, [path for path, _ in leaves], resident)
@@ -162,6 +165,7 @@ class _Flattener:
         if _is_identity(eqn):
             return operands
         check_effects(eqn, place)
+        check_one_device(eqn, place)
         if (folded := _fold(eqn, operands)) is not None:
             return [folded]
         results = tuple(Value(_shape_struct(var.aval)) for var in eqn.outvars)

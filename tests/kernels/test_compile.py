@@ -91,6 +91,18 @@ def test_refuses_an_order_that_turns_a_precedence_round(count_compiles):
     assert count_compiles == []
 
 
+def test_refuses_to_compile_and_to_run_where_a_mesh_is_set(count_compiles):
+    sharded, devices = build([("make", [])], ["t0"]), jax.devices()[:1]
+    step = dj.compile(sharded, [0], devices=devices)
+    count_compiles.clear()
+    with jax.set_mesh(jax.make_mesh((2,), ("x",))):
+        for use in (lambda: dj.compile(sharded, [0], devices=devices), lambda: step(X)):
+            with pytest.raises(ValueError, match=r"a mesh is set by jax\.set_mesh"):
+                use()
+    assert count_compiles == []
+    step(X)
+
+
 def test_the_mode_and_the_order_follow_the_plan():
     sharded = build([("make", [])] * 3, ["t0", "t1", "t2"])
     devices, ranks = dj.LocalDevices(jax.devices()[:1]), [2, 0, 1]

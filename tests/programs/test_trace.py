@@ -192,6 +192,34 @@ def test_side_effects_are_refused_at_their_line_even_if_nested(fn, primitive, re
         trace(nest(fn), X)
 
 
+MESH = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+SPREAD = {"mesh": MESH, "in_specs": jax.P("x"), "out_specs": jax.P("x")}
+
+
+def spread(x):
+    return jax.shard_map(jnp.sin, **SPREAD)(x)
+
+
+def over_devices(x):
+    return jax.pmap(jnp.sin)(x.reshape(4, 8)[:2])
+
+
+@pytest.mark.parametrize("nest", [lambda fn: fn, jax.jit, mapped])
+@pytest.mark.parametrize("fn", [spread, over_devices])
+def test_what_runs_on_a_mesh_is_refused_at_its_line_even_if_nested(fn, nest):
+    line = fn.__code__.co_firstlineno + 1
+    where = (
+        rf"shard_map at .*test_trace.py:{line}:\d+ \(.*{fn.__name__}.*\) runs on all devices"
+    )
+    with pytest.raises(ValueError, match=where):
+        trace(nest(fn), jax.ShapeDtypeStruct((2, 4, 8), jnp.float32) if nest is mapped else X)
+
+
+def test_a_mesh_that_is_set_is_refused():
+    with jax.set_mesh(MESH), pytest.raises(ValueError, match="a mesh is set by jax.set_mesh"):
+        trace(jnp.sin, X)
+
+
 # Every one on a line of its own, which the error names.
 VALUE_DEPENDENT = {
     "python branch": lambda x: x if x[0, 0] > 0 else -x,
