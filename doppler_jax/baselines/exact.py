@@ -10,7 +10,8 @@ Durations are kept in seconds and in whole ticks. Memory counts as if what lies 
 some time lay there always, in two versions. The loose one counts resident graph inputs only:
 every schedule that respects the memory passes, so that a bound found with it is one. The
 strict one counts each tensor, each input at home and each received copy as well: whatever
-passes respects the memory, though not the other way round.
+passes respects the memory, though not the other way round. So a schedule of the loose one is
+returned if its own execution respects the memory, and else one of the strict one.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from doppler_jax.baselines.peft import peft_schedule
 from doppler_jax.graphs.bounds import Durations, common_divisor, durations_s, lower_bound_s
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import start_order
+from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import RESIDENT, Costs, TaskGraph
 
@@ -61,7 +63,11 @@ class Watch(Protocol):
 
 
 class NoneFitsError(ValueError):
-    """The models of memory, which free nothing, allow no placement; others may fit."""
+    """The strict model of memory, which frees nothing, allows no placement; others may fit."""
+
+    def __init__(self, bound_s: float) -> None:
+        super().__init__("method 'exact' found no placement that surely fits into memory")
+        self.bound_s = bound_s  # no schedule of any placement that fits is shorter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +95,11 @@ def exact(
     replayed with the true durations, and a proven makespan is above the bound by at
     most 2 N ticks (a task and a transfer for each step of the longest chain).
 
-    Where memory may not suffice, the bound is that of placements whose resident inputs fit,
-    and the schedule is one for which all tensors and copies fit at once, so that it respects
-    the memory rule of `simulator/memory.py` whatever their lifetimes. Mostly one search finds
-    both, with half of the budget; if not, a second one finds the schedule, which is then
-    proven only if it meets the bound.
+    Where memory may not suffice, the bound is that of placements whose resident inputs fit. If
+    the schedule that comes with it respects the memory rule of `simulator/memory.py` when it
+    is executed in order, one search finds both, with half of the budget. Else a second one
+    finds a schedule for which all tensors and copies fit at once, so that it does whatever
+    their lifetimes; it is then proven only if it meets the bound.
 
     A finished search is deterministic; one that the budget cuts short depends on the machine.
 
@@ -199,10 +205,10 @@ def _search_limited(
     bound = found = solve(*model, until_s=half_s, memory=loose, watch=watched[0])
     if np.isinf(bound.bound_ticks):
         raise ValueError("method 'exact': no placement fits into the devices' memory")
-    if not (found.placement.size and fits(strict, found.placement)):
+    if not (found.placement.size and executes(graph, costs, found)):
         found = solve(*model, until_s=began + budget_s, memory=strict, watch=watched[1])
     if not found.placement.size:
-        raise NoneFitsError("method 'exact' found no placement that surely fits into memory")
+        raise NoneFitsError(bound.bound_ticks * tick_s)
     proven = bound.proven and found is bound
     return dataclasses.replace(found, bound_ticks=bound.bound_ticks, proven=proven), tick_s
 
@@ -290,15 +296,11 @@ def make_memory(graph: TaskGraph, costs: Costs, *, strict: bool) -> Memory:
     return Memory(limits, [item for item in items if item[0]])
 
 
-def fits(memory: Memory, placement: np.ndarray) -> bool:
-    """Returns whether what the tasks of a placement `[N]` bring to their devices fits."""
-    held = np.zeros(len(memory.capacity), np.int64)
-    for size, tasks in memory.items:
-        held[np.unique(placement[tasks])] += size
-    return all(
-        limit is None or amount <= limit
-        for amount, limit in zip(held.tolist(), memory.capacity, strict=True)
-    )
+def executes(graph: TaskGraph, costs: Costs, found: "Found") -> bool:
+    """Returns whether the execution of what was found respects the memory."""
+    rank = np.argsort(found.order)
+    schedule = simulate_oracle(graph, costs, found.placement, queue="in_order", priority=rank)
+    return bool((peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes).all())
 
 
 def device_classes(graph: TaskGraph, costs: Costs) -> list[list[int]]:

@@ -120,8 +120,9 @@ def by_solver(request: Request) -> Candidates:
         return optimum
     try:
         result = solved(request)
-    except NoneFitsError:
-        return Candidates(listed.placements, 1, priority=listed.ranks)
+    except NoneFitsError as error:
+        bound_s = error.bound_s
+        return Candidates(listed.placements, 1, priority=listed.ranks, lower_bound_s=bound_s)
     rank = solver_ranks(request, result)
     return Candidates(
         placements=np.concatenate([listed.placements, result.placement[None]]),

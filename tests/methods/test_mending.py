@@ -6,33 +6,14 @@ import itertools
 import numpy as np
 import pytest
 
-from doppler_jax.graphs.build import make_graph, task_edges
+from doppler_jax.graphs.build import task_edges
 from doppler_jax.placing import place
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import simulate_oracle
-from tests.generators import free_costs, random_problem
+from tests.generators import groups_of_loads, random_problem
 from tests.methods.cases import COMPILED, HERE, from_samples
 
 MENDING = [m for m in HERE if m not in (*COMPILED, "exact", "single", "round_robin")]
-
-
-def groups_of_loads(groups=4, size=4):
-    """Loads of 90 bytes that a sum reads in groups, and a sum of all, on devices of 400.
-
-    One group after the other fits, with 360 bytes a device; all loads first need 720.
-    """
-    loads = groups * size
-    flops = np.array([2.0] * loads + [0.5] * groups + [0.1])
-    graph = make_graph(
-        flops=flops,
-        tensor_producer=np.arange(loads + groups),
-        tensor_bytes=[90.0] * loads + [8e-6] * groups,
-        edge_tensor=np.arange(loads + groups),
-        edge_reader=[*np.repeat(np.arange(groups) + loads, size), *[loads + groups] * groups],
-    )
-    links, capacity = (1.0 - np.eye(2)) / 1e3, np.full(2, 400.0)
-    compute_s = np.repeat(flops[:, None], 2, axis=1)
-    return graph, free_costs(graph, compute_s, seconds_per_byte=links, capacity_bytes=capacity)
 
 
 def peaks(graph, costs, placement, ranks):
