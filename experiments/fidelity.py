@@ -1,10 +1,11 @@
 """How true the simulator is to the engine: `python -m experiments.fidelity`.
 
 For each workload this machine is calibrated, placements of every quality are chosen at even
-quantiles of simulated makespan and measured in turns, several rounds, as is each kernel by
-itself, since the machine's speed drifts: makespans are medians of warm rounds, each scaled to
-the median round. They are simulated with the costs of those rounds, and with costs refitted to
-what other placements showed, under each kind of link.
+quantiles of simulated makespan and measured in turns, first come, first served and in an order
+of their own, several rounds, as is each kernel by itself, since the machine's speed drifts:
+makespans are medians of warm rounds, each scaled to the median round. They are simulated with
+the costs of those rounds, and with costs refitted to what other placements showed, under each
+kind of link.
 
 * marks the links of least error (mean relative); bias is signed; in order are pairs that are
 told apart by 5% at least.
@@ -23,6 +24,7 @@ from doppler_jax.baselines.simple import random_placements, round_robin, single
 from doppler_jax.costs.calibration import KernelTime
 from doppler_jax.costs.observed import refit_costs
 from doppler_jax.engine.calibrate import measure_kernels_again
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.objective import LINKS
 from doppler_jax.reports.pictures import plot_scatter
 from experiments.catalogue import Problem
@@ -50,7 +52,7 @@ class Asked(MachineSettings):
     """What to compare."""
 
     placements: int = 40
-    """Of each workload."""
+    """Of each workload; each is run under `fifo` and `in_order`."""
     teaching: int = 8
     """Placements besides, whose executions refit the costs."""
     rounds: int = 21
@@ -69,9 +71,10 @@ def cells(context: Context[Asked]) -> list[Cell]:
 
 
 def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Record:
-    """Returns the measured makespans of placements, and the simulated ones by costs and links.
+    """Returns the measured makespans of plans, and the simulated ones by costs and links.
 
-    Each round runs every placement and every kernel by itself once. Costs are calibrated with
+    The placements under `fifo` come first, then the same ones `in_order`. Each round runs every
+    plan and every kernel by itself once. Costs are calibrated with
     the rounds' kernels, and refitted to what the first `teaching` placements showed.
     """
     asked, sharded = context.settings, problem.program
@@ -86,17 +89,18 @@ def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
         again = (calibration, sharded, machine.devices)
         return measure_kernels_again(*again, repeats=KERNEL_REPEATS).kernels
 
-    def simulated_s(costs: dj.Costs) -> dict[str, list[float]]:
-        problem = sharded.graph, costs, placements[asked.teaching :]
-        found = {k: dj.simulate(*problem, objective=dj.Objective(k)) for k in LINKS}
-        return {links: result.makespan_s.tolist() for links, result in found.items()}
+    ranks = random_orders(problem, len(placements))
+    keys = [(queue, b) for queue in ("fifo", "in_order") for b in range(len(placements))]
+    rest = [(queue, b) for queue, b in keys if b >= asked.teaching]
 
     runs: dict[Hashable, Callable[[], Any]] = {
-        b: partial(machine.compile(sharded, p).run_traced, *args)
-        for b, p in enumerate(placements)
+        (q, b): partial(
+            machine.compile(sharded, dj.Plan(placements[b], ranks[b], q)).run_traced, *args
+        )
+        for q, b in keys
     }
     found = in_turns({**runs, "kernels": kernels}, asked.rounds)
-    lessons = [t for b in range(asked.teaching) for t in found[b][1:]]
+    lessons = [t for key in keys if key not in rest for t in found[key][1:]]
     steady = {
         digest: dataclasses.replace(
             kernel,
@@ -106,12 +110,30 @@ def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
     }
     costs = dj.make_costs(sharded, dataclasses.replace(calibration, kernels=steady))
     believed = {"calibrated": costs, "refitted": refit_costs(sharded, costs, lessons)}
-    rest = range(asked.teaching, len(placements))
     return {
         "tasks": sharded.graph.num_tasks,
-        "measured_s": [[dj.makespan_s(t) for t in found[b][1:]] for b in rest],
-        "simulated_s": {name: simulated_s(one) for name, one in believed.items()},
+        "queues": [queue for queue, _ in rest],
+        "measured_s": [[dj.makespan_s(t) for t in found[key][1:]] for key in rest],
+        "simulated_s": {
+            name: simulated_s(
+                sharded.graph, one, placements[asked.teaching :], ranks[asked.teaching :]
+            )
+            for name, one in believed.items()
+        },
     }
+
+
+def simulated_s(
+    graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, ranks: np.ndarray
+) -> dict[str, list[float]]:
+    """Returns makespans by links: of placements `[B, N]` under `fifo`, then by their ranks."""
+    found = {}
+    for links in LINKS:
+        given, objective = (graph, costs, placements), dj.Objective(links)
+        served = dj.simulate(*given, objective=objective)
+        kept = dj.simulate(*given, objective=objective, queue="in_order", priority=ranks)
+        found[links] = [*served.makespan_s.tolist(), *kept.makespan_s.tolist()]
+    return found
 
 
 def choose_placements(problem: Problem, count: int, seed: int = 0) -> np.ndarray:
@@ -136,6 +158,15 @@ def choose_placements(problem: Problem, count: int, seed: int = 0) -> np.ndarray
     makespan_s = dj.simulate(graph, costs, pool).makespan_s
     order = np.argsort(makespan_s, kind="stable")
     return pool[order[np.linspace(0, len(pool) - 1, count).round().astype(np.int64)]]
+
+
+def random_orders(problem: Problem, count: int, seed: int = 1) -> np.ndarray:
+    """Returns ranks `[count, N]` of orders that devices can keep: by b-level, disturbed."""
+    urgency, rng = dj.b_level(problem.graph, problem.costs), np.random.default_rng(seed)
+    spread = urgency.max(initial=0.0) * np.exp(rng.uniform(np.log(0.01), 0.0, count))
+    noise = rng.normal(size=(count, urgency.size)) * spread[:, None]
+    orders = (topological_order(problem.graph, rank) for rank in noise - urgency)
+    return np.stack([np.argsort(order) for order in orders])
 
 
 def steady_medians(measured_s: np.ndarray) -> np.ndarray:
@@ -175,14 +206,20 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
     rows, panels = [], []
     for record in records:
         measured_s = steady_medians(np.array(record["measured_s"]).T)
+        queues = np.array(record["queues"])
         for costs, by_links in record["simulated_s"].items():
-            found = {links: agree(np.array(s), measured_s) for links, s in by_links.items()}
-            for rank, links in enumerate(sorted(found, key=lambda k: found[k]["error"])):
+            simulated = {links: np.array(s) for links, s in by_links.items()}
+            errors = {links: agree(s, measured_s)["error"] for links, s in simulated.items()}
+            for rank, links in enumerate(sorted(errors, key=errors.__getitem__)):
                 where = {"workload": record["workload"], "costs": costs}
-                rows.append(where | {"links": links + "*" * (rank == 0)} | found[links])
+                where["links"] = links + "*" * (rank == 0)
+                for queue in dict.fromkeys(record["queues"]):
+                    here = queues == queue
+                    found = agree(simulated[links][here], measured_s[here])
+                    rows.append(where | {"queue": queue} | found)
                 if rank == 0 and costs == "refitted":
                     title = f"{record['workload']}, {links} links"
-                    panels.append((title, np.array(by_links[links]), measured_s))
+                    panels.append((title, simulated[links], measured_s))
     return Page({"": table(rows)}, {"fidelity.png": partial(plot_scatter, panels=panels)})
 
 
