@@ -48,7 +48,7 @@ def _searched(request: Request, tried: Plans) -> Candidates:
     steps = min(steps, request.budget.evaluations or steps)
     budget = Budget(evaluations=steps, target_s=np.finfo(float).max)
     found = run_search(
-        LNS(), request.searched(LNS.queue), tried.placements, 0, budget, CurveRecorder()
+        LNS(), request.problem_for(LNS.queue), tried.placements, 0, budget, CurveRecorder()
     )
     if not len(found.placements):
         return Candidates(tried.placements, 1, priority=tried.ranks)

@@ -82,7 +82,7 @@ class Request:
         """Whether a plan's order counts."""
         return self.queue != "fifo"
 
-    def searched(self, queue: str) -> SearchProblem:
+    def problem_for(self, queue: str) -> SearchProblem:
         """Returns the problem for a search whose plans are for a queue, where orders count.
 
         Under memory limits one of ranks may have devices wait, so that they hold less.

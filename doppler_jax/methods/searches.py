@@ -198,7 +198,7 @@ def _search_from(
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     found = run_search(
         search,
-        request.searched(search.queue),
+        request.problem_for(search.queue),
         np.concatenate([starts, drawn]),
         request.seed,
         request.budget,

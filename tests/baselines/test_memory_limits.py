@@ -9,6 +9,7 @@ from doppler_jax.baselines import m_sct as m_sct_module
 from doppler_jax.baselines.etf import m_etf, m_etf_schedule, schedule_earliest
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.m_sct import favourite_children, m_sct, m_sct_schedule
+from doppler_jax.baselines.memory_plans import plans_within_memory
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import simulate_oracle
@@ -307,3 +308,27 @@ def _first_without_room(graph, costs, placement):
             return True
         before.append(v)
     return False
+
+
+@pytest.mark.parametrize("dyadic", [False, True])
+def test_list_schedules_within_memory_fit_as_they_are_executed(dyadic):
+    made = tight = 0
+    for seed in range(30):
+        graph, costs = uneven_problem(seed, 24, 3, dyadic=dyadic)
+        able = np.isfinite(costs.compute_s)
+        rank = np.argsort(topological_order(graph))
+        rng = np.random.default_rng(seed)
+        placement = np.array([rng.choice(np.flatnonzero(row)) for row in able])
+        unlimited = simulate_oracle(graph, costs, placement, queue="in_order", priority=rank)
+        peak = peak_memory_bytes(graph, costs, unlimited).max()
+        costs = dataclasses.replace(costs, capacity_bytes=np.full(3, 0.8 * peak))
+        for plan in plans_within_memory(graph, costs, placement[None], rank):
+            assert able[np.arange(24), plan.placement].all()
+            executed = {"queue": "in_order", "priority": plan.rank}
+            schedule = simulate_oracle(graph, costs, plan.placement, **executed)
+            peak = peak_memory_bytes(graph, costs, schedule)
+            assert (peak <= costs.capacity_bytes * (1 + 1e-12)).all()
+            made += 1
+            tight += peak.max() > 0.9 * costs.capacity_bytes[0]
+    assert made >= 30
+    assert tight >= 20
