@@ -29,7 +29,14 @@ from doppler_jax.baselines.critical_path import critical_path_schedule
 from doppler_jax.baselines.etf import etf_schedule
 from doppler_jax.baselines.heft import heft_schedule
 from doppler_jax.baselines.peft import peft_schedule
-from doppler_jax.graphs.bounds import Durations, common_divisor, durations_s, lower_bound_s
+from doppler_jax.graphs.bounds import (
+    MOST_TASKS,
+    Durations,
+    around,
+    common_divisor,
+    durations_s,
+    lower_bound_s,
+)
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.simulator.finalists import start_order
 from doppler_jax.simulator.memory import peak_memory_bytes
@@ -401,7 +408,10 @@ def solve(
             "pip install 'doppler-jax[exact]'"
         ) from error
     is_one_pool = memory is None and is_pool(ticks, classes, horizon)
-    model = _Model(cp_model.CpModel(), ticks, least, horizon, is_one_pool)
+    levels = np.zeros((2, *ticks.compute.shape))
+    if len(topological) <= MOST_TASKS:  # in larger ones it takes long
+        levels = np.ceil(np.stack(around(ticks, topological)) - 1e-6)
+    model = _Model(cp_model.CpModel(), ticks, levels, least, horizon, is_one_pool)
     model.add_tasks()
     model.add_arrivals()
     if not is_one_pool:
@@ -462,11 +472,13 @@ class _Model:
         self,
         model: "cp_model.CpModel",
         ticks: Durations,
+        levels: np.ndarray,
         least: int,
         horizon: int,
         is_one_pool: bool,
     ) -> None:
         self.ticks, self.model, self.is_one_pool = ticks, model, is_one_pool
+        self.head, self.tail = levels
         tasks = range(len(ticks.compute))
         self.makespan = model.new_int_var(least, horizon, "makespan")
         self.start = [model.new_int_var(0, horizon, f"start{v}") for v in tasks]
@@ -486,7 +498,8 @@ class _Model:
         model, (n, devices) = self.model, self.ticks.compute.shape
         for v in range(n):
             model.add(self.finish[v] == self.start[v] + self.length[v])
-            model.add(self.finish[v] <= self.makespan)
+            model.add(self.start[v] >= int(self.head[v].min()))
+            model.add(self.finish[v] + int(self.tail[v].min()) <= self.makespan)
         spans = [
             model.new_interval_var(self.start[v], self.length[v], self.finish[v], "")
             for v in range(n)
@@ -499,8 +512,11 @@ class _Model:
         for v, runs in enumerate(self.runs):
             model.add_exactly_one(runs.values())
             model.add(self.length[v] == sum(int(compute[v, d]) * x for d, x in runs.items()))
-            ready = self.ticks.ready[v]
-            model.add(self.start[v] >= sum(int(ready[d]) * x for d, x in runs.items()))
+            # At each device no sooner, and no later, than what is around it allows.
+            head = sum(int(self.head[v, d]) * x for d, x in runs.items())
+            tail = sum(int(self.tail[v, d]) * x for d, x in runs.items())
+            model.add(self.start[v] >= head)
+            model.add(self.finish[v] + tail <= self.makespan)
         for d in range(compute.shape[1]):
             here = [v for v, runs in enumerate(self.runs) if d in runs]
             model.add_no_overlap(

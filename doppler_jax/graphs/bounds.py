@@ -108,7 +108,7 @@ def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
     bound_s = max(float((head_s + least_s).max()), float(least_s.sum() / costs.num_devices))
     is_small = graph.num_tasks <= MOST_TASKS
     if is_small:
-        head, tail = _by_device(graph, costs, weighted_s)
+        head, tail = around(durations_s(graph, costs), topological_order(graph))
         path_s = float((head + compute_s + tail).min(1).max())
         bound_s = max(bound_s, path_s * (1 - ROUNDING))
         head_s, tail_s = head.min(1), tail.min(1)
@@ -124,11 +124,11 @@ def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
     return bound_s
 
 
-def _by_device(
-    graph: TaskGraph, costs: Costs, weighted_s: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns least seconds `[N, D]` before a task on a device, and behind it."""
-    durations, order = durations_s(graph, costs), topological_order(graph)
+def around(durations: Durations, topological: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least time `[N, D]` before a task on a device starts, and after it ends.
+
+    It is in the unit of the durations, and inf where the device cannot run the task.
+    """
     back = dataclasses.replace(
         durations,
         sender=durations.reader,
@@ -136,9 +136,10 @@ def _by_device(
         delay=durations.delay.transpose(0, 2, 1),
         ready=np.zeros_like(durations.ready),
     )
-    compute_s = np.asarray(costs.compute_s, np.float64)
-    head = _earliest_starts(durations, compute_s, weighted_s, order)
-    return head, _earliest_starts(back, compute_s, weighted_s, order[::-1])
+    compute = np.where(durations.able, durations.compute, np.inf)
+    weighted = weighted_load(compute)
+    head = _earliest_starts(durations, compute, weighted, topological)
+    return head, _earliest_starts(back, compute, weighted, topological[::-1])
 
 
 def _all_durations(graph: TaskGraph, costs: Costs) -> np.ndarray:
@@ -177,7 +178,7 @@ def _earliest_starts(
     `order` `[N]` are the tasks, producers first; what the devices cannot run takes inf.
     """
     n, devices = compute_s.shape
-    start_s = durations.ready.copy()
+    start_s = durations.ready.astype(np.float64)
     head_s = np.zeros(n)
     before = np.zeros((n, n), bool)
     by_reader = np.argsort(durations.reader, kind="stable")
