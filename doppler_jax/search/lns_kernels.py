@@ -36,11 +36,13 @@ from doppler_jax.simulator.native_kernels import (
     ONE,
     RANKED,
     Queues,
-    _first_task,
-    _is_before,
     _pop_heap,
     _push_heap,
-    _release,
+    empty_queues,
+    keep_busy,
+    next_device,
+    release,
+    take_task,
 )
 
 Array = np.ndarray
@@ -151,7 +153,7 @@ def _enter(
     """Lets a task wait for its device."""
     d = r.placement[v]
     r.queued_s[d] += aim.problem.compute_s[v, d]
-    _release(q, d, np.uint32(v), at_s, key, ranked)
+    release(q, d, np.uint32(v), at_s, key, ranked)
 
 
 @inner
@@ -161,21 +163,13 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
     As in the simulator (`native_kernels._by_start`), starts come in the order of time.
     """
     p, work = aim.problem, r.trial.work
-    n, devices = p.compute_s.shape
-    ready_s, missing, stride = work.task_s[0], work.task[0], n + 2
-    queue_s, queue, heap = work.queue_s, work.queue[0], work.queue[1]
-    head, tail, length, last = work.device[1], work.device[2], work.device[3], work.device[4]
-    free_s, next_s, key = work.device_s[1], work.device_s[2], ready_s
-    q = Queues(stride, queue_s, queue, heap, head, tail, length, free_s, next_s)
+    n, ready_s, missing = len(p.compute_s), work.task_s[0], work.task[0]
+    key, last, q = ready_s, work.device[4], empty_queues(work, n)
     if ranked:
         key = r.rank
-    for d in range(devices):
-        head[d] = tail[d] = d * stride + 1
-        length[d] = 0
-        free_s[d] = r.queued_s[d] = 0.0
+    for d in range(len(last)):
+        r.queued_s[d] = 0.0
         last[d] = NOBODY
-        next_s[d] = queue_s[head[d]] = np.inf
-        queue_s[head[d] - ONE] = -np.inf
     limited = len(r.held_bytes) > 0
     if limited:
         _empty(r)
@@ -188,42 +182,18 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
     for v in range(n):
         if missing[v] == 0:
             if r.free[v]:
-                _settle(aim, r, v, free_s, weight)
+                _settle(aim, r, v, q.free_s, weight)
                 ready_s[v] = aim.input_s[v, r.placement[v]]
             _enter(aim, r, q, key, ranked, v, ready_s[v])
     latest_s = 0.0
     for _ in range(n):
-        here, start, ties = np.uint32(0), next_s[0], 0
-        for d in range(1, devices):
-            earlier = next_s[d] < start
-            ties = 0 if earlier else ties + (next_s[d] == start)
-            here = np.uint32(d) if earlier else here
-            start = next_s[d] if earlier else start
+        here, start = next_device(q, key, ranked)
         if start == np.inf:
             return np.inf
-        if ties > 0:
-            best = _first_task(q, here, ranked)
-            for d in range(here + ONE, devices):
-                if next_s[d] == start:
-                    v = _first_task(q, d, ranked)
-                    if _is_before(key[v], v, key[best], best):
-                        here, best = np.uint32(d), v
-        i = head[here]
-        if ranked and length[here]:
-            u = _pop_heap(heap, here * stride, length, here, key)
-        else:
-            u = queue[i]
-            queue_s[i] = -np.inf
-            i += ONE
+        u = take_task(q, here, key, ranked)
         finish = start + p.compute_s[u, here]
         latest_s = max(latest_s, finish)
-        free_s[here] = finish
-        if ranked:
-            while queue_s[i] <= finish and queue_s[i] < np.inf:
-                _push_heap(heap, here * stride, length, here, key, queue[i])
-                i += ONE
-        head[here] = i
-        next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
+        keep_busy(q, here, finish, key, ranked)
         r.queued_s[here] -= p.compute_s[u, here]
         r.start_s[u], r.finish_s[u] = start, finish
         r.before[u], last[here] = last[here], u
@@ -237,7 +207,7 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
             missing[v] = left
             if left == 0:
                 if r.free[v]:
-                    _settle(aim, r, v, free_s, weight)
+                    _settle(aim, r, v, q.free_s, weight)
                     ready_s[v] = _arrival_s(aim, r, v, r.placement[v])
                 _enter(aim, r, q, key, ranked, v, ready_s[v])
     return latest_s

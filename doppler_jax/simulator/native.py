@@ -19,7 +19,7 @@ from doppler_jax.simulator.durations import check_placement, check_placements
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
 if TYPE_CHECKING:
-    from doppler_jax.simulator.native_kernels import NativeProblem, Rows
+    from doppler_jax.simulator.native_kernels import NativeProblem
 
 SHARE = 1 << 17
 """Tasks to simulate that are worth a thread: about a millisecond."""
@@ -78,7 +78,7 @@ class Plans:
     """B placements of a problem, and ranks of each if they differ, as a caller gave them.
 
     The threads that first simulate them check and copy them: a pass of its own would take a
-    tenth of that time. Copies are small, for memory that is new costs as much.
+    tenth of that time.
     """
 
     def __init__(self, graph: TaskGraph, costs: Costs, placements: ArrayLike) -> None:
@@ -87,49 +87,39 @@ class Plans:
         if given.shape[1:] != (graph.num_tasks,) or not np.issubdtype(given.dtype, np.integer):
             given = check_placements(graph, costs, placements)
         self.graph, self.costs, self.problem = graph, costs, prepare(graph, costs)
-        self.placements, self.is_new = given, True
+        self.given: np.ndarray | None = given  # until it is copied
+        self.placements = np.empty(given.shape, np.uint32)
         self.ranks: np.ndarray | None = None  # `[B, N]`
         self.order: np.ndarray | None = None  # `[B, N]`, in place of ranks once it is known
 
     def begin(self, ranks: np.ndarray | None, *, waits: bool) -> None:
-        """Takes ranks `[B, N]`, under `in_order` or not; makes room for the copy."""
-        shape = self.placements.shape
-        self._devices = np.empty(shape, np.min_scalar_type(self.costs.num_devices))
+        """Takes ranks `[B, N]`, under `in_order` or not."""
+        self.ranks = ranks if ranks is None or waits else ranks.copy()
         if ranks is not None and waits:
-            self._order = np.empty(shape, np.min_scalar_type(shape[1]))
-        self.ranks, self._waits = ranks if ranks is None or waits else ranks.copy(), waits
+            self.order = np.empty(ranks.shape, np.uint32)
 
     def read(self, part: slice) -> dict[str, np.ndarray] | None:
         """Returns fields of `Rows` of a part; None if a device or a rank is invalid."""
-        given, limit = self.placements[part], self.costs.num_devices
-        if self.is_new:
-            given = given.view(
-                given.dtype.str.replace("i", "u")
-            )  # where negative ones are large
-            if given.max() >= limit:
+        found = {"placements": self.placements[part]}
+        if self.given is not None:
+            given = self.given[part]
+            unsigned = given.view(given.dtype.str.replace("i", "u"))  # negative ones are large
+            if unsigned.max() >= self.costs.num_devices:
                 return None
-        found = {"placements": np.require(given, np.uint32, ("C", "W"))}
+            found["placements"][:] = given
         if self.ranks is not None:
             found["ranks"] = self.ranks[part].astype(np.float64)
-            if self._waits:
-                found["order"] = np.empty(given.shape, np.uint32)
             if self.ranks.dtype.kind not in "iu" and not np.isfinite(found["ranks"]).all():
                 return None
-        elif self.order is not None:
-            found["order"] = self.order[part].astype(np.uint32)
+        if self.order is not None:
+            found["order"] = self.order[part]
         return found
 
-    def keep(self, part: slice, rows: "Rows") -> None:
-        """Copies a part that was simulated."""
-        self._devices[part] = rows.placements
-        if self.ranks is not None and self._waits:
-            self._order[part] = rows.order
-
     def settle(self) -> None:
-        """Goes over to the copy, once all parts are there."""
-        self.is_new, self.placements = False, self._devices
-        if self.ranks is not None and self._waits:
-            self.ranks, self.order = None, self._order
+        """Goes over to the copies, once all parts are there."""
+        self.given = None
+        if self.order is not None:
+            self.ranks = None
 
 
 def simulate_native(
@@ -198,18 +188,18 @@ def simulate_native(
             mine = rows._replace(**found)
             if native_kernels.run_rows(problem, mine, work, *switches) != native_kernels.OK:
                 return False
-            if plans.is_new:
-                plans.keep(part, mine)
         return True
 
-    if plans.is_new:
+    if plans.given is not None:
         plans.begin(each, waits=discipline.waits)
-    if plans.placements.size and not in_threads(run, *plans.placements.shape):
-        check_placements(plans.graph, plans.costs, plans.placements)  # says which is invalid
+    if plans.placements.size and not in_threads(
+        run, len(plans.placements), plans.graph.num_tasks
+    ):
+        if plans.given is not None:
+            check_placements(plans.graph, plans.costs, plans.given)  # says which is invalid
         for row in () if plans.ranks is None else plans.ranks:
             check_ranks(plans.graph, queue, row)  # says which task, and why
-    if plans.is_new:
-        plans.settle()
+    plans.settle()
     return times[: 1 + 2 * (schedule + transfers)]
 
 

@@ -425,12 +425,73 @@ class Queues(NamedTuple):
 
 
 @inlined
+def empty_queues(work: Work, n: int) -> Queues:
+    """Returns queues without tasks, of devices that are idle."""
+    head, tail, length = work.device[1], work.device[2], work.device[3]
+    free_s, next_s, tables = work.device_s[1], work.device_s[2], work.queue
+    q = Queues(n + 2, work.queue_s, tables[0], tables[1], head, tail, length, free_s, next_s)
+    for d in range(len(head)):
+        head[d] = tail[d] = d * q.stride + 1
+        length[d] = 0
+        free_s[d] = 0.0
+        next_s[d] = q.ready_s[head[d]] = np.inf
+        q.ready_s[head[d] - ONE] = -np.inf
+    return q
+
+
+@inlined
 def _first_task(q: Queues, d: int, ranked: bool) -> np.uint32:
     return q.heap[d * q.stride] if ranked and q.length[d] else q.task[q.head[d]]
 
 
 @inlined
-def _release(
+def next_device(q: Queues, key: Array, ranked: bool) -> tuple[np.uint32, float]:
+    """Returns the device whose next task is first by (start, key, id) of all, and that start.
+
+    It is inf where none can run. Without branches, for they could not be predicted.
+    """
+    here, start, ties = np.uint32(0), q.next_s[0], 0
+    for d in range(1, len(q.next_s)):
+        earlier = q.next_s[d] < start
+        ties = 0 if earlier else ties + (q.next_s[d] == start)
+        here = np.uint32(d) if earlier else here
+        start = q.next_s[d] if earlier else start
+    if ties > 0 and start < np.inf:
+        best = _first_task(q, here, ranked)
+        for d in range(here + ONE, len(q.next_s)):
+            if q.next_s[d] == start:
+                v = _first_task(q, d, ranked)
+                if _is_before(key[v], v, key[best], best):
+                    here, best = np.uint32(d), v
+    return here, start
+
+
+@inlined
+def take_task(q: Queues, d: np.uint32, key: Array, ranked: bool) -> np.uint32:
+    """Removes and returns the next task of device d."""
+    if ranked and q.length[d]:
+        return _pop_heap(q.heap, d * q.stride, q.length, d, key)
+    i = q.head[d]
+    q.ready_s[i] = -np.inf
+    q.head[d] = i + ONE
+    return q.task[i]
+
+
+@inlined
+def keep_busy(q: Queues, d: np.uint32, until_s: float, key: Array, ranked: bool) -> None:
+    """Lets device d run a task until a time."""
+    i = q.head[d]
+    if ranked:
+        while q.ready_s[i] <= until_s and q.ready_s[i] < np.inf:
+            _push_heap(q.heap, d * q.stride, q.length, d, key, q.task[i])
+            i += ONE
+        q.head[d] = i
+    q.free_s[d] = until_s
+    q.next_s[d] = until_s if ranked and q.length[d] else max(until_s, q.ready_s[i])
+
+
+@inlined
+def release(
     q: Queues, d: np.uint32, task: np.uint32, at_s: float, key: Array, ranked: bool
 ) -> None:
     """Lets a task wait for device d."""
@@ -457,15 +518,11 @@ def _release(
 def _by_start(
     p: NativeProblem, rows: Rows, work: Work, draw: int, serial: bool, ranked: bool
 ) -> int:
-    n, devices = p.compute_s.shape
+    n = len(p.compute_s)
     keeps, sends = len(rows.start_s) > 0, len(rows.sent_s) > 0
     plain = draw < 0 and len(p.handling_s) == 0
     ready_s, seconds, missing = work.task_s[0], work.task_s[1], work.task[0]
-    links, stride = Links(work.link_s, work.device[0], work.device_s[0]), n + 2
-    queue_s, queue, heap = work.queue_s, work.queue[0], work.queue[1]
-    head, tail, length = work.device[1], work.device[2], work.device[3]
-    free_s, next_s, key = work.device_s[1], work.device_s[2], ready_s
-    q = Queues(stride, queue_s, queue, heap, head, tail, length, free_s, next_s)
+    links, key = Links(work.link_s, work.device[0], work.device_s[0]), ready_s
     entry, entries = work.task[1], 0  # tasks that read no tensor
     for v in range(n):
         if p.in_first[v] == p.in_first[v + 1]:
@@ -478,53 +535,22 @@ def _by_start(
         if not plain:
             _write_seconds(p, rows, work, b, draw, seconds)
         _begin(p, rows, b, draw, links, serial, ready_s)
-        for d in range(devices):
-            head[d] = tail[d] = d * stride + 1
-            length[d] = 0
-            free_s[d] = 0.0
-            next_s[d] = queue_s[head[d]] = np.inf
-            queue_s[head[d] - ONE] = -np.inf
+        q = empty_queues(work, n)
         for v in range(n):
             missing[v] = p.in_first[v + 1] - p.in_first[v]
         for k in range(entries):
             v = entry[k]
-            _release(q, placement[v], v, ready_s[v], key, ranked)
+            release(q, placement[v], v, ready_s[v], key, ranked)
         latest_s = 0.0
         for _ in range(n):
-            # The device whose next task is first by (start, key, id) of all. Without
-            # branches, for they could not be predicted.
-            here, start, ties = np.uint32(0), next_s[0], 0
-            for d in range(1, devices):
-                earlier = next_s[d] < start
-                ties = 0 if earlier else ties + (next_s[d] == start)
-                here = np.uint32(d) if earlier else here
-                start = next_s[d] if earlier else start
-            if ties > 0 or start == np.inf:
-                if start == np.inf:  # a task that cannot run, and what waits for it
-                    latest_s = np.inf
-                    break
-                best = _first_task(q, here, ranked)
-                for d in range(here + ONE, devices):
-                    if next_s[d] == start:
-                        v = _first_task(q, d, ranked)
-                        if _is_before(key[v], v, key[best], best):
-                            here, best = np.uint32(d), v
-            i = head[here]
-            if ranked and length[here]:
-                u = _pop_heap(heap, here * stride, length, here, key)
-            else:
-                u = queue[i]
-                queue_s[i] = -np.inf
-                i += ONE
+            here, start = next_device(q, key, ranked)
+            if start == np.inf:  # a task that cannot run, and what waits for it
+                latest_s = np.inf
+                break
+            u = take_task(q, here, key, ranked)
             finish = start + (p.compute_s[u, here] if plain else seconds[u])
             latest_s = max(latest_s, finish)
-            free_s[here] = finish
-            if ranked:
-                while queue_s[i] <= finish and queue_s[i] < np.inf:
-                    _push_heap(heap, here * stride, length, here, key, queue[i])
-                    i += ONE
-            head[here] = i
-            next_s[here] = finish if ranked and length[here] else max(finish, queue_s[i])
+            keep_busy(q, here, finish, key, ranked)
             if keeps:
                 rows.start_s[b, u], rows.finish_s[b, u] = start, finish
             for k in range(p.first_move[u], p.first_move[u + ONE]):
@@ -539,7 +565,7 @@ def _by_start(
                 left = np.uint32(missing[v] - ONE)
                 missing[v] = left
                 if left == 0:
-                    _release(q, there, v, at_s, key, ranked)
+                    release(q, there, v, at_s, key, ranked)
         rows.makespan_s[b] = latest_s
     return OK
 
