@@ -21,6 +21,8 @@ from doppler_jax.types import (
     TensorRef,
 )
 
+_NUMBERS = (bool, int, float, complex)
+
 
 def flatten_args(
     sharded: ShardedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -70,8 +72,10 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of an argument, the dtype as JAX holds it on devices.
 
     Raises:
-      ValueError: the leaf is not an array or a `jax.ShapeDtypeStruct`.
+      ValueError: the leaf is not an array, a Python number or a `jax.ShapeDtypeStruct`.
     """
+    if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
+        leaf = jnp.asarray(leaf)  # whose type is a weak one
     if isinstance(leaf, np.ndarray | np.generic):
         accepted = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)
     else:
@@ -80,8 +84,8 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if not accepted:
         raise ValueError(
-            f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array "
-            "or a jax.ShapeDtypeStruct (bind other values with functools.partial)"
+            f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array, a "
+            "number or a jax.ShapeDtypeStruct (bind other values with functools.partial)"
         )
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
     weak = bool(getattr(leaf, "weak_type", False))

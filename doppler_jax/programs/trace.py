@@ -58,9 +58,9 @@ def trace(
 
     Args:
       fn: any function of pytrees of arrays that `jax.jit` accepts. It may print with
-        `jax.debug.print`; other side effects are refused. Bind arguments that are no
-        arrays, such as flags, with `functools.partial`.
-      *args: pytrees of arrays or of `jax.ShapeDtypeStruct`s; only shapes and dtypes
+        `jax.debug.print`; other side effects are refused, and so is what runs on the devices
+        of a mesh. Bind arguments that are no arrays, such as flags, with `functools.partial`.
+      *args: pytrees of arrays, numbers or `jax.ShapeDtypeStruct`s; only shapes and dtypes
         are looked at.
       unroll_scans: whether each iteration of a `lax.scan` becomes equations of its own;
         otherwise the loop is one equation, as `while` and `cond` always are.

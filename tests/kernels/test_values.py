@@ -34,6 +34,12 @@ CASES = {
         )
         for dtype in ("int4", "uint4", "float4_e2m1fn")  # XLA aborts where int2 is joined
     },
+    "numbers": (
+        lambda h, s, n: (h * s, h + n, n + 1, s),
+        np.ones((4, 4), np.float16),
+        0.5,
+        3,
+    ),
     "no work": (lambda x: (x, {"same": x}), np.arange(4.0, dtype=np.float32)),
 }
 
@@ -47,9 +53,14 @@ def same(found, expected):
         )
 
 
+def as_array(leaf):
+    is_kept = not isinstance(leaf, np.ndarray) or leaf.dtype == FLOAT0
+    return leaf if is_kept else jnp.asarray(leaf)
+
+
 def as_jit(name, devices, num_devices, mode):
     fn, *args = CASES[name]
-    args = jax.tree.map(lambda a: a if a.dtype == FLOAT0 else jnp.asarray(a), args)
+    args = jax.tree.map(as_array, args)
     sharded = dj.partition(dj.trace(fn, *args), 4)
     placement = np.random.default_rng(0).integers(0, num_devices, sharded.graph.num_tasks)
     step = compile_on(sharded, placement, devices, num_devices, mode=mode)

@@ -247,15 +247,21 @@ def test_errors_of_the_function_itself_are_left_alone():
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((X, 3), {}, r"args\[1\] is int 3; expected an array"),
+        ((X, "a"), {}, r"args\[1\] is str 'a'; expected an array, a number"),
         (({"w": [X, "relu"]},), {}, r"args\[0\]\['w'\]\[1\] is str 'relu'.* functools.partial"),
-        ((X,), {"rate": 0.5}, r"rate is float 0.5"),
+        ((X,), {"rate": object}, r"rate is type"),
         ((np.array(["a"]),), {}, r"args\[0\] is ndarray"),
     ],
 )
 def test_arguments_that_are_no_arrays_are_named(args, kwargs, message):
     with pytest.raises(ValueError, match=message):
         trace(lambda *args, **kwargs: args[0], *args, **kwargs)
+
+
+@pytest.mark.parametrize(("leaf", "dtype"), [(3, "int32"), (0.5, "float32"), (True, "bool")])
+def test_numbers_are_taken_with_their_weak_types(leaf, dtype):
+    (aval,) = trace(lambda x: x, leaf).arg_avals
+    assert (aval.dtype, aval.weak_type) == (dtype, dtype != "bool")
 
 
 @pytest.mark.parametrize("leaf", [np.float32(1), np.ones(2, bool), jnp.ones(2, jnp.bfloat16)])
