@@ -64,7 +64,10 @@ class Search(Protocol):
         """
 
     def best(self, member: Member) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns placements `[K, N]` that it has, their values `[K]`, seconds, and ranks."""
+        """Returns placements `[K, N]` that it has, their values `[K]`, seconds, and ranks.
+
+        They are the caller's: the member does not change them later.
+        """
 
     def learn(self, member: Member, placement: np.ndarray, energy: float) -> None:
         """Takes a placement `[N]` of that energy if it is better than what is there."""
@@ -241,15 +244,18 @@ class _Run:
 
     def _keep(self, seen: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
         """Keeps the best of distinct placements, given some, their values and their ranks."""
-        rows = self.kept
-        for placements, value_s, ranks in seen:
-            copied = placements.astype(np.int64), ranks.astype(np.float64)
-            rows = rows + list(zip(value_s.tolist(), *copied, strict=True))
+        rows = self.kept + [
+            row
+            for columns in seen
+            for row in zip(columns[1].tolist(), *columns[::2], strict=True)
+        ]
         best: dict[bytes, tuple[float, np.ndarray, np.ndarray]] = {}
-        for row in sorted(rows, key=lambda row: row[0]):
-            if row[0] < math.inf:
-                best.setdefault(row[1].tobytes(), row)
-        self.kept = list(best.values())[:NUM_FOUND]
+        for value_s, placement, rank in sorted(rows, key=lambda row: row[0]):
+            if value_s == math.inf or len(best) == NUM_FOUND:
+                break
+            row = placement.astype(np.int64, copy=False), rank.astype(np.float64, copy=False)
+            best.setdefault(row[0].tobytes(), (value_s, *row))
+        self.kept = list(best.values())
         if self.kept:
             self.curve.add(self.evaluations, self.budget.seconds_spent(), self.kept[0][0])
 
