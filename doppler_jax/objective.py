@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
+
 LINKS = ("parallel", "serial", "duplex")
 """How links carry transfers.
 
@@ -47,6 +49,14 @@ class Objective:
     def guide_links(self) -> Literal["parallel", "serial"]:
         """Links under which training compares placements."""
         return "parallel" if self.links == "parallel" else "serial"
+
+    def statistic(self, makespan_s: np.ndarray) -> np.ndarray:
+        """Returns what is minimised of makespans `[B]`, or under noise `[K, B]`, seconds."""
+        if not self.num_noise:
+            return makespan_s
+        if self.quantile is None:
+            return makespan_s.mean(axis=0)
+        return np.quantile(makespan_s, self.quantile, axis=0)
 
     @property
     def simulations(self) -> int:

@@ -26,6 +26,7 @@ from doppler_jax.placed import FORMAT, Placed, load_placed
 from doppler_jax.search.problem import Judgement, make_search_problem
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
+from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Policy, TaskGraph
 
 MOST_JUDGED = 24
@@ -253,6 +254,8 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
     if request.orders:  # what has an order is judged by that alone
         placements = placements[: len(placements) - len(ranked)]
         queue = request.queue
+    if len(ranked) > MOST_JUDGED and not request.problem.is_limited:
+        ranked = _finalists(ranked, request)
     if len(placements) > MOST_JUDGED:
         value_s, energy = request.problem.score(placements)
         order = np.lexsort((energy, np.isinf(value_s)))
@@ -260,6 +263,19 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
     judged = [(p, request.judge(p), "fifo") for p in placements]
     judged += [(p, request.judge(p, rank, queue), queue) for p, rank in ranked]
     return min(judged, key=lambda entry: entry[1].value_s)
+
+
+def _finalists(
+    ranked: list[tuple[np.ndarray, np.ndarray]], request: Request
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the best of plans, devices and ranks, by the simulator."""
+    placements, ranks = map(np.stack, zip(*ranked, strict=True))
+    found = simulate(
+        request.graph, request.costs, placements, objective=request.objective,
+        queue=request.queue, priority=ranks, factors=request.problem.factors,
+    )  # fmt: skip
+    value_s = request.objective.statistic(found.makespan_s)
+    return [ranked[k] for k in np.sort(np.argsort(value_s, kind="stable")[:NUM_FINALISTS])]
 
 
 def _in_order(

@@ -6,7 +6,7 @@ sees what the user gave) and become float32 when they enter jitted code.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import chex
 import jax
@@ -271,6 +271,13 @@ def _brief(values: Any) -> str:
     elif values.ndim == 1 and values.size <= 8:
         numbers = " ".join(f"{value:.4g}" for value in shown)
     return f"{list(values.shape)} {numbers}"
+
+
+class Plans(NamedTuple):
+    """Many placements, and the orders that they come with."""
+
+    placements: np.ndarray  # [B, N]
+    ranks: np.ndarray  # [B, N] least first; [0, N] where they come with none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

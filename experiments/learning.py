@@ -40,6 +40,6 @@ def learn(
     trained = train_learner(learner, inputs, train_key, budget, links=links, params=params)
     if trained.interrupted:
         raise KeyboardInterrupt
-    drawn = learner.propose(trained.policy.params, inputs, draw_key, samples, links)
+    drawn = learner.propose(trained.policy.params, inputs, draw_key, samples, links).placements
     candidates = np.concatenate([trained.placements, drawn])
     return Learned(trained, drawn, best_placement(graph, costs, candidates, links)[0])

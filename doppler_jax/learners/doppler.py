@@ -20,7 +20,7 @@ from doppler_jax.training.imitation import ImitationConfig, imitation_phase
 from doppler_jax.training.loop import Phase
 from doppler_jax.training.sim_rl import SimConfig, sim_phase
 from doppler_jax.training.state import TrainState
-from doppler_jax.types import Costs, Policy, TaskGraph
+from doppler_jax.types import Costs, Plans, Policy, TaskGraph
 
 LEAST_EVALUATIONS = 3
 """Simulations of the smallest update: an episode, a chain and its move."""
@@ -103,9 +103,9 @@ class Doppler(Learner):
 
     def propose(
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
-    ) -> np.ndarray:
-        """Returns placements `[count, n]`; see `policy_candidates`."""
-        return policy_candidates(problem, Policy(params, self.policy), key, count)
+    ) -> Plans:
+        """Returns plans; see `policy_plans`."""
+        return policy_plans(problem, Policy(params, self.policy), key, count)
 
     def teacher(self, graph: TaskGraph, costs: Costs) -> np.ndarray:
         """Returns the placement `[1, n]` of the list scheduler that stage 1 imitates."""
@@ -140,14 +140,20 @@ def fit_updates(config: SimConfig, evaluations: int) -> SimConfig:
 def policy_candidates(
     problem: PolicyInputs, policy: Policy, key: PRNGKey, count: int
 ) -> np.ndarray:
-    """Returns placements of a policy, `[count, N]`: two greedy ones, then samples."""
-    return np.concatenate(list(draw_candidates(problem, policy, key, count)))
+    """Returns placements of a policy, `[count, N]`: those of `policy_plans`."""
+    return policy_plans(problem, policy, key, count).placements
 
 
-def draw_candidates(
+def policy_plans(problem: PolicyInputs, policy: Policy, key: PRNGKey, count: int) -> Plans:
+    """Returns plans of a policy, by PLC in SEL's order: two greedy ones, then samples."""
+    drawn = draw_plans(problem, policy, key, count)
+    return Plans(*map(np.concatenate, zip(*drawn, strict=True)))
+
+
+def draw_plans(
     problem: PolicyInputs, policy: Policy, key: PRNGKey, count: int
-) -> Iterator[np.ndarray]:
-    """Yields what `policy_candidates` returns, some `[B, N]` at a time.
+) -> Iterator[Plans]:
+    """Yields what `policy_plans` returns, some plans at a time.
 
     The first is greedy in SEL's order, the second in the order of b-levels, which serves some
     graphs better, where the policy has met few of their kind above all. Samples are drawn in
@@ -155,23 +161,33 @@ def draw_candidates(
     """
     keys, tasks = jax.random.split(key, count), int(problem.padded.num_tasks)
     tables, likeliest = _greedy(policy.params, problem, policy.config)
-    yield np.asarray(likeliest)[:count, :tasks]
+    yield _unpadded(likeliest, count, tasks)
     width = min(max(DRAWN_STEPS // problem.padded.padded_tasks, LEAST_DRAWN), count)
-    for first in range(len(likeliest), count, width):
+    for first in range(len(likeliest[0]), count, width):
         chunk = keys[first : first + width]
         # One shape, one compile: the last chunk is filled up with keys that are used already.
         filled = jnp.concatenate([chunk, keys[: width - len(chunk)]])
-        yield np.asarray(_sample(tables, problem, filled))[: len(chunk), :tasks]
+        yield _unpadded(_sample(tables, problem, filled), len(chunk), tasks)
+
+
+def _unpadded(drawn: tuple[Array, Array], count: int, tasks: int) -> Plans:
+    """Returns the first plans of placements and orders, both `[B, N]` and padded."""
+    placement, order = (np.asarray(part)[:count] for part in drawn)
+    position = np.argsort(order, axis=1, kind="stable")  # of tasks by id, real ones first
+    return Plans(placement[:, :tasks].astype(np.int64), position[:, :tasks])
 
 
 @partial(jax.jit, static_argnames="config")
 def _greedy(
     params: ArrayTree, problem: PolicyInputs, config: PolicyConfig
-) -> tuple[rollout.PolicyTables, Array]:
+) -> tuple[rollout.PolicyTables, tuple[Array, Array]]:
     tables = model.apply(params, config, problem)
-    return tables, rollout.greedy_placements(problem, tables)
+    return tables, rollout.greedy_plans(problem, tables)
 
 
 @jax.jit
-def _sample(tables: rollout.PolicyTables, problem: PolicyInputs, keys: PRNGKey) -> Array:
-    return jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables).placement
+def _sample(
+    tables: rollout.PolicyTables, problem: PolicyInputs, keys: PRNGKey
+) -> tuple[Array, Array]:
+    episodes = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
+    return rollout.plan_of(episodes)

@@ -25,7 +25,7 @@ from doppler_jax.training.state import (
     keep_best,
     make_optimizer,
 )
-from doppler_jax.types import Costs, Policy, TaskGraph, pytree
+from doppler_jax.types import Costs, Plans, Policy, TaskGraph, pytree
 
 NUM_BEST = 8
 """Placements that training on episodes keeps."""
@@ -82,8 +82,11 @@ class Learner(abc.ABC):
     @abc.abstractmethod
     def propose(
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
-    ) -> np.ndarray:
-        """Returns placements `[count, n]`, the first of likeliest choices; consumes the key."""
+    ) -> Plans:
+        """Returns so many plans, the first of likeliest choices; consumes the key.
+
+        They have an order if the learner chooses one.
+        """
 
     def teacher(self, graph: TaskGraph, costs: Costs) -> np.ndarray:
         """Returns placements `[A, n]` that compete with what is learned: those it imitates."""
@@ -226,10 +229,11 @@ class EpisodeLearner(Learner):
 
     def propose(
         self, params: ArrayTree, problem: PolicyInputs, key: PRNGKey, count: int, links: str
-    ) -> np.ndarray:
+    ) -> Plans:
         """Returns what `draw` does, without padding."""
         drawn = _draw(params, problem, key, self, count, links)
-        return np.asarray(drawn)[:, : int(problem.padded.num_tasks)].astype(np.int64)
+        placements = np.asarray(drawn)[:, : int(problem.padded.num_tasks)].astype(np.int64)
+        return Plans(placements, placements[:0])
 
     def phases(
         self, key: PRNGKey, problem: PolicyInputs, links: str

@@ -14,10 +14,10 @@ from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.levels import b_level
 from doppler_jax.methods.mending import mended
-from doppler_jax.methods.request import Candidates, Method, Plans, Request
+from doppler_jax.methods.request import Candidates, Method, Request
 from doppler_jax.objective import Objective
 from doppler_jax.simulator.finalists import start_order
-from doppler_jax.types import Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, Plans, Schedule, TaskGraph
 
 ListRule = Callable[[TaskGraph, Costs], np.ndarray | Schedule]
 """A list scheduler: returns a schedule, or a placement `[N]` alone."""

@@ -15,13 +15,13 @@ from doppler_jax.learners.doppler import Doppler
 from doppler_jax.learners.learner import Learner, train_learner
 from doppler_jax.methods.child import Child, can_be_sent
 from doppler_jax.methods.direct import FEW_STARTS, listed_starts
-from doppler_jax.methods.request import SAMPLES, Candidates, Plans, Request, key_words
+from doppler_jax.methods.request import SAMPLES, Candidates, Request, key_words
 from doppler_jax.objective import Objective
 from doppler_jax.policies.features import PolicyInputs, make_policy_inputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.training.state import TrainState
-from doppler_jax.types import Costs, Policy, TaskGraph
+from doppler_jax.types import Costs, Plans, Policy, TaskGraph
 
 Tell = Callable[[Any], None]
 
@@ -91,8 +91,12 @@ class Learned:
                 pass
             except KeyboardInterrupt:
                 found = dataclasses.replace(found, interrupted=True)
-        placements = np.concatenate([found.placements, listed.placements])
-        return dataclasses.replace(found, placements=placements, priority=listed.ranks)
+        ranks = [listed.ranks] if found.priority is None else [found.priority, listed.ranks]
+        return dataclasses.replace(
+            found,
+            placements=np.concatenate([found.placements, listed.placements]),
+            priority=np.concatenate(ranks),
+        )
 
     def _propose(self, request: Request, problem: PolicyInputs) -> Candidates:
         """Returns as many placements of the given policy as the bound allows."""
@@ -107,7 +111,7 @@ class Learned:
             )
         links = request.objective.guide_links
         drawn = learner.propose(policy.params, problem, request.key, count, links)
-        return Candidates(drawn, count * each)
+        return Candidates(drawn.placements, count * each, priority=_ranks(request, drawn))
 
     def _train(self, request: Request, problem: PolicyInputs, tell: Tell | None) -> Candidates:
         """Trains within the budget; returns the best met, proposals, and what was imitated."""
@@ -161,7 +165,8 @@ class Learned:
         drawn = learner.propose(trained.policy.params, problem, propose_key, count, links)
         return dataclasses.replace(
             found,
-            placements=np.concatenate([found.placements, drawn]),
+            placements=np.concatenate([found.placements, drawn.placements]),
+            priority=_ranks(request, drawn),
             evaluations=found.evaluations + count * each,
         )
 
@@ -220,4 +225,10 @@ def _with_fitting(request: Request, placements: np.ndarray) -> np.ndarray:
     """Returns placements, and where memory is short what some of them become to fit."""
     if not request.problem.is_limited:
         return placements
-    return np.concatenate([placements, fit_some(request.graph, request.costs, placements)])
+    # Before the others, the last of which have an order.
+    return np.concatenate([fit_some(request.graph, request.costs, placements), placements])
+
+
+def _ranks(request: Request, drawn: Plans) -> np.ndarray:
+    """Returns the orders of plans, none where the queue heeds none."""
+    return drawn.ranks[: None if request.orders else 0]

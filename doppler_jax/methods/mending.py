@@ -7,11 +7,11 @@ from doppler_jax.baselines.memory_plans import plans_within_memory
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.handling import as_transfers
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.methods.request import Candidates, Plans, Request
+from doppler_jax.methods.request import Candidates, Request
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.lns import LNS
 from doppler_jax.simulator.finalists import start_order
-from doppler_jax.types import Schedule
+from doppler_jax.types import Plans, Schedule
 
 MOST_STEPS, MOST_TASKS = 20_000, 10_000_000
 """Plans that the search may simulate, and tasks of all of them: a few seconds."""

@@ -8,7 +8,6 @@ the request if it was given to `place`; `default_policy()`, if it has that, make
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
 
 import chex
 import jax
@@ -19,7 +18,7 @@ from doppler_jax.graphs.build import topological_order
 from doppler_jax.objective import Objective
 from doppler_jax.search.problem import Judgement, SearchProblem, judge
 from doppler_jax.simulator.finalists import start_order
-from doppler_jax.types import Costs, Policy, TaskGraph
+from doppler_jax.types import Costs, Plans, Policy, TaskGraph
 
 SAMPLES = 1000
 """Placements that `random`, and a policy that is given, draw if nothing bounds them."""
@@ -161,13 +160,6 @@ class Request:
     def record(self, evaluations: int, makespan_s: float) -> None:
         """Adds the best that training has found so far to the curve."""
         self.curve.add(evaluations, self.budget.seconds_spent(), makespan_s)
-
-
-class Plans(NamedTuple):
-    """Placements, and the orders that they come with."""
-
-    placements: np.ndarray  # [B, N]
-    ranks: np.ndarray  # [B, N], or [0, N] where orders do not count
 
 
 @dataclasses.dataclass(frozen=True)

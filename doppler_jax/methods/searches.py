@@ -19,7 +19,6 @@ from doppler_jax.methods.request import (
     SAMPLES,
     Candidates,
     Method,
-    Plans,
     Request,
     key_words,
 )
@@ -27,7 +26,7 @@ from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.drawing import RandomSearch
 from doppler_jax.search.problem import can_overflow
-from doppler_jax.types import Costs, Policy, TaskGraph
+from doppler_jax.types import Costs, Plans, Policy, TaskGraph
 
 SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
@@ -150,14 +149,14 @@ def _draw(
     count: int,
 ) -> Iterator[np.ndarray]:
     """Yields samples `[B, N]` of a policy, and a quarter of them made to fit if need be."""
-    from doppler_jax.learners.doppler import draw_candidates
+    from doppler_jax.learners.doppler import draw_plans
     from doppler_jax.policies.features import make_policy_inputs
 
     policy = source() if callable(source) else source
     if policy is None:
         return
     is_limited = can_overflow(graph, costs)
-    for drawn in draw_candidates(make_policy_inputs(graph, costs), policy, key, count):
+    for drawn, _ in draw_plans(make_policy_inputs(graph, costs), policy, key, count):
         yield drawn
         if is_limited and len(fitted := fit_some(graph, costs, drawn[: -(-len(drawn) // 4)])):
             yield fitted

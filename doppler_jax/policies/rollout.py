@@ -95,13 +95,21 @@ def in_b_level_order(problem: PolicyInputs, tables: PolicyTables) -> PolicyTable
     return dataclasses.replace(tables, score=b_level_scores(problem))
 
 
-def greedy_placements(problem: PolicyInputs, tables: PolicyTables) -> Array:
-    """Returns the greedy placements `[2, N]` in SEL's order and in that of b-levels."""
+def greedy_plans(problem: PolicyInputs, tables: PolicyTables) -> tuple[Array, Array]:
+    """Returns the greedy placements in SEL's order and in that of b-levels, and the orders.
+
+    Both are `[2, N]`, the latter of tasks.
+    """
     orders = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), tables, in_b_level_order(problem, tables)
     )
     # One after the other: a loop over many tasks is slower over two at once.
-    return jax.lax.map(lambda one: greedy(problem, one).placement, orders)
+    return jax.lax.map(lambda one: plan_of(greedy(problem, one)), orders)
+
+
+def plan_of(episode: Episode) -> tuple[Array, Array]:
+    """Returns an episode's placement, and the order in which its tasks were placed, `[N]`."""
+    return episode.placement, episode.actions.task
 
 
 def teach(key: PRNGKey, problem: PolicyInputs) -> Episode:

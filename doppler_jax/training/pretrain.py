@@ -436,7 +436,7 @@ def evaluate(
         tables = model.apply(params, policy, problem)
         keys = jax.random.split(key, samples)
         drawn = jax.vmap(rollout.sample, in_axes=(0, None, None))(keys, problem, tables)
-        likeliest = rollout.greedy_placements(problem, tables)
+        likeliest, _ = rollout.greedy_plans(problem, tables)
         placements = jnp.concatenate([likeliest, drawn.placement])
         makespan_s = simulate_padded(problem.padded, placements, links=links).makespan_s
         return makespan_s[0], makespan_s[:2].min(), makespan_s.min()

@@ -27,6 +27,7 @@ from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.simulator.finalists import NUM_FINALISTS
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.training.state import Placements, TrainState
+from doppler_jax.types import Plans
 from tests.generators import random_problem
 from tests.learners.cases import DEVICES, Toy, chainmm_problem, fresh, slow_device
 
@@ -211,13 +212,16 @@ def test_proposals_of_the_trained_policy_and_the_best_of_training_compete(monkey
 
     def propose(learner, params, problem, key, count, links):
         asked.append(count)
-        return np.full((count, 8), 2)
+        return Plans(np.full((count, 8), 2), np.zeros((0, 8), int))
 
     monkeypatch.setattr(Toy, "propose", propose)
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
     assert asked == [Toy.num_proposals]
     np.testing.assert_array_equal(placed.placement, np.full(8, 2))
-    monkeypatch.setattr(Toy, "propose", lambda _, *args: np.zeros((args[3], 8), int))
+    none = np.zeros((0, 8), int)
+    monkeypatch.setattr(
+        Toy, "propose", lambda _, *args: Plans(np.zeros((args[3], 8), int), none)
+    )
     placed = dj.place(*slow_device(), method="toy", max_evaluations=300)
     assert (placed.placement != 0).any()
 

@@ -35,12 +35,12 @@ def policy():
 def drawn_from(monkeypatch, policy):
     """The policies that placements were drawn from; the base policy is the untrained one."""
     policies = []
-    draw = doppler_learner.draw_candidates
+    draw = doppler_learner.draw_plans
 
     def candidates(problem, policy, *rest):
         policies.append(policy)
         return draw(problem, policy, *rest)
 
-    monkeypatch.setattr(doppler_learner, "draw_candidates", candidates)
+    monkeypatch.setattr(doppler_learner, "draw_plans", candidates)
     monkeypatch.setitem(METHODS, DEFAULT_METHOD, from_samples(policy))
     return policies

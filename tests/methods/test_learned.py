@@ -117,15 +117,21 @@ def test_doppler_never_simulates_more_than_allowed(bound):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_doppler_with_a_policy_returns_its_best_sample(policy, name):
     graph, costs = make(name)
-    options = {"policy": policy, "key": jax.random.key(3), "max_evaluations": BOUND}
+    options = {"policy": policy, "key": 3, "max_evaluations": BOUND}
     placed = place(graph, costs, method="doppler", **options)
     assert_is_sound(placed, graph, costs)
     assert placed.evaluations == BOUND
-    drawn = policy_candidates(
-        make_policy_inputs(graph, costs), policy, jax.random.key(3), BOUND
+    inputs = make_policy_inputs(graph, costs)
+    drawn = doppler_learner.policy_plans(inputs, policy, jax.random.key(3), BOUND)
+    ordered = [
+        makespan_s(simulate_oracle(graph, costs, p, queue="in_order", priority=rank))
+        for p, rank in zip(*drawn, strict=True)
+    ]
+    assert placed.makespan_s == min(ordered)
+    fifo = place(graph, costs, method="doppler", queue="fifo", **options)
+    assert fifo.makespan_s == min(
+        makespan_s(simulate_oracle(graph, costs, p)) for p in drawn.placements
     )
-    best = min(makespan_s(simulate_oracle(graph, costs, p)) for p in drawn)
-    assert placed.makespan_s == best
 
 
 def test_the_first_two_candidates_of_a_policy_are_greedy_in_two_orders(policy):
@@ -153,13 +159,15 @@ def test_candidates_do_not_depend_on_how_many_are_drawn_at_once(policy, monkeypa
     monkeypatch.setattr(doppler_learner, "LEAST_DRAWN", 3)
     found = policy_candidates(problem, policy, jax.random.key(5), count)
     np.testing.assert_array_equal(found, expected)
-    chunks = list(doppler_learner.draw_candidates(problem, policy, jax.random.key(5), count))
-    assert [len(chunk) for chunk in chunks] == [
+    chunks = list(doppler_learner.draw_plans(problem, policy, jax.random.key(5), count))
+    assert [len(chunk.placements) for chunk in chunks] == [
         2,
         *[3] * ((count - 2) // 3),
         *[1] * ((count - 2) % 3 == 1),
     ]
-    np.testing.assert_array_equal(np.concatenate(chunks), expected)
+    np.testing.assert_array_equal(
+        np.concatenate([chunk.placements for chunk in chunks]), expected
+    )
 
 
 def test_doppler_makes_what_it_finds_fit(policy, monkeypatch):
