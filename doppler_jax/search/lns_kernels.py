@@ -54,6 +54,9 @@ CRITICAL, TAKEN = 0.6, 4
 """How often a step begins at a task of the critical chain, and after how many accepted steps
 the chain is worked out anew."""
 
+MINDS = 0.5
+"""How often, under memory limits, freed tasks go only where their resident inputs fit."""
+
 FIRST = 100.0
 """By how much more an exceeded memory counts until a plan has fitted."""
 
@@ -121,14 +124,16 @@ def _empty(r: Ruins) -> None:
 
 
 @inner
-def _settle(aim: Aim, r: Ruins, v: int, free_s: Array, weight: float) -> None:
-    """Places a freed task, whose producers have started, where its resident inputs fit."""
+def _settle(aim: Aim, r: Ruins, v: int, free_s: Array, weight: float, minds: bool) -> None:
+    """Places a freed task, whose producers have started.
+
+    If it minds memory, that is where its resident inputs fit.
+    """
     p, least_s = aim.problem, np.inf
-    limited = len(r.held_bytes) > 0
     for d in range(len(free_s)):
         if p.compute_s[v, d] == np.inf:
             continue
-        if limited and r.held_bytes[d] + _needs(aim, r, v, d, False) > aim.capacity_bytes[d]:
+        if minds and r.held_bytes[d] + _needs(aim, r, v, d, False) > aim.capacity_bytes[d]:
             continue
         end_s = max(_arrival_s(aim, r, v, d), free_s[d] + r.queued_s[d]) + p.compute_s[v, d]
         if weight > 0.0:
@@ -142,7 +147,7 @@ def _settle(aim: Aim, r: Ruins, v: int, free_s: Array, weight: float) -> None:
         end_s *= 1.0 + 1e-9 * _uniform(r.random)  # ties are broken at random
         if end_s < least_s:
             least_s, r.placement[v] = end_s, d
-    if limited:
+    if minds:
         _needs(aim, r, v, r.placement[v], True)
 
 
@@ -157,7 +162,7 @@ def _enter(
 
 
 @inner
-def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
+def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool, minds: bool) -> float:
     """Makes a list schedule, by which freed tasks get their devices; returns its makespan.
 
     As in the simulator (`native_kernels._by_start`), starts come in the order of time.
@@ -170,11 +175,10 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
     for d in range(len(last)):
         r.queued_s[d] = 0.0
         last[d] = NOBODY
-    limited = len(r.held_bytes) > 0
-    if limited:
+    if minds:
         _empty(r)
     for v in range(n):
-        if limited and not r.free[v]:
+        if minds and not r.free[v]:
             _needs(aim, r, v, r.placement[v], True)
         missing[v] = p.in_first[v + 1] - p.in_first[v]
         ready_s[v] = aim.input_s[v, r.placement[v]]
@@ -182,7 +186,7 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
     for v in range(n):
         if missing[v] == 0:
             if r.free[v]:
-                _settle(aim, r, v, q.free_s, weight)
+                _settle(aim, r, v, q.free_s, weight, minds)
                 ready_s[v] = aim.input_s[v, r.placement[v]]
             _enter(aim, r, q, key, ranked, v, ready_s[v])
     latest_s = 0.0
@@ -207,7 +211,7 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool) -> float:
             missing[v] = left
             if left == 0:
                 if r.free[v]:
-                    _settle(aim, r, v, q.free_s, weight)
+                    _settle(aim, r, v, q.free_s, weight, minds)
                     ready_s[v] = _arrival_s(aim, r, v, r.placement[v])
                 _enter(aim, r, q, key, ranked, v, ready_s[v])
     return latest_s
@@ -310,7 +314,7 @@ def recreate(
             return step
         temperature *= fall
         is_new, ruined, changed, other = worth[ENERGY] == np.inf, 0, 0, NOBODY
-        weight, old_rank, swaps = 0.0, 0.0, False
+        weight, old_rank, swaps, minds = 0.0, 0.0, False, False
         v = _below(random, n)
         if r.count[LENGTH] and _uniform(random) < CRITICAL:
             v = r.chain[_below(random, r.count[LENGTH])]
@@ -319,6 +323,7 @@ def recreate(
         elif _uniform(random) < ruins:
             ruined = changed = _ruin(aim, r, v)
             weight = 0.5 * _below(random, 3)
+            minds = len(r.held_bytes) > 0 and _uniform(random) < MINDS
         elif ranked and _uniform(random) < SHIFT:
             other, old_rank, swaps = _below(random, n), r.rank[v], _uniform(random) < 0.5
             r.rank[v] = r.rank[other]
@@ -329,7 +334,7 @@ def recreate(
         else:
             changed = mutate(aim, random, placement, moved, v)
         is_listed = aim.is_listed or ruined > 0 or is_new
-        energy = value_s = list_schedule(aim, r, weight, ranked) if is_listed else 0.0
+        energy = value_s = list_schedule(aim, r, weight, ranked, minds) if is_listed else 0.0
         for k in range(ruined):
             r.free[moved[0, k]] = False
         if not aim.is_listed:
