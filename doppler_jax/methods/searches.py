@@ -195,9 +195,10 @@ def _search_from(
         return Candidates(plans.placements, 1, priority=plans.ranks)
     missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
+    problem = request.problem_for(search.queue)
     found = run_search(
         search,
-        request.problem_for(search.queue),
+        problem,
         np.concatenate([starts, drawn]),
         request.seed,
         request.budget,
@@ -205,11 +206,14 @@ def _search_from(
         late_starts=late_starts,
         target_s=target_s,
     )
-    ranks = found.ranks
+    placements, ranks = found.placements, found.ranks
     if request.orders and search.queue == "priority":  # of starts: they make an order
-        ranks = request.start_orders(found.placements, ranks)
+        ranks = request.start_orders(placements, ranks)
+    if problem.queue == "in_order" != search.queue:  # where devices waited they are one
+        placements = np.concatenate([placements, placements])
+        ranks = np.concatenate([ranks, found.ranks])
     return Candidates(
-        placements=np.concatenate([found.placements, always.placements]),
+        placements=np.concatenate([placements, always.placements]),
         priority=np.concatenate([ranks, always.ranks]),
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,

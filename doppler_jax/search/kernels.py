@@ -57,7 +57,7 @@ class Aim(NamedTuple):
     switches: int  # of the discipline
     waits: bool  # whether that looks at the order
     is_plain: bool  # whether a plan can be evaluated from the first changed position
-    is_listed: bool  # whether its execution is a list schedule (`lns_kernels`)
+    is_listed: bool  # whether a list schedule (`lns_kernels`) is its execution, or as long
     near_first: Array  # [2, N + 1] uint32, where a task's producers begin, and its readers
     near: Array  # [2, E] uint32
     input_s: Array  # [N, D] when graph inputs with a home are there, under `parallel` links

@@ -71,11 +71,13 @@ class SearchProblem:
         waits = discipline.waits
         is_serial, has_homes = links == "serial", reads > 0
         is_bare = not (
-            self.is_limited
+            (self.is_limited and not waits)
             or len(problem.handling_s)
             or self.factors is not None
             or (graph.input_maker >= 0).any()
         )
+        # Limits, and links on which a move changes what is before it.
+        is_held = self.is_limited or links == "duplex" or (is_serial and has_homes)
         return Aim(
             simulate=Entry(),
             problem=problem,
@@ -91,7 +93,7 @@ class SearchProblem:
             quantile=np.nan if level is None else level,
             memory=prepare_memory(graph, costs, problem, costs.capacity_bytes),
             capacity_bytes=np.array(costs.capacity_bytes[: devices * self.is_limited], float),
-            is_plain=waits and is_bare and links != "duplex" and not (is_serial and has_homes),
+            is_plain=waits and is_bare and not is_held,
             is_listed=is_bare and links == "parallel",
         )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.graphs.pipelines import make_pipeline
 from doppler_jax.objective import Objective
 from doppler_jax.search import lns_kernels as kernels
 from doppler_jax.search.lns import make_ruins
@@ -71,6 +72,60 @@ def test_every_step_ends_at_a_plan_and_its_value(queue):
         best = execute(problem, ruins.best_placement, ruins.best_rank)
         assert ruins.worth[kernels.BEST] == best.makespan_s[0] <= ruins.worth[kernels.ENERGY]
     assert reached > 100
+
+
+def short_of_memory(seed):
+    """A plan that exceeds a memory if devices do not wait, and the problem under `in_order`."""
+    problem, ruins = random_ruins(seed, "priority")
+    graph, costs = problem.graph, problem.costs
+    placement = ruins.placement.astype(int)
+    schedule = dj.simulate_oracle(
+        graph, costs, placement, queue="priority", priority=ruins.rank
+    )
+    peak = dj.peak_memory_bytes(graph, costs, schedule)
+    room = np.where(peak == peak.max(), 0.9 * peak, 2.0 * peak)
+    costs = costs.replace(capacity_bytes=room + 1e-9)
+    problem = make_search_problem(graph, costs, Objective(), queue="in_order")
+    again = make_ruins(problem, placement, seed, MOST)
+    again.rank[:] = ruins.rank
+    return problem, again
+
+
+def test_in_order_devices_wait_for_room_and_values_are_those_of_the_order_of_starts():
+    fitted = 0
+    for seed in range(40):
+        problem, ruins = short_of_memory(seed)
+        graph, costs = problem.graph, problem.costs
+        for step in range(60):
+            before = ruins.worth[kernels.ENERGY]
+            assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, 0.0) == 1
+            if step == 0 or ruins.worth[kernels.ENERGY] != before:
+                rank = np.argsort(ruins.patient.rows.order[0])
+                order = {"queue": "in_order", "priority": rank}
+                result = simulate(graph, costs, ruins.placement.astype(int), **order)
+                # Rounding apart it is as long as the list schedule where nothing waits.
+                assert result.makespan_s[0] <= ruins.finish_s.max() * (1 + 1e-12)
+                assert result.makespan_s[0] <= ruins.worth[kernels.ENERGY]
+        if np.isfinite(ruins.worth[kernels.BEST]):
+            order = {"queue": "in_order", "priority": ruins.best_rank}
+            placement = ruins.best_placement.astype(int)
+            schedule = dj.simulate_oracle(graph, costs, placement, **order)
+            assert dj.makespan_s(schedule) == ruins.worth[kernels.BEST]
+            assert (dj.peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes).all()
+            fitted += 1
+    assert fitted > 20, fitted
+
+
+@pytest.mark.parametrize(
+    ("limit", "whole_backward", "expected_s"),
+    [("none", False, 27), ("P", False, 27), ("P - i", False, 30), ("P - i", True, 33)],
+)
+def test_pipelines_are_as_short_as_those_written_by_hand(limit, whole_backward, expected_s):
+    pipeline = make_pipeline(4, 8, whole_backward=whole_backward, limit=limit)
+    graph, costs = pipeline.graph, pipeline.costs
+    placed = dj.place(graph, costs, method="lns", queue="in_order", max_evaluations=20_000)
+    assert placed.makespan_s == expected_s
+    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
 
 
 def test_a_chain_is_one_that_the_makespan_waited_for():
