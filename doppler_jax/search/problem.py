@@ -34,11 +34,20 @@ class SearchProblem:
     factors: Factors | None = None  # None without noise
     queue: str = "fifo"  # or `priority`, `in_order`
     target_s: float = 0.0  # seconds at which a search may stop
+    minds_memory: bool = True  # else limits are not looked at
 
     @cached_property
     def is_limited(self) -> bool:
         """Whether some device could not keep every tensor and graph input at once."""
-        return can_overflow(self.graph, self.costs)
+        return self.minds_memory and can_overflow(self.graph, self.costs)
+
+    def memory_share(self, placement: np.ndarray, rank: np.ndarray) -> float:
+        """Returns the peak of a plan's memory over the device's, at most; it may exceed 1."""
+        ranks = {} if self.queue == "fifo" else {"priority": rank}
+        options: dict[str, Any] = {"links": self.objective.links, "queue": self.queue, **ranks}
+        schedule = simulate_one(self.graph, self.costs, placement, **options)
+        peak = peak_memory_bytes(self.graph, self.costs, schedule)
+        return float(np.max(peak / np.maximum(self.costs.capacity_bytes, 1.0), initial=0.0))
 
     @cached_property
     def rank(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from doppler_jax.search.problem import make_search_problem
 from doppler_jax.search.walks import Annealing
 from tests.generators import random_problem
 from tests.search.cases import DEVICES, optimum_s, pinned_problem, seconds
+from tests.simulator.cases import small_problem
 
 SEARCHES = {
     "annealing": Annealing(members=2),
@@ -215,3 +216,19 @@ def test_a_small_budget_takes_fewer_members(name, evaluations):
     fitted = type(SEARCHES[name])().fit(evaluations)
     assert 1 <= fitted.members <= evaluations
     assert type(fitted)().fit(2**20) == type(fitted)()  # as it is, where there is enough
+
+
+@pytest.mark.parametrize("queue", ["fifo", "in_order"])
+@pytest.mark.parametrize("name", SEARCHES)
+def test_limits_that_come_in_sight_during_a_search_are_minded(name, queue):
+    # A chain whose tasks read 6 bytes each: fastest on one device, which has 16.
+    weights = [(dj.RESIDENT, 6, [v]) for v in range(3)]
+    graph, costs = small_problem([1, 1, 1], [(0, 1, [1]), (1, 1, [2])], 3, weights)
+    costs = costs.replace(capacity_bytes=np.full(3, 16.0))
+    problem = make_search_problem(graph, costs, dj.Objective(), queue=queue)
+    assert problem.memory_share(np.arange(3), problem.rank) <= anytime.ROOMY
+    assert problem.memory_share(np.zeros(3, int), problem.rank) > 1
+    curve, budget = CurveRecorder(), dj.Budget(evaluations=2000)
+    found = run_search(SEARCHES[name], problem, np.arange(3)[None], 0, budget, curve)
+    assert seconds(graph, costs, found.placements[:1])[0] == 4
+    assert {len(set(placement.tolist())) for placement in found.placements} <= {2, 3}
