@@ -195,10 +195,9 @@ def _search_from(
         return Candidates(plans.placements, 1, priority=plans.ranks)
     missing = max(search.members - len(starts), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
-    problem = request.problem_for(search.queue)
     found = run_search(
         search,
-        problem,
+        request.problem_for(search.queue),
         np.concatenate([starts, drawn]),
         request.seed,
         request.budget,
@@ -209,7 +208,7 @@ def _search_from(
     placements, ranks = found.placements, found.ranks
     if request.orders and search.queue == "priority":  # of starts: they make an order
         ranks = request.start_orders(placements, ranks)
-    if problem.queue == "in_order" != search.queue:  # where devices waited they are one
+    if found.queue == "in_order" != search.queue:  # where devices waited they are one
         placements = np.concatenate([placements, placements])
         ranks = np.concatenate([ranks, found.ranks])
     return Candidates(

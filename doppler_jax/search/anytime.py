@@ -36,6 +36,9 @@ ROOMY = 0.5
 makes steps several times as fast. The best plan after every chunk is looked at; once it exceeds
 a memory, the search begins anew and minds it."""
 
+LOOKED_AT = 3
+"""Starts whose use of memory is looked at."""
+
 NUM_FOUND = 12
 """Placements that a search hands on, to be judged."""
 
@@ -190,7 +193,9 @@ class _Run:
         """Begins at the starts, at the best if they are many."""
         self.starts, self.seed, count = starts, seed, self.search.members
         problem = self.asked
-        if problem.is_limited and problem.memory_share(starts[0], problem.rank) <= ROOMY:
+        if problem.is_limited and any(
+            problem.memory_share(start, problem.rank) <= ROOMY for start in starts[:LOOKED_AT]
+        ):
             queue = "fifo" if problem.queue == "fifo" else self.search.queue
             self.problem = dataclasses.replace(problem, minds_memory=False, queue=queue)
         if count < len(starts) <= self.limit // 2:

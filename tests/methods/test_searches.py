@@ -193,6 +193,20 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
 
 
 @pytest.mark.parametrize("method", [m for m in SEARCHES if "doppler" not in m])
+def test_limits_that_plans_stay_far_from_are_kept(method):
+    graph, costs = random_problem(np.random.default_rng(4), 30, DEVICES)
+    total = np.sum(costs.tensor_bytes) + np.sum(costs.input_bytes)
+    costs = costs.replace(capacity_bytes=np.full(DEVICES, 0.99 * total))
+    for queue in ("fifo", "in_order"):
+        bound = {"method": method, "max_evaluations": 20 * BOUND, "queue": queue}
+        placed = place(graph, costs, **bound)
+        peak = peak_memory_bytes(graph, costs, placed.schedule)
+        assert (peak <= costs.capacity_bytes).all()
+        assert placed.makespan_s < place(graph, costs, method="heft", queue=queue).makespan_s
+        assert_is_sound(placed, graph, costs)
+
+
+@pytest.mark.parametrize("method", [m for m in SEARCHES if "doppler" not in m])
 def test_searches_stop_at_the_lower_bound(method):
     # List schedulers pair the two long tasks with short ones, which takes 7 seconds.
     graph, costs = from_edge_delays([3, 3, 2, 2, 2], [], num_devices=2)
