@@ -232,8 +232,7 @@ def judge(
     makespan = value = makespan_s(schedule)
     if factors is not None:
         draws_s = [makespan_s(run(**options, **draw)) for draw in factors.draws()]
-        level = objective.quantile
-        value = float(np.mean(draws_s) if level is None else np.quantile(draws_s, level))
+        value = float(objective.statistic(np.array(draws_s)))
     overflow = ""
     if can_overflow(graph, costs):
         peak, capacity = peak_memory_bytes(graph, costs, schedule), costs.capacity_bytes
