@@ -22,6 +22,7 @@ STUDIES = {
     "stage3_study": "what learning from measured times adds",
     "clock": "placing from the shell: how good, and how long past the bound",
     "plans": "what an order adds to a placement, and what wrong costs do to it",
+    "pipelines": "training steps in a pipeline, beside schedules by hand",
     "gpu": "everything once on a GPU",
     "bench": "how fast simulation is, beside yardsticks",
 }

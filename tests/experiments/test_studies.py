@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.graphs.pipelines import SCHEDULES
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.sim_rl import SimConfig
 from doppler_jax.training.system_rl import SystemConfig
@@ -18,6 +19,7 @@ from experiments import (
     engine,
     fidelity,
     grid,
+    pipelines,
     scaling,
     search,
     stage3_study,
@@ -46,6 +48,7 @@ TINY = {
               "more_method": (), "seeds": 1},
     "plans": {"problems": ("tree-9~10",), "seconds": 1.0, "seeds": 1, "wrong": ("tree-9~10",),
               "wrong_seconds": 0.5, "draws": 3},
+    "pipelines": {"sizes": ((2, 3),), "seconds": 0.3},
     "transfer": {"source": ("chainmm/small",), "target": ("ffnn/small",), "shots": (0, 4),
                  "full": 4, "seeds": 1, "training": TINY_SIM, "islands": ("chainmm/small",),
                  "policy": PolicyConfig(width=4, rounds=1, features="coparent")},
@@ -65,7 +68,7 @@ TINY = {
 }  # fmt: skip
 """Settings by study; one that is not here runs as `--quick` does."""
 
-FAST = {"search", "gaps", "stg", "partitions", "table", "bench", "clock", "plans"}
+FAST = {"search", "gaps", "stg", "partitions", "table", "bench", "clock", "plans", "pipelines"}
 """Those that train and measure nothing."""
 
 
@@ -170,6 +173,20 @@ def test_search_gives_the_makespans_that_it_always_gave(tmp_path, reference_grap
     expected = {("annealing", 0): 1300.06, ("annealing", 1): 1300.02}
     expected |= {("lns", 0): 1200.08, ("lns", 1): 1200.08}
     assert makespans == pytest.approx(expected, rel=1e-12)
+
+
+def test_schedules_of_pipelines_that_have_no_room_are_left_out():
+    case = {"size": (4, 8), "backward": "halves", "room": "P - i", "transfer": 0.0}
+    row = pipelines.row(case, [{"refused": "no room"}])
+    assert [row[name] for name in (*SCHEDULES, "fifo", "found")] == [
+        None,
+        "30",
+        None,
+        None,
+        None,
+    ]
+    roomy = pipelines.row(case | {"room": "none"}, [])
+    assert [roomy[name] for name in SCHEDULES] == ["30", "30", "27"]
 
 
 def clock_run(problem, method, makespan_s, **more):
