@@ -131,6 +131,7 @@ def test_sized_problems_have_about_as_many_tasks_as_they_say(name):
 def test_placements_found_here_are_worth_what_is_said(shared):
     kept = json.loads(pathlib.Path(catalogue.BEST_PLACEMENTS).read_text())
     assert set(kept["fifo"]) == set(PUBLISHED)
+    assert set(kept["in_order"]) == {*PUBLISHED, "8gpu_transformer_block@8", "llama_8"}
     for queue, plans in kept.items():
         for name, entry in plans.items():
             problem = load_problem(name, shared)
