@@ -20,6 +20,7 @@ TINY = {
     "llama_block": LLAMA,
     "llama_layer": {**LLAMA, "vocabulary": 12},
     "moe_block": {"tokens": 16, "width": 8, "hidden": 16, "experts": 4, "capacity": 10},
+    "pipeline": {"stages": 2, "micro_batches": 2, "batch": 8, "width": 8, "hidden": 16},
     "random_layered": {"num_tasks": 12, "n": 8},
     "resnet_block": {"batch": 4, "side": 6, "channels": 8, "bottleneck": 4},
 }
@@ -59,7 +60,11 @@ def test_arguments_are_as_declared_and_results_of_order_one(name):
 @pytest.mark.parametrize(("preset", "num_shards"), [("small", 4), ("medium", 2), ("paper", 8)])
 def test_presets_are_cut_from_shapes_alone(name, preset, num_shards):
     # A few layers show as much as all of them.
-    fewer = {"llama": {"num_layers": 2}, "random_layered": {"num_tasks": 40}}
+    fewer = {
+        "llama": {"num_layers": 2},
+        "pipeline": {"micro_batches": 2},
+        "random_layered": {"num_tasks": 40},
+    }
     workload = dj.make_workload(name, preset, **fewer.get(name, {}))
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), num_shards)
     assert len(set(sharded.names)) == sharded.graph.num_tasks >= 2 * num_shards
@@ -162,6 +167,8 @@ def test_random_layered_repeats_by_seed():
         (("random_layered",), {"seed": -1}, r"size seed .* is -1; expected an integer >= 0"),
         (("random_layered",), {"n": 7}, r"n is 7; random_layered halves it"),
         (("llama_block",), {"heads": 3}, r"width 256 does not divide into 3 heads"),
+        (("pipeline",), {"batch": 7}, r"batch 7 does not divide into 4 micro-batches"),
+        (("pipeline",), {"backward_tasks": 3}, r"backward_tasks is 3; expected 1 or 2"),
         (("moe_block",), {"experts": 1}, r"1 experts; top-2 routing needs two"),
     ],
 )

@@ -4,6 +4,7 @@
 * `networks`: a chain of products, a classifier and its training step, a mixture of experts,
   a residual block.
 * `llama`: LLaMA's block, layer and whole model.
+* `pipeline`: a training step of stages and micro-batches.
 * `random_layered`: a random program of any size.
 
 To add one, write a function from sizes to a `Definition` and enter it in the table below.
@@ -11,7 +12,7 @@ To add one, write a function from sizes to a `Definition` and enter it in the ta
 
 from collections.abc import Callable, Mapping
 
-from doppler_jax.programs.workloads import llama, networks, random_layered
+from doppler_jax.programs.workloads import llama, networks, pipeline, random_layered
 from doppler_jax.programs.workloads.workload import Definition, Workload, make_arrays
 
 __all__ = ["Workload", "list_workloads", "make_arrays", "make_workload"]
@@ -27,6 +28,7 @@ _WORKLOADS: dict[str, tuple[Factory, Presets]] = {
     "llama_block": (llama.llama_block, llama.BLOCK_PRESETS),
     "llama_layer": (llama.llama_layer, llama.LAYER_PRESETS),
     "moe_block": (networks.moe_block, networks.MOE_PRESETS),
+    "pipeline": (pipeline.pipeline, pipeline.PRESETS),
     "random_layered": (random_layered.random_layered, random_layered.PRESETS),
     "resnet_block": (networks.resnet_block, networks.RESNET_PRESETS),
 }
