@@ -66,7 +66,8 @@ def test_summary_has_every_method_on_both(finished):
             assert row.startswith(name)
     planned_s = summary["simulated"].pop(SIMULATED[3])  # another graph: another bound
     assert 0 < planned_s < 2 * bound
-    assert all(seconds >= bound for seconds in summary["simulated"].values())
+    least_s = bound * (1 - 1e-9)  # which sums in another order
+    assert all(seconds >= least_s for seconds in summary["simulated"].values())
     assert summary["output_error"] <= 1e-4
     for row in summary["measured"]:
         low, high = row["quartiles_s"]
