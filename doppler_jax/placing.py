@@ -85,9 +85,9 @@ def place(
       queue: that the plan is for: `in_order`, under which devices keep to its order;
         `priority`, under which they start what is ready by it; or `fifo`, the paper's
         runtime, under which they take what is ready first. By default `in_order`, and where
-        the objective has noise the better of `in_order` and `priority`. Searches
-        look for orders, list schedulers and `exact` keep their own, and the placements of
-        others get that of their execution under `fifo`.
+        the objective has noise the better of `in_order` and `priority`. Searches look for
+        orders, list schedulers and `exact` keep their own, `doppler` has SEL's, and the
+        placements of others get that of their execution under `fifo`.
       cache: a folder of placements found before. Where one was found for the same graph,
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.

@@ -158,7 +158,7 @@ def long_row(context: Context[Asked], name: str, runs: Sequence[Record]) -> Reco
 
 
 def wrong_rows(found: dict[str, Record]) -> list[Record]:
-    """Returns a row per error and plan: geometric mean and worst of all problems, and each."""
+    """Returns a row per error and plan: the geometric mean of all problems, and each one."""
     rows = []
     errors = next(iter(found.values()))["fifo"] if found else {}
     for what in errors:

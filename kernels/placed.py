@@ -237,6 +237,7 @@ class PlacedFunction:
             device_names=self.device_names,
             inferred_starts=self.starts_are_inferred,
             handling=handling,
+            plan=self.plan,
         )
 
     def _called(self) -> tuple[Schedule, Handled]:

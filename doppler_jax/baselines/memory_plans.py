@@ -5,26 +5,18 @@ For list schedulers whose own plans exceed a memory, and for searches to start f
 
 from bisect import bisect_left, bisect_right
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
 from doppler_jax.baselines.listing import ListSchedule, list_readers
 from doppler_jax.graphs.build import task_edges, topological_order
-from doppler_jax.types import RESIDENT, Costs, TaskGraph
+from doppler_jax.types import RESIDENT, Costs, Plan, TaskGraph
 
 MOST_TASKS = 20_000
 """Tasks of all the plans that `plans_within_memory` tries: a few seconds of plain Python."""
 
 LOOKS = 64
 """Tasks of the frontier that a plan looks at for one that has room somewhere."""
-
-
-class Plan(NamedTuple):
-    """Where and in which order tasks run."""
-
-    placement: np.ndarray  # [N]
-    rank: np.ndarray  # [N] least first, a linear extension
 
 
 def plans_within_memory(
@@ -82,7 +74,7 @@ def plan_within_memory(
                 heappush(frontier, (rank[reader], reader))
         for entry in waiting:
             heappush(frontier, entry)
-    return Plan(run.plan.placement.astype(np.int64), np.argsort(order))
+    return Plan(run.plan.placement.astype(np.int64), np.argsort(order), "in_order")
 
 
 def depth_first_rank(graph: TaskGraph, costs: Costs, rank: np.ndarray) -> np.ndarray:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 MOST_TASKS = 30
-"""Of graphs that the solver is asked about: in five seconds it solved 8 of 10 of 16 tasks, 7 of
-24 and 2 of 32 (random graphs of ten families on 4 and 8 devices, on a busy core)."""
+"""Of graphs that the solver is asked about: larger ones it seldom solves within seconds."""
 
 MOST_POOLED = 100
 """The same where devices are equal and nothing takes time to move."""

@@ -74,7 +74,7 @@ def listed_starts(request: Request, rules: Sequence[ListRule]) -> Plans:
         plans = [*(_plan(request, placement) for placement in fitted), *plans]
         rank = np.argsort(topological_order(graph, -b_level(graph, costs)))
         for made in plans_within_memory(graph, costs, placements, rank):
-            ranks = made.rank[None][: 1 if request.orders else 0]
+            ranks = made.priority[None][: 1 if request.orders else 0]
             plans.insert(0, Plans(made.placement[None], ranks))
         # Where m-ETF gives up a search may still find a placement that fits.
         with contextlib.suppress(ValueError):

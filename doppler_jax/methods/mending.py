@@ -32,7 +32,7 @@ def mended(request: Request, placement: np.ndarray, executed: Schedule) -> Candi
     rank = start_order(executed, np.argsort(topological_order(graph)))
     plans = plans_within_memory(graph, costs, placement[None], rank)
     placements = np.stack([*(plan.placement for plan in plans), placement])
-    ranks = np.stack([*(plan.rank for plan in plans), rank])
+    ranks = np.stack([*(plan.priority for plan in plans), rank])
     if not request.orders:
         placements = np.stack([*placements, fit_into_memory(graph, costs, placement)])
         ranks = np.empty((0, graph.num_tasks))
@@ -52,12 +52,9 @@ def _searched(request: Request, tried: Plans) -> Candidates:
     )
     if not len(found.placements):
         return Candidates(tried.placements, 1, priority=tried.ranks)
-    ranks = found.ranks
-    if request.orders:
-        ranks = request.start_orders(found.placements, ranks)
     return Candidates(
         found.placements,
         max(found.evaluations, 1),
         interrupted=found.interrupted,
-        priority=ranks,
+        priority=request.orders_of(found),
     )

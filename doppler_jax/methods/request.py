@@ -16,6 +16,7 @@ import numpy as np
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.objective import Objective
+from doppler_jax.search.anytime import Found
 from doppler_jax.search.problem import Judgement, SearchProblem, judge
 from doppler_jax.simulator.finalists import start_order
 from doppler_jax.types import Costs, Plans, Policy, TaskGraph
@@ -126,7 +127,7 @@ class Request:
             )
         return self._judged[name]
 
-    def judge_plan(self, plans: "Plans", index: int = 0) -> Judgement:
+    def judge_plan(self, plans: Plans, index: int = 0) -> Judgement:
         """Returns the oracle's word on one of plans, under the queue that it is for."""
         rank = plans.ranks[index] if len(plans.ranks) else None
         return self.judge(plans.placements[index], rank, self.queue)
@@ -136,19 +137,20 @@ class Request:
     ) -> np.ndarray:
         """Returns ranks `[B, N]` that keep to the orders of starts of executions.
 
-        They are those of placements `[B, N]` under `fifo`, or with ranks under `priority`; if
-        that exceeds a memory the ranks themselves make the order.
+        They are those of placements `[B, N]` under `fifo`, or with ranks under `priority`.
         """
         rank = np.argsort(topological_order(self.graph))
         plans = zip(placements, *(() if ranks is None else (ranks,)), strict=True)
-        executed = [self.judge(*plan) for plan in plans]
-        orders = [start_order(each.schedule, rank) for each in executed]
-        for k, own in enumerate(() if ranks is None else ranks):
-            if executed[k].overflow:  # devices that wait may hold less
-                orders[k] = np.argsort(topological_order(self.graph, own))
+        orders = [start_order(self.judge(*plan).schedule, rank) for plan in plans]
         return np.reshape(orders, (len(orders), len(rank))).astype(np.int64)
 
-    def optimum(self, plans: "Plans") -> "Candidates | None":
+    def orders_of(self, found: Found) -> np.ndarray:
+        """Returns ranks `[B, N]` of the plans that a search found, orders all; or none."""
+        if found.queue == "priority":
+            return self.start_orders(found.placements, found.ranks)
+        return found.ranks
+
+    def optimum(self, plans: Plans) -> "Candidates | None":
         """Returns the first plan that meets the target; None if none does."""
         if self.budget.target_s is not None:
             for k in range(len(plans.placements)):

@@ -205,15 +205,9 @@ def _search_from(
         late_starts=late_starts,
         target_s=target_s,
     )
-    placements, ranks = found.placements, found.ranks
-    if request.orders and search.queue == "priority":  # of starts: they make an order
-        ranks = request.start_orders(placements, ranks)
-    if found.queue == "in_order" != search.queue:  # where devices waited they are one
-        placements = np.concatenate([placements, placements])
-        ranks = np.concatenate([ranks, found.ranks])
     return Candidates(
-        placements=np.concatenate([placements, always.placements]),
-        priority=np.concatenate([ranks, always.ranks]),
+        placements=np.concatenate([found.placements, always.placements]),
+        priority=np.concatenate([request.orders_of(found), always.ranks]),
         evaluations=max(found.evaluations, 1),
         interrupted=found.interrupted,
     )

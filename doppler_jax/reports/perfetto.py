@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from doppler_jax.files import PathLike, write_json_atomic
-from doppler_jax.types import Schedule
+from doppler_jax.types import Plan, Schedule
 
 Row = tuple[int, int, int]
 """Device, source of the link (-1 for its own tasks), lane: links may carry several at once."""
@@ -20,8 +20,7 @@ def write_chrome_trace(
     device_names: Sequence[str] | None = None,
     inferred_starts: bool = False,
     handling: Sequence[tuple[int, float, float]] = (),
-    priority: Sequence[int] | np.ndarray | None = None,
-    queue: str | None = None,
+    plan: Plan | None = None,
 ) -> None:
     """Writes a schedule as Chrome trace events, times in microseconds.
 
@@ -36,8 +35,7 @@ def write_chrome_trace(
       inferred_starts: marks every event as one whose start was not measured.
       handling: device, start and finish of what devices themselves spent on transfers, drawn
         among their tasks.
-      priority: `[N]` ranks of the plan, written beside the tasks if given.
-      queue: that the plan is for, written if given.
+      plan: what was executed, if its queue and ranks are to be written, too.
 
     Raises:
       ValueError: there is not one name, or rank, per task, a device has none, a time is not
@@ -46,8 +44,9 @@ def write_chrome_trace(
     placement = np.asarray(schedule.placement)
     if len(names) != placement.size:
         raise ValueError(f"names has {len(names)} entries, expected {placement.size}")
-    if priority is not None and len(priority) != placement.size:
-        raise ValueError(f"priority has {len(priority)} entries, expected {placement.size}")
+    ranks = None if plan is None or plan.queue == "fifo" else plan.priority
+    if ranks is not None and len(ranks) != placement.size:
+        raise ValueError(f"the plan has {len(ranks)} ranks, expected {placement.size}")
     times = (
         schedule.start_s,
         schedule.finish_s,
@@ -64,8 +63,8 @@ def write_chrome_trace(
     if len(device_names) < num_devices:
         raise ValueError(f"device_names has {len(device_names)} of {num_devices} devices")
     mark = {"start": "inferred"} if inferred_starts else {}
-    plan = {} if queue is None else {"queue": queue}
-    slices = _slices(schedule, names, mark, priority) + [
+    about = {} if plan is None else {"queue": plan.queue}
+    slices = _slices(schedule, names, mark, ranks) + [
         _Slice((d, -1, 0), "handling", "transfers", start_s, finish_s, {})
         for d, start_s, finish_s in handling
     ]
@@ -76,7 +75,7 @@ def write_chrome_trace(
     data = {
         "traceEvents": _name_rows(rows, device_names) + events,
         "displayTimeUnit": "ms",
-        "otherData": {"starts": "inferred" if inferred_starts else "measured", **plan},
+        "otherData": {"starts": "inferred" if inferred_starts else "measured", **about},
     }
     write_json_atomic(path, data)
 
@@ -94,14 +93,14 @@ def _slices(
     schedule: Schedule,
     names: Sequence[str],
     mark: dict[str, Any],
-    priority: Sequence[int] | np.ndarray | None,
+    ranks: Sequence[float] | np.ndarray | None,
 ) -> list[_Slice]:
     """Returns the tasks and transfers."""
     slices = []
     for v, name in enumerate(names):
         d = int(schedule.placement[v])
         times = (schedule.start_s[v], schedule.finish_s[v])
-        rank = {} if priority is None else {"rank": int(priority[v])}
+        rank = {} if ranks is None else {"rank": float(ranks[v])}
         slices.append(_Slice((d, -1, 0), "task", name, *times, {"task": v, **rank, **mark}))
     for k, lane in enumerate(_lanes(schedule)):
         x, d = int(schedule.transfer_tensor[k]), int(schedule.transfer_destination[k])

@@ -176,7 +176,7 @@ class _Run:
         self.parts = 0  # of the budget, that are over
         self.steps = FIRST_STEPS
         self.starts, self.seed = np.empty((0, 0)), 0
-        self.best = b""  # the plan whose memory was looked at last
+        self.looked_at: np.ndarray | None = None  # the placement whose memory was, last
 
     @property
     def evaluations(self) -> int:
@@ -211,11 +211,10 @@ class _Run:
 
     def _exceeds_memory(self) -> bool:
         """Returns whether the best plan does not fit; it is looked at once."""
-        if not self.kept or self.kept[0][1].tobytes() + self.kept[0][2].tobytes() == self.best:
+        if not self.kept or self.kept[0][1] is self.looked_at:
             return False
-        _, placement, rank = self.kept[0]
-        self.best = placement.tobytes() + rank.tobytes()
-        return self.problem.memory_share(placement, rank) > 1
+        _, self.looked_at, rank = self.kept[0]
+        return self.problem.memory_share(self.looked_at, rank) > 1
 
     def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns placements and energies, best first; those that fit come first."""

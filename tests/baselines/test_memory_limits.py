@@ -324,7 +324,7 @@ def test_list_schedules_within_memory_fit_as_they_are_executed(dyadic):
         costs = dataclasses.replace(costs, capacity_bytes=np.full(3, 0.8 * peak))
         for plan in plans_within_memory(graph, costs, placement[None], rank):
             assert able[np.arange(24), plan.placement].all()
-            executed = {"queue": "in_order", "priority": plan.rank}
+            executed = {"queue": "in_order", "priority": plan.priority}
             schedule = simulate_oracle(graph, costs, plan.placement, **executed)
             peak = peak_memory_bytes(graph, costs, schedule)
             assert (peak <= costs.capacity_bytes * (1 + 1e-12)).all()

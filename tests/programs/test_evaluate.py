@@ -236,6 +236,14 @@ def test_refuses_other_arguments(args, kwargs, message):
         evaluate(sharded, *args, **kwargs)
 
 
+def test_a_number_of_python_is_taken_in_place_of_an_array():
+    number, weights = jax.ShapeDtypeStruct((), jnp.float32), jnp.ones((2, 2))
+    sharded = partition(trace(lambda w, *, scale: w * scale, weights, scale=number))
+    found = evaluate(sharded, weights, scale=1.5)
+    np.testing.assert_array_equal(found, np.full((2, 2), 1.5))
+    assert found.dtype == jnp.float32
+
+
 def test_refuses_a_shape_in_place_of_an_array():
     example = jax.ShapeDtypeStruct((2, 2), jnp.float32)
     with pytest.raises(ValueError, match=r"args\[0\] is ShapeDtypeStruct"):

@@ -37,6 +37,22 @@ def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        (dj.Plan([0, 1, 1], [0, 2, 1], "in_order"), {"a": 0, "b": 2, "c": 1}),
+        (dj.Plan([0, 1, 1], [0, 2, 1]), {}),  # `fifo` heeds none
+    ],
+)
+def test_a_plan_is_written_beside_what_it_did(tmp_path, plan, ranks):
+    path = tmp_path / "trace.json"
+    dj.write_chrome_trace(path, SCHEDULE, NAMES, plan=plan)
+    data = read(path)
+    assert data["otherData"]["queue"] == plan.queue
+    tasks = [e for e in data["traceEvents"] if e.get("cat") == "task"]
+    assert {e["name"]: e["args"]["rank"] for e in tasks if "rank" in e["args"]} == ranks
+
+
 def test_what_devices_spend_on_transfers_is_among_their_tasks(tmp_path):
     path = tmp_path / "trace.json"
     dj.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])

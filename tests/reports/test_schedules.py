@@ -44,6 +44,8 @@ def test_text():
         "| d | 1 | 7.000 s | 1.000 s | input |",
     ):
         assert line in lines
+    planned = str(explain_schedule(GRAPH, costs, SCHEDULE, queue="in_order"))
+    assert planned.startswith("makespan 8.000 s under 'in_order'; 6.5 bytes moved")
 
 
 def test_a_long_chain_is_cut_to_its_longest_links():
