@@ -32,8 +32,8 @@ except ImportError:  # not Unix: two processes may compile the same
 MODULES = (
     "doppler_jax.simulator.native_kernels",
     "doppler_jax.simulator.memory_kernels",
-    "doppler_jax.search.lns_kernels",
     "doppler_jax.search.kernels",
+    "doppler_jax.search.lns_kernels",
 )
 """All modules of compiled code."""
 
