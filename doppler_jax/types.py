@@ -399,6 +399,10 @@ class ShardedProgram:
       out_tree: treedef of what the function returns.
       origins: `[N]` where each task comes from.
       tensors: per result of every unit of partitioning, how it is cut and why.
+      parameters: names of the function's parameters by position, which keywords may take;
+        `in_tree` has them in their positions.
+      ties: pairs of flat arguments that were the same array, and so are one graph input.
+      untied: the same tasks where they are two; None without ties.
     """
 
     graph: TaskGraph
@@ -413,6 +417,9 @@ class ShardedProgram:
     out_tree: Any
     origins: tuple[TaskOrigin, ...] = ()
     tensors: tuple[TensorOrigin, ...] = ()
+    parameters: tuple[str, ...] = ()
+    ties: tuple[tuple[int, int], ...] = ()
+    untied: "ShardedProgram | None" = None
 
     def __repr__(self) -> str:
         return (

@@ -42,6 +42,7 @@ def place_and_compile(
     key: chex.PRNGKey | None = None,
     num_shards: int | None = None,
     resident: Resident = None,
+    **kwargs: Any,
 ) -> PlacedFunction:
     """Returns `fn` cut into tasks that run on the devices where they finish soonest.
 
@@ -61,6 +62,7 @@ def place_and_compile(
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       num_shards: blocks per tensor, by default the next power of two of the devices.
       resident: of `dj.trace`: which arguments stay on the devices between calls.
+      **kwargs: arguments by keyword, but for those that are called as the options above.
 
     Raises:
       ValueError: an argument or option is invalid; the message says which.
@@ -75,10 +77,10 @@ def place_and_compile(
     find_method(method)  # unknown ones are refused before anything is traced
     if num_shards is None:
         num_shards = 1 << (len(devices) - 1).bit_length()
-    program = trace(fn, *args, resident=resident)
+    program = trace(fn, *args, resident=resident, **kwargs)
     cluster = measure_host(devices) if isinstance(devices, LocalDevices) else None
     sharded = partition(program, num_shards, cluster=cluster)
-    flatten_args(sharded, args, {})  # shapes can be traced but not run
+    flatten_args(sharded, args, kwargs)  # shapes can be traced but not run
     costs = make_costs(sharded, measure_calibration(sharded, devices))
     placed = place(
         sharded.graph,
@@ -92,7 +94,7 @@ def place_and_compile(
     single = Plan(np.full(sharded.graph.num_tasks, int(costs.compute_s.sum(axis=0).argmin())))
     plan = placed.plan
     if not np.array_equal(plan.placement, single.placement):
-        pair = make_paired_measure(sharded, args, devices, mode)
+        pair = make_paired_measure(sharded, args, devices, mode, kwargs=kwargs)
         if pair(plan, single, _PAIRS).ratio >= 1:
             plan = single
     return load(sharded, plan, devices, options)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import join_blocks
+from doppler_jax.programs.blocks import join_output
 from doppler_jax.types import Schedule, ShardedProgram
 
 from .agenda import Agenda
@@ -79,7 +79,7 @@ class LoadedProgram(abc.ABC):
     ) -> Execution:
         """Returns what a call gives back; `blocks_of` gathers an output's blocks by slot."""
         outputs = [
-            join_blocks(blocks_of(blocks), output.grid)
+            join_output(output, blocks_of(blocks))
             for output, blocks in zip(self.sharded.outputs, self.agenda.outputs, strict=True)
         ]
         return Execution(outputs, record.schedule(), record.handling, allocated_bytes)

@@ -1,13 +1,13 @@
 """Measured makespans of plans: what stage 3 learns from and what reports compare."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import as_array, flatten_args
+from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
@@ -48,6 +48,7 @@ def make_paired_measure(
     mode: str | None = None,
     max_slowdown: float = 2.0,
     warmup: int = 1,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> PairedMeasure:
     """Returns `measure(candidate, incumbent, rounds)`, which runs two plans in alternation.
 
@@ -64,6 +65,7 @@ def make_paired_measure(
         where starts were seen, and there are no barriers.
       max_slowdown: the guard's limit.
       warmup: runs of a plan that are not timed, when it comes up.
+      kwargs: arguments by keyword.
 
     Raises:
       ValueError: an unknown mode, bad devices, a number out of range, or arguments that are
@@ -75,15 +77,15 @@ def make_paired_measure(
         raise ValueError(f"max_slowdown is {max_slowdown}; expected a number above 1")
     options, placed_on = Options(mode=mode), as_devices(devices)
     placed_on.check_options(options)
-    flatten_args(sharded, tuple(args), {})
     # Resident blocks are found again by the identity of the arrays.
-    arrays = jax.tree.map(as_array, tuple(args))
+    values = flatten_args(sharded, tuple(args), dict(kwargs or {}))
+    laid, by_name = jax.tree.unflatten(sharded.in_tree, values[: len(sharded.arg_avals)])
 
     def load_plan(plan: Plan, timeout_s: float | None = None) -> PlacedFunction:
         limited = dataclasses.replace(options, timeout_s=timeout_s)
         return load(sharded, plan, placed_on, limited)
 
-    return _Pairing(load_plan, arrays, max_slowdown, warmup).measure
+    return _Pairing(load_plan, laid, by_name, max_slowdown, warmup).measure
 
 
 class _Pairing:
@@ -93,10 +95,11 @@ class _Pairing:
         self,
         load_plan: Callable[..., PlacedFunction],
         args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         max_slowdown: float,
         warmup: int,
     ) -> None:
-        self._load, self._args = load_plan, args
+        self._load, self._args, self._kwargs = load_plan, args, kwargs
         self._max_slowdown = max_slowdown
         self._warmup = warmup
         self._incumbent: Plan | None = None
@@ -113,7 +116,7 @@ class _Pairing:
             self._warm_up(self._step)
         step = other = self._step
         if candidate != incumbent:
-            usual_s = makespan_s(step.run_traced(*self._args))
+            usual_s = makespan_s(step.run_traced(*self._args, **self._kwargs))
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._load(candidate, timeout_s=limit_s)
             try:
@@ -127,9 +130,9 @@ class _Pairing:
         for k in range(rounds):
             for is_candidate in (False, True) if k % 2 == 0 else (True, False):
                 if is_candidate:
-                    runs.append(other.run_traced(*self._args))
+                    runs.append(other.run_traced(*self._args, **self._kwargs))
                 else:
-                    usual.append(makespan_s(step.run_traced(*self._args)))
+                    usual.append(makespan_s(step.run_traced(*self._args, **self._kwargs)))
             if k == 0 and makespan_s(runs[0]) > self._max_slowdown * usual[0]:
                 break
         is_kept = not (other.starts_are_inferred or other.mode == "bulk_synchronous")
@@ -143,7 +146,7 @@ class _Pairing:
 
     def _warm_up(self, step: PlacedFunction) -> None:
         for _ in range(self._warmup):
-            step(*self._args)
+            step(*self._args, **self._kwargs)
 
 
 def _check_warmup(warmup: int) -> None:

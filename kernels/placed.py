@@ -1,7 +1,8 @@
 """The public door: a sharded program and a plan in, a callable out."""
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.placed import Placed
-from doppler_jax.programs.blocks import flatten_args
+from doppler_jax.programs.blocks import are_tied, flatten_args
 from doppler_jax.programs.provenance import check_no_mesh
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.disciplines import check_ranks
@@ -100,11 +101,14 @@ def load(
     """
     check_no_mesh()
     devices.check_options(options)
+    apart = functools.partial(
+        load, sharded.untied or sharded, plan, devices, options, fuse_segments=fuse_segments
+    )
     plan, mode = _dispatch(sharded, as_plan(plan), len(devices), options.mode)
     if fuse_segments:
         sharded, plan = fuse(sharded, plan)
     loaded = devices.load(sharded, make_agenda(sharded, plan, mode), options)
-    return PlacedFunction(loaded, plan, devices.device_names)
+    return PlacedFunction(loaded, plan, devices.device_names, apart)
 
 
 def as_plan(plan: Placed | Plan | ArrayLike) -> Plan:
@@ -156,7 +160,11 @@ class PlacedFunction:
     """
 
     def __init__(
-        self, loaded: LoadedProgram, plan: Plan, device_names: tuple[str, ...]
+        self,
+        loaded: LoadedProgram,
+        plan: Plan,
+        device_names: tuple[str, ...],
+        apart: Callable[[], "PlacedFunction"],
     ) -> None:
         self.graph: TaskGraph = loaded.sharded.graph
         self.names = loaded.sharded.names
@@ -168,6 +176,7 @@ class PlacedFunction:
         self.schedule: Schedule | None = None
         self.handling: Handled | None = None
         self._loaded = loaded
+        self._apart = apart
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns the function's own pytree.
@@ -185,7 +194,10 @@ class PlacedFunction:
                 "a placed function has been compiled: jax.jit, grad, vmap and others cannot be "
                 "applied to it; apply them to the function before dj.trace"
             )
-        execution = self._loaded.run(self._loaded.lay(values))
+        if not are_tied(sharded, values):  # from now on they are two graph inputs
+            vars(self).update(vars(self._apart()))
+        with jax.transfer_guard("allow"):  # what moves from here on was asked for
+            execution = self._loaded.run(self._loaded.lay(values))
         self.schedule, self.handling = execution.trace, execution.handling
         self._allocated_bytes = execution.allocated_bytes
         return jax.tree.unflatten(sharded.out_tree, execution.outputs)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core.primitives import convert_element_type_p
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import make_graph
@@ -15,6 +16,7 @@ from doppler_jax.types import (
     InputBlock,
     InputRef,
     Kernel,
+    OutputBlocks,
     Ref,
     ShardedProgram,
     TaskGraph,
@@ -33,10 +35,10 @@ def flatten_args(
       ValueError: the pytree, or a leaf's shape or dtype, is not what the program was
         traced with; the message names the leaf.
     """
-    leaves, tree = jax.tree.flatten_with_path((args, kwargs))
+    leaves, tree = jax.tree.flatten_with_path(by_position(args, kwargs, sharded.parameters))
     if tree != sharded.in_tree:
         raise ValueError(_structure_error([path for path, _ in leaves], tree, sharded.in_tree))
-    values = []
+    values, made = [], dict[int, Any]()
     for (path, leaf), aval in zip(leaves, sharded.arg_avals, strict=True):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise ValueError(f"{leaf_name(path)} is {leaf}; expected an array")
@@ -46,8 +48,27 @@ def flatten_args(
                 f"{leaf_name(path)} is {found.dtype}{list(found.shape)}, "
                 f"but the program was traced for {aval.dtype}{list(aval.shape)}"
             )
-        values.append(leaf if isinstance(leaf, jax.Array) else as_array(leaf))
+        if not isinstance(leaf, jax.Array):  # the same one twice stays the same
+            if id(leaf) not in made:
+                made[id(leaf)] = as_array(leaf)
+            leaf = made[id(leaf)]
+        values.append(leaf)
     return values + list(sharded.consts)
+
+
+def by_position(
+    args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments in their positions where keywords name parameters."""
+    kwargs = dict(kwargs)
+    while len(args) < len(parameters) and parameters[len(args)] in kwargs:
+        args = (*args, kwargs.pop(parameters[len(args)]))
+    return args, kwargs
+
+
+def are_tied(sharded: ShardedProgram, values: Sequence[Any]) -> bool:
+    """Returns whether arguments that were the same array when traced are so again."""
+    return all(values[i] is values[j] for i, j in sharded.ties)
 
 
 def is_float0(array: Any) -> bool:
@@ -75,17 +96,23 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
       ValueError: the leaf is not an array, a Python number or a `jax.ShapeDtypeStruct`.
     """
     if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
-        leaf = jnp.asarray(leaf)  # whose type is a weak one
+        leaf = jax.typeof(leaf)  # a weak type
     if isinstance(leaf, np.ndarray | np.generic):
         accepted = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)
     else:
-        accepted = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+        accepted = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | jax.core.ShapedArray)
     if is_float0(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if not accepted:
+        advice = "bind other values with functools.partial"
+        if len(path) > 2:  # a part of an argument cannot be bound
+            advice = (
+                "split the tree: pass its arrays, and join them with the rest inside the "
+                "function, as equinox.partition and combine do, or flax.nnx.split and merge"
+            )
         raise ValueError(
             f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array, a "
-            "number or a jax.ShapeDtypeStruct (bind other values with functools.partial)"
+            f"number or a jax.ShapeDtypeStruct ({advice})"
         )
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
     weak = bool(getattr(leaf, "weak_type", False))
@@ -121,6 +148,22 @@ def join_blocks(arrays: Sequence[jax.Array], grid: tuple[int, ...]) -> jax.Array
             groups = [arrays[i : i + count] for i in range(0, len(arrays), count)]
             arrays = [lax.concatenate(group, axis) for group in groups]
     return arrays[0]
+
+
+def join_output(output: OutputBlocks, blocks: Sequence[jax.Array]) -> jax.Array:
+    """Returns an output of the function, put together from its blocks; of a weak type if so."""
+    joined = join_blocks(blocks, output.grid)
+    if output.aval.weak_type and not joined.aval.weak_type:
+        return _weaken(joined)
+    return joined
+
+
+@jax.jit
+def _weaken(array: jax.Array) -> jax.Array:
+    # Nothing else in JAX's public functions makes an array's type a weak one.
+    return convert_element_type_p.bind(
+        array, new_dtype=array.dtype, weak_type=True, sharding=None
+    )
 
 
 def _structure_error(paths: list[Any], tree: Any, expected_tree: Any) -> str:

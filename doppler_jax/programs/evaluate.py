@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from doppler_jax.graphs.build import topological_order
-from doppler_jax.programs.blocks import flatten_args, join_blocks, slice_block
+from doppler_jax.programs.blocks import are_tied, flatten_args, join_output, slice_block
 from doppler_jax.types import InputRef, Ref, ShardedProgram
 
 
@@ -16,6 +16,8 @@ def evaluate(sharded: ShardedProgram, *args: Any, **kwargs: Any) -> Any:
       ValueError: the arguments are not like those that the function was traced with.
     """
     values = flatten_args(sharded, args, kwargs)
+    if sharded.untied is not None and not are_tied(sharded, values):
+        return evaluate(sharded.untied, *args, **kwargs)
     inputs = [slice_block(values[block.source], block) for block in sharded.inputs]
     tensors: dict[int, jax.Array] = {}
 
@@ -29,7 +31,6 @@ def evaluate(sharded: ShardedProgram, *args: Any, **kwargs: Any) -> Any:
         results = sharded.kernels[v].fn(*map(read, sharded.operands[v]))
         tensors.update(zip(made[v], results, strict=True))
     outputs = [
-        join_blocks([read(ref) for ref in output.blocks], output.grid)
-        for output in sharded.outputs
+        join_output(output, [read(ref) for ref in output.blocks]) for output in sharded.outputs
     ]
     return jax.tree.unflatten(sharded.out_tree, outputs)

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+
 from doppler_jax.programs.blocks import block_aval, num_bytes, task_graph
 from doppler_jax.programs.fuse import Group, fuse
 from doppler_jax.programs.grids import (
@@ -85,13 +87,15 @@ def shard(
 ) -> ShardedProgram:
     """Returns the program cut as planned; `kernels` keeps what was made for other plans."""
     made = TaskMaker(program, groups, plan.counts, kernels)
+    ties = tuple((i, j) for i, j in enumerate(program.same_as) if i != j)
+    apart = dataclasses.replace(program, same_as=tuple(range(len(program.args))))
     return ShardedProgram(
         graph=made.task_graph(),
         names=tuple(task.name for task in made.tasks),
         kernels=tuple(task.kernel for task in made.tasks),
         operands=tuple(task.operands for task in made.tasks),
         inputs=tuple(made.inputs),
-        outputs=tuple(map(made.output, program.outputs)),
+        outputs=tuple(map(made.output, program.outputs, program.out_avals)),
         arg_avals=program.arg_avals,
         consts=program.const_arrays,
         in_tree=program.in_tree,
@@ -101,6 +105,9 @@ def shard(
             TensorOrigin(name, value.aval, grid, group.root.source, plan.reasons[group.number])
             for value, (name, grid, group, _) in made.stored.items()
         ),
+        parameters=program.parameters,
+        ties=ties,
+        untied=shard(apart, groups, plan, kernels) if ties else None,
     )
 
 
@@ -139,14 +146,17 @@ class TaskMaker:
         self._num_tensors = 0
         self._kernels = kernels
         self._arrays = (*program.args, *program.consts)
-        self._source = {value: i for i, value in enumerate(self._arrays)}
+        # The same array under two names is one source.
+        same_as = (*program.same_as, *range(len(program.args), len(self._arrays)))
+        self._source = dict(zip(self._arrays, same_as, strict=True))
         self._is_resident = program.is_resident + (True,) * len(program.consts)
         self.stored: dict[Value, Stored] = {}  # by tensor, in the order of the groups
         self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
         for group, of in zip(groups, counts, strict=True):
             self._add_group(group, of)
-        for value in program.outputs:  # arguments that are outputs become graph inputs too
-            self.output(value)
+        # Arguments that are outputs become graph inputs too.
+        for value, aval in zip(program.outputs, program.out_avals, strict=True):
+            self.output(value, aval)
 
     def _add_group(self, group: Group, counts: Counts) -> None:
         """Adds the tasks that compute one group, all blocks of its results."""
@@ -210,13 +220,12 @@ class TaskMaker:
         )
         return self._add(task)
 
-    def output(self, value: Value) -> OutputBlocks:
+    def output(self, value: Value, aval: jax.ShapeDtypeStruct) -> OutputBlocks:
         """Returns where the blocks of an output of the program are."""
         if (stored := self.stored.get(value)) is not None:
-            return OutputBlocks(value.aval, stored.grid, stored.blocks)
-        shape = value.aval.shape
-        whole = self._fetch(value, (0,) * len(shape), shape)
-        return OutputBlocks(value.aval, (1,) * len(shape), (whole,))
+            return OutputBlocks(aval, stored.grid, stored.blocks)
+        whole = self._fetch(value, (0,) * len(aval.shape), aval.shape)
+        return OutputBlocks(aval, (1,) * len(aval.shape), (whole,))
 
     def task_graph(self) -> TaskGraph:
         """Returns the tasks' graph."""
@@ -243,6 +252,8 @@ class TaskMaker:
 
     def _fetch(self, value: Value, start: Shape, limit: Shape) -> Ref:
         """Returns block `[start, limit)` of a tensor, formed if nobody has made it yet."""
+        if value in self._source:
+            value = self._arrays[self._source[value]]
         key = (value, start, limit)
         if key not in self._blocks:
             if value in self._source:

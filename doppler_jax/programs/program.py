@@ -55,8 +55,11 @@ class Program:
     consts: tuple[Value, ...]
     const_arrays: tuple[chex.Array, ...]  # per constant
     outputs: tuple[Value, ...]  # per flat output; may be an argument or a constant
-    in_tree: Any  # treedef of (args, kwargs)
+    out_avals: tuple[jax.ShapeDtypeStruct, ...]  # per flat output, its weak type too
+    in_tree: Any  # treedef of (args, kwargs), in positions as far as can be
     out_tree: Any
+    parameters: tuple[str, ...]  # of the function, by position; "" where keywords are not taken
+    same_as: tuple[int, ...]  # per flat argument, the first one that is the same array
 
     @property
     def arg_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxprLiteral
 
-from doppler_jax.programs.blocks import leaf_aval, leaf_name
+from doppler_jax.programs.blocks import by_position, leaf_aval, leaf_name
 from doppler_jax.programs.program import Atom, Equation, Literal, Program, Value
 from doppler_jax.programs.provenance import (
     Place,
@@ -61,7 +61,8 @@ def trace(
         `jax.debug.print`; other side effects are refused, and so is what runs on the devices
         of a mesh. Bind arguments that are no arrays, such as flags, with `functools.partial`.
       *args: pytrees of arrays, numbers or `jax.ShapeDtypeStruct`s; only shapes and dtypes
-        are looked at.
+        are looked at, and which of them are the same array: tied weights lie on a device
+        once. A call with two arrays in their place is right, too, and counts both.
       unroll_scans: whether each iteration of a `lax.scan` becomes equations of its own;
         otherwise the loop is one equation, as `while` and `cond` always are.
       resident: which arguments, such as weights, lie on the devices that read them before
@@ -78,9 +79,13 @@ def trace(
         names the argument, or the user's source line.
     """
     check_no_mesh()
-    leaves, in_tree = jax.tree.flatten_with_path((args, kwargs))
+    by_place = _positional_parameters(fn)
+    parameters = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in by_place)
+    leaves, in_tree = jax.tree.flatten_with_path(by_position(args, kwargs, parameters))
     avals = [leaf_aval(path, leaf) for path, leaf in leaves]
-    is_resident = _resident_leaves(fn, [path for path, _ in leaves], resident)
+    is_resident = _resident_leaves(
+        [p.name for p in by_place], [path for path, _ in leaves], resident
+    )
     shape_args, shape_kwargs = jax.tree.unflatten(in_tree, avals)
     closed, out_shapes = make_jaxpr(fn, *shape_args, **shape_kwargs)
 
@@ -89,7 +94,8 @@ def trace(
     outputs = flattener.inline(closed.jaxpr, closed.consts, arg_values, Place.here())
     output_values = tuple(flattener.as_value(atom) for atom in outputs)
     equations = _live(flattener.equations, output_values)
-    consts = flattener.used_consts(equations, output_values)
+    with jax.transfer_guard("allow"):  # as `jit` may move them, too
+        consts = flattener.used_consts(equations, output_values)
     return Program(
         equations=equations,
         args=tuple(arg_values),
@@ -97,8 +103,11 @@ def trace(
         consts=tuple(value for value, _ in consts),
         const_arrays=tuple(array for _, array in consts),
         outputs=output_values,
+        out_avals=tuple(jax.tree.leaves(out_shapes)),
         in_tree=in_tree,
         out_tree=jax.tree.structure(out_shapes),
+        parameters=parameters,
+        same_as=_same_arrays([leaf for _, leaf in leaves], is_resident),
     )
 
 
@@ -271,13 +280,24 @@ def _shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def _same_arrays(leaves: Sequence[Any], is_resident: Sequence[bool]) -> tuple[int, ...]:
+    """Returns per argument the first one that is the same array, and resident like it."""
+    first: dict[tuple[int, bool], int] = {}
+    return tuple(
+        first.setdefault((id(leaf), stays), i)
+        if isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim
+        else i
+        for i, (leaf, stays) in enumerate(zip(leaves, is_resident, strict=True))
+    )
+
+
 def _resident_leaves(
-    fn: Callable[..., Any], paths: Sequence[tuple[Any, ...]], resident: Resident
+    parameters: Sequence[str], paths: Sequence[tuple[Any, ...]], resident: Resident
 ) -> tuple[bool, ...]:
     """Returns whether each leaf of `(args, kwargs)` is resident.
 
     Args:
-      fn: the function, whose parameters' names stand for positional arguments.
+      parameters: names that stand for positional arguments.
       paths: the key path of each leaf.
       resident: see `trace`.
 
@@ -288,7 +308,6 @@ def _resident_leaves(
         return (True,) * len(paths)
     several = isinstance(resident, Sequence) and not isinstance(resident, str)
     entries = cast(Sequence[object], resident) if several else (resident,)
-    parameters = _positional_parameters(fn)
     leaves = [_names(path, parameters) for path in paths]
     chosen: set[int] = set()
     for entry in entries:
@@ -315,22 +334,21 @@ def _resident_leaves(
     return tuple(i in chosen for i in range(len(leaves)))
 
 
-def _names(path: tuple[Any, ...], parameters: list[str]) -> list[str]:
+def _names(path: tuple[Any, ...], parameters: Sequence[str]) -> list[str]:
     """Returns what a leaf may be called: by its parameter's name, and as errors write it."""
     name = leaf_name(path)
     position = path[1].idx if path[0].idx == 0 else len(parameters)
-    if position < len(parameters):
+    # "args[0]" is the first argument, also where a parameter is called `args`.
+    if position < len(parameters) and parameters[position] != "args":
         prefix = f"args[{position}]"
         return [parameters[position] + name.removeprefix(prefix), name]
     return [name]
 
 
-def _positional_parameters(fn: Callable[..., Any]) -> list[str]:
-    """Returns the names of the parameters that take positional arguments, "" for `args`."""
+def _positional_parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the parameters that take positional arguments, in their order."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # some callables, such as builtins, have none
         return []
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    # "args[0]" is the first argument, also where a parameter is called `args`.
-    return [p.name if p.name != "args" else "" for p in parameters if p.kind in by_position]
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -121,7 +121,8 @@ class Session(abc.ABC):
                 except Exception as error:
                     raise ValueError(
                         f"task {v} ({sharded.names[v]}): kernel {kernel.name!r} cannot be sent "
-                        f"to another process; expected one that jax.export serialises: {error}"
+                        "to another process; expected one that jax.export serialises, which "
+                        f"none is that calls back into Python, as jax.debug.print does: {error}"
                     ) from error
                 self._exports[kernel] = hashlib.sha256(serialised).hexdigest(), serialised
         exports = [self._exports[kernel] for kernel in sharded.kernels]

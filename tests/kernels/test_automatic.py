@@ -45,7 +45,7 @@ def pairing(monkeypatch, ratio):
         asked.append((candidate, incumbent))
         return Paired((ratio,) * rounds, (1.0,) * rounds)
 
-    monkeypatch.setattr(automatic, "make_paired_measure", lambda *_: pair)
+    monkeypatch.setattr(automatic, "make_paired_measure", lambda *_, **__: pair)
 
     def split(graph, costs, **options):
         found["costs"], found["budget_s"] = costs, options["budget_s"]

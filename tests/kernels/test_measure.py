@@ -125,7 +125,7 @@ OLD, NEW = np.array([0]), np.array([1])
 
 
 def pairing(bench):
-    pairing = measure_module._Pairing(bench.load, (), 2.0, warmup=1)
+    pairing = measure_module._Pairing(bench.load, (), {}, 2.0, warmup=1)
     return pairing.measure
 
 

@@ -247,8 +247,8 @@ def test_errors_of_the_function_itself_are_left_alone():
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((X, "a"), {}, r"args\[1\] is str 'a'; expected an array, a number"),
-        (({"w": [X, "relu"]},), {}, r"args\[0\]\['w'\]\[1\] is str 'relu'.* functools.partial"),
+        ((X, "a"), {}, r"args\[1\] is str 'a'; expected an array.*functools.partial"),
+        (({"w": [X, "relu"]},), {}, r"args\[0\]\['w'\]\[1\] is str 'relu'.*split the tree"),
         ((X,), {"rate": object}, r"rate is type"),
         ((np.array(["a"]),), {}, r"args\[0\] is ndarray"),
     ],
@@ -256,6 +256,18 @@ def test_errors_of_the_function_itself_are_left_alone():
 def test_arguments_that_are_no_arrays_are_named(args, kwargs, message):
     with pytest.raises(ValueError, match=message):
         trace(lambda *args, **kwargs: args[0], *args, **kwargs)
+
+
+def test_a_tree_with_functions_is_split_as_the_error_says():
+    def fn(module, x):
+        return module["activation"](x @ module["w"])
+
+    module = {"w": jnp.ones((8, 2)), "activation": jax.nn.gelu}
+    with pytest.raises(ValueError, match="join them with the rest inside the function"):
+        trace(fn, module, X)
+    arrays, rest = {"w": module["w"]}, {"activation": module["activation"]}
+    program = trace(lambda arrays, x: fn({**arrays, **rest}, x), arrays, X)
+    assert program.outputs[0].aval.shape == (4, 2)
 
 
 @pytest.mark.parametrize(("leaf", "dtype"), [(3, "int32"), (0.5, "float32"), (True, "bool")])
