@@ -6,13 +6,14 @@ looks now and then, while it enqueues, at what has finished; what is left at the
 awaited by a thread per queue, and `infer_times` derives the starts.
 """
 
-import threading
+import functools
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from . import ops
 from .agenda import Agenda
+from .crew import Crew
 from .devices import TaskError, event_error
 from .memory import Buffers, Slots
 from .threads import GRACE_S, LocalProgram
@@ -37,16 +38,17 @@ def run_as_stream(program: LocalProgram, slots: Slots) -> Record:
     """
     run = _Stream(program, slots)
     # In a thread of its own, for a device that computes at once may keep it for long.
-    host = threading.Thread(target=ops.inherit(run.work), name="stream", daemon=True)
-    grace_s = None
+    host = Crew([("stream", ops.inherit(run.work))])
+    grace_s: float | None = GRACE_S  # it may not have been started
     try:
         host.start()
-        if not run.ended.wait(program.options.timeout_s):
+        grace_s = None
+        if not host.wait(program.options.timeout_s):
             run.time_out()
             grace_s = GRACE_S
     finally:
         run.abandoned = True  # after a normal end there is nothing left to skip
-        host.join(grace_s)
+        host.wait(grace_s)
     if run.failures:
         raise min(run.failures, key=lambda failure: failure[0])[1]
     infer_times(run.record, program.agenda)
@@ -58,7 +60,6 @@ class _Stream:
 
     def __init__(self, program: LocalProgram, slots: Slots) -> None:
         self.record = Record(program.agenda)
-        self.ended = threading.Event()
         self.abandoned = False
         self.failures: list[tuple[int, TaskError]] = []  # (place in the dispatch order, error)
         self._program = program
@@ -75,18 +76,12 @@ class _Stream:
             self._dispatch()
             self._look()
             watch = ops.inherit(self._watch)
-            watchers = [
-                threading.Thread(target=watch, args=(queue,), daemon=True)
-                for queue in filter(None, self._queues)
-            ]
-            for thread in watchers:
-                thread.start()
-            for thread in watchers:
-                thread.join()
+            queues = filter(None, self._queues)
+            watchers = Crew([("watch", functools.partial(watch, queue)) for queue in queues])
+            watchers.start()
+            watchers.wait()
         except BaseException as error:
             self._fail(self.record.first_unfinished(), self._num_dispatched, error)
-        finally:
-            self.ended.set()
 
     def time_out(self) -> None:
         """Records that time ran out, and at what."""

@@ -1,8 +1,8 @@
 """A placed program in this process, and the threads that run a call of it.
 
-For each device one thread computes. What may run when is for the rules of a mode to say
-(`agenda.py`). Every stamp is taken before what it allows can begin, which makes the trace legal
-without tolerance.
+For each device one thread computes, which lives between calls (`crew.py`). What may run when is
+for the rules of a mode to say (`agenda.py`). Every stamp is taken before what it allows can
+begin, which makes the trace legal without tolerance.
 
 On CPU devices a worker waits for its task before it takes the next. They share their memory, so
 who has made a tensor hands it over. Accelerators have a queue of their own: there a worker
@@ -11,6 +11,7 @@ so that the device never waits for the host, and a third one receives.
 """
 
 import dataclasses
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from doppler_jax.programs.blocks import is_float0
 
 from . import ops
 from .agenda import RULES, Next
+from .crew import Crew, Job
 from .devices import Execution, LoadedProgram, TaskError, event_error
 from .memory import Buffers, Residents, Slots
 from .trace import Clock, Record
@@ -65,7 +67,10 @@ class LocalProgram(LoadedProgram):
             if is_float0(blocks[0]):
                 return blocks
             d = self.options.out_device
-            return jax.device_put(blocks, blocks[0].device if d is None else self.devices[d])
+            there = blocks[0].device if d is None else self.devices[d]
+            # To put what is there takes as long as to move it.
+            is_there = all(block.device == there for block in blocks)
+            return blocks if is_there else jax.device_put(blocks, there)
 
         return self.execution(record, gather, list(map(ops.allocated_bytes, self.devices)))
 
@@ -104,7 +109,6 @@ class _Call:
         self._buffers = Buffers(program.agenda, slots)
         self._clock = Clock()
         self._error: TaskError | None = None
-        self._ended = threading.Event()
         self._stopped = False
         self._lock = threading.Lock()  # guards all that the workers share
         devices = range(len(program.devices))
@@ -116,11 +120,13 @@ class _Call:
         self._has_ready = [threading.Condition(self._lock) for _ in devices]
         self._has_request = [threading.Condition(self._lock) for _ in devices]
         work = ops.inherit(self._work)
-        self._threads = [
-            threading.Thread(target=work, args=(worker, d), name=f"{what} {d}", daemon=True)
-            for d in devices
+        jobs: list[Job] = [
+            (f"{what} {d}", functools.partial(work, worker, d))
+            for d, tasks in enumerate(program.agenda.tasks)
+            if tasks
             for what, worker in self._workers(program.devices[d])
         ]
+        self._crew = Crew(jobs)
 
     def run(self) -> Record:
         """Runs everything and returns when it ran.
@@ -128,25 +134,21 @@ class _Call:
         Raises:
           TaskError: a task or transfer failed, or time ran out.
         """
-        grace_s = None
+        grace_s: float | None = GRACE_S  # not all may have been started
         try:
-            for thread in self._threads:
-                thread.start()
             with self._lock:
                 self._clock = Clock()
                 self._go_on(self._rules.begin(), 0.0)
-                if not self._num_unfinished:
-                    self._ended.set()
+            self._crew.start()
+            grace_s = None
             self._hand_over()
-            if not self._ended.wait(self.program.options.timeout_s):
+            if not self._crew.wait(self.program.options.timeout_s):
                 timeout = f"the call has taken more than {self.program.options.timeout_s} s"
                 self._fail(self.record.first_unfinished(), TimeoutError(timeout))
                 grace_s = GRACE_S
         finally:
             self._stop()
-            for thread in self._threads:
-                if thread.ident is not None:
-                    thread.join(grace_s)
+            self._crew.wait(grace_s)
         if self._error is not None:
             raise self._error
         return self.record
@@ -167,7 +169,7 @@ class _Call:
         self._go_on(self._rules.finished(v), now_s)
         self._num_unfinished -= 1
         if not self._num_unfinished:
-            self._ended.set()
+            self._let_go()
 
     def _workers(self, device: jax.Device) -> list[tuple[str, Callable[[int], None]]]:
         if self._share_memory:
@@ -316,9 +318,11 @@ class _Call:
         self._stop()
 
     def _stop(self) -> None:
-        """Tells every worker to end after what it is doing, and the call to return."""
         with self._lock:
-            self._stopped = True
-            for condition in (*self._has_ready, *self._has_request):
-                condition.notify_all()
-        self._ended.set()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Tells every worker, with the lock held, to end after what it is doing."""
+        self._stopped = True
+        for condition in (*self._has_ready, *self._has_request):
+            condition.notify_all()

@@ -15,6 +15,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.engine.agenda import RULES
+from doppler_jax.engine.crew import AT_REST
 from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.programs.blocks import task_graph
@@ -253,8 +254,10 @@ def compile_on(
 
 
 def num_threads():
+    """Threads that have something to do."""
     # XLA's own threads count as dummies, for ever, once they have run a callback that logs.
-    return sum(not isinstance(t, threading._DummyThread) for t in threading.enumerate())
+    known = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)]
+    return sum(thread.name != AT_REST for thread in known)
 
 
 def wrap_tasks(step, around):

@@ -1,6 +1,7 @@
 """Threads of this process: right results, legal traces, the promised order, arguments."""
 
 import json
+import threading
 import time
 
 import jax
@@ -397,3 +398,14 @@ def test_print_runs_once_on_one_device(capfd):
     jax.effects_barrier()
     assert capfd.readouterr().out == "total 32.0\n"
     np.testing.assert_allclose(found, np.tanh(x), rtol=1e-5)
+
+
+@all_modes
+def test_threads_live_between_calls(local, mode):
+    sharded = random_program(3, 8)
+    step = compile_on(sharded, np.arange(8) % 2, local, mode=mode)
+    check(sharded, step)
+    threads = set(threading.enumerate())
+    for _ in range(20):
+        check(sharded, step)
+    assert set(threading.enumerate()) == threads

@@ -1,0 +1,72 @@
+"""Threads that live between calls, since to start one takes longer than many a task.
+
+Whoever has jobs takes threads that rest, or starts what is missing; each goes back to rest by
+itself. So there are as many as jobs have ever run at once, in this process.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+AT_REST = "at rest"
+"""Name of a thread that has no job."""
+
+_resting: list["_Hand"] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_resting.clear)  # they stay with the parent
+
+Job = tuple[str, Callable[[], None]]
+"""What to name the thread meanwhile, and what to run there; it raises nothing."""
+
+
+class _Hand(threading.Thread):
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.jobs: SimpleQueue[tuple[Job, Crew]] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            (self.name, work), crew = self.jobs.get()
+            try:
+                work()
+            except BaseException:
+                crew.leave()
+                raise
+            self.name = AT_REST
+            _resting.append(self)
+            crew.leave()
+            del work, crew  # a waiting thread keeps nothing
+
+
+class Crew:
+    """The threads that work at some jobs."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._num_left = len(jobs)
+        self._lock = threading.Lock()
+        self._all_left = threading.Event()
+        if not jobs:
+            self._all_left.set()
+
+    def start(self) -> None:
+        """Sets a thread to each job."""
+        for job in self._jobs:
+            try:
+                hand = _resting.pop()
+            except IndexError:
+                hand = _Hand()
+            hand.jobs.put((job, self))
+
+    def leave(self) -> None:
+        """Tells that a job is done."""
+        with self._lock:
+            self._num_left -= 1
+            if not self._num_left:
+                self._all_left.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until all jobs are done; returns False if time ran out."""
+        return self._all_left.wait(timeout_s)
