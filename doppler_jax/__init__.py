@@ -29,6 +29,7 @@ from doppler_jax.costs.clusters import load_cluster as load_cluster
 from doppler_jax.costs.clusters import make_cluster as make_cluster
 from doppler_jax.costs.clusters import save_cluster as save_cluster
 from doppler_jax.costs.observed import refit_costs as refit_costs
+from doppler_jax.costs.pins import pin as pin
 from doppler_jax.graphs.bounds import lower_bound_s as lower_bound_s
 from doppler_jax.graphs.build import make_graph as make_graph
 from doppler_jax.graphs.formats import from_networkx as from_networkx
@@ -52,7 +53,6 @@ from doppler_jax.programs.trace import trace as trace
 from doppler_jax.programs.workloads import list_workloads as list_workloads
 from doppler_jax.programs.workloads import make_arrays as make_arrays
 from doppler_jax.programs.workloads import make_workload as make_workload
-from doppler_jax.programs.workloads.pipeline import pin_stages as pin_stages
 from doppler_jax.reports.gantt import plot_gantt as plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace as write_chrome_trace
 from doppler_jax.reports.schedules import ScheduleExplanation as ScheduleExplanation

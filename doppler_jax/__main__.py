@@ -49,6 +49,10 @@ class Place:
     """Folder of placements found before: one for the same request is not searched for again."""
     keep_compiled: bool = True
     """Keep what JAX compiles in the user's cache folder."""
+    pin: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Devices of tasks, by patterns of their ids: `--pin 0 1 '2?' 3`."""
+    together: tuple[str, ...] = ()
+    """Patterns of the ids of tasks, each of some that share a device."""
     seed: int = 0
     output: pathlib.Path | None = None
     """Write the placement here as JSON, for `dj.load_placed`; must not exist."""
@@ -126,6 +130,8 @@ def place(command: Place) -> None:
         queue=command.queue,
         cache=command.cache,
         keep_compiled=command.keep_compiled,
+        pin=command.pin,
+        together=command.together,
     )
     if command.output is not None:
         source = {"graph": str(command.graph), "cluster": command.cluster}

@@ -6,6 +6,7 @@ import math
 import pathlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import chex
@@ -15,19 +16,22 @@ import numpy as np
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.build import check_costs
 from doppler_jax.costs.digests import problem_digest, tree_digest
+from doppler_jax.costs.pins import Pins, Together, find_groups
+from doppler_jax.costs.pins import pin as pinned
 from doppler_jax.files import PathLike
 from doppler_jax.graphs.bounds import lower_bound_s
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.memory_maps import free_memory_maps
 from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods, policy_of
 from doppler_jax.methods.request import Candidates, Method, Request, key_words
+from doppler_jax.methods.together import keep_together
 from doppler_jax.objective import Objective
 from doppler_jax.placed import FORMAT, Placed, load_placed
 from doppler_jax.search.problem import Judgement, make_search_problem
 from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.simulator.simulate import simulate
-from doppler_jax.types import Costs, Policy, TaskGraph
+from doppler_jax.types import Costs, Policy, ShardedProgram, TaskGraph
 
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
@@ -40,7 +44,7 @@ PLANNED = ("fifo", "in_order", "priority")
 
 
 def place(
-    graph: TaskGraph,
+    graph: TaskGraph | ShardedProgram,
     costs: Costs,
     *,
     method: str | Method = DEFAULT_METHOD,
@@ -52,6 +56,8 @@ def place(
     queue: str | None = None,
     cache: PathLike | None = None,
     keep_compiled: bool = True,
+    pin: Pins | None = None,
+    together: Together = (),
 ) -> Placed:
     """Plans where and when the tasks of a graph run, so that it finishes soon.
 
@@ -62,7 +68,7 @@ def place(
     compiled is dropped first, other functions' programs included.
 
     Args:
-      graph: the task graph.
+      graph: the task graph, or the program, which knows the names of its tasks.
       costs: its costs, seconds. Where memory is limited only placements that fit are
         returned; what no placement can fit is refused before the search.
       method: one of `list_methods()`, or a method itself (`doppler_jax.methods` says how to
@@ -93,12 +99,22 @@ def place(
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
       keep_compiled: whether what JAX compiles in a process beside this one is kept in the
         user's cache folder, for later ones (`DOPPLER_JAX_CACHE=off` forbids it, too).
+      pin: devices, one or several, by a pattern of the names of tasks, or of their scopes:
+        `{"*embed*": 0}`. `dj.pin` is the same on costs, and says more; what is returned is of
+        those costs.
+      together: patterns, each of tasks that share a device, whichever that is:
+        `["*attn.0*"]`; an entry may be several patterns. Every method keeps to that. Where
+        the groups go is chosen first, by short searches for a few choices, or all if they
+        are at most 16 (`methods/together.py`), and the method plans for that choice alone. So
+        a plan may be worse than the best that keeps to the groups, and `proven` holds only
+        where no plan at all is shorter.
 
     Returns:
       The best plan found, judged by the float64 oracle.
 
     Raises:
-      ValueError: the graph, its costs, the method, a bound or the objective is invalid, no
+      ValueError: the graph, its costs, the method, a bound or the objective is invalid, a
+        pattern fits no task or leaves one without a device, no
         placement can fit into memory (`check_capacity`), or none that fits was found.
     """
     began = time.monotonic()
@@ -107,8 +123,11 @@ def place(
     _check_request(propose, _name_of(method), policy, key, budget_s, max_evaluations, objective)
     if queue not in (None, *PLANNED):
         raise ValueError(f"queue is {queue!r}; expected None or one of {', '.join(PLANNED)}")
+    program, graph = graph, graph.graph if isinstance(graph, ShardedProgram) else graph
     check_graph(graph)
     check_costs(graph, costs)
+    costs = pinned(program, costs, pin) if pin else costs
+    groups = find_groups(program, costs, together)
     check_capacity(graph, costs)
     if policy is None and cache is not None and hasattr(propose, "default_policy"):
         policy = propose.default_policy()  # which decides the result
@@ -117,7 +136,8 @@ def place(
     problem, path = problem_digest(graph, costs), None
     if cache is not None:
         words = key_words(key).tolist()
-        path = _request_path(cache, method, policy, problem, objective, words, bounds)
+        held = *bounds, *(group.tolist() for group in groups)
+        path = _request_path(cache, method, policy, problem, objective, words, held)
     noise_key = None
     if objective.num_noise:  # else nothing is compiled for a key
         noise_key, key = jax.random.split(jax.random.key(key) if isinstance(key, int) else key)
@@ -141,6 +161,8 @@ def place(
     )
     placed = None if path is None else _recall(path, request)
     if placed is None:
+        if groups:
+            propose = partial(keep_together, propose, groups=groups)
         placed = _find(propose, _name_of(method), problem, request, queues)
         if path is not None and not placed.interrupted:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ import numpy as np
 
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import measure_host
+from doppler_jax.costs.pins import Pins, Together
+from doppler_jax.costs.pins import pin as pinned
 from doppler_jax.methods.registry import DEFAULT_METHOD, find_method
 from doppler_jax.methods.request import Method
 from doppler_jax.objective import Objective
@@ -42,6 +44,8 @@ def place_and_compile(
     key: chex.PRNGKey | None = None,
     num_shards: int | None = None,
     resident: Resident = None,
+    pin: Pins | None = None,
+    together: Together = (),
     **kwargs: Any,
 ) -> PlacedFunction:
     """Returns `fn` cut into tasks that run on the devices where they finish soonest.
@@ -62,6 +66,8 @@ def place_and_compile(
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       num_shards: blocks per tensor, by default the next power of two of the devices.
       resident: of `dj.trace`: which arguments stay on the devices between calls.
+      pin: of `dj.place`: devices of tasks, by patterns of their names.
+      together: of `dj.place`: patterns of tasks that share a device.
       **kwargs: arguments by keyword, but for those that are called as the options above.
 
     Raises:
@@ -82,18 +88,21 @@ def place_and_compile(
     sharded = partition(program, num_shards, cluster=cluster)
     flatten_args(sharded, args, kwargs)  # shapes can be traced but not run
     costs = make_costs(sharded, measure_calibration(sharded, devices))
+    costs = pinned(sharded, costs, pin or {})
     placed = place(
-        sharded.graph,
+        sharded,
         costs,
         method=method,
         # Truest to real ones, as measured: docs/results/fidelity.md.
         objective=Objective("serial"),
         key=key,
         budget_s=max(budget_s - (time.monotonic() - began), _LEAST_PLACING_S),
+        together=together,
     )
-    single = Plan(np.full(sharded.graph.num_tasks, int(costs.compute_s.sum(axis=0).argmin())))
-    plan = placed.plan
-    if not np.array_equal(plan.placement, single.placement):
+    total_s = costs.compute_s.sum(axis=0)
+    single = Plan(np.full(sharded.graph.num_tasks, int(total_s.argmin())))
+    plan, is_rival = placed.plan, np.isfinite(total_s).any()  # pins may forbid it
+    if is_rival and not np.array_equal(plan.placement, single.placement):
         pair = make_paired_measure(sharded, args, devices, mode, kwargs=kwargs)
         if pair(plan, single, _PAIRS).ratio >= 1:
             plan = single

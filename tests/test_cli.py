@@ -136,6 +136,14 @@ def test_place_writes_what_it_found(command, capsys):
     assert placed.placement.tolist() == written["placement"]
 
 
+def test_place_keeps_to_pins_and_groups(command, capsys):
+    words = ("--method", "heft", "--pin", "0", "2", "--together", "[12]")
+    assert command("place", "g.txt", *words) == 0
+    placement = capsys.readouterr().out.splitlines()[-2].removeprefix("placement: ").split()
+    assert placement[0] == "2"
+    assert placement[1] == placement[2]
+
+
 def test_a_published_graph_is_placed_on_a_preset_cluster(command, capsys, reference_graphs):
     path = reference_graphs / "ffnn_192nodes.txt"
     assert command("place", path, "--cluster", "p100x4", "--method", "heft") == 0

@@ -33,6 +33,7 @@ SURFACE = [
     (dj.load_cluster, ["path"], {}),
     (dj.make_costs, ["graph", "cluster"], {}),
     (dj.reference_costs, ["graph"], {"num_devices": 4}),
+    (dj.pin, ["graph", "costs", "pins"], {}),
     (dj.from_edge_delays, ["weights", "edges"], {"num_devices": 4}),
     (dj.simulate, ["graph", "costs", "placements"], {}),
     (dj.load_policy, ["path"], {}),
@@ -41,7 +42,8 @@ SURFACE = [
         dj.place,
         ["graph", "costs"],
         {"method": "doppler+search", "objective": dj.Objective()}
-        | dict.fromkeys(("policy", "key", "cache")),
+        | dict.fromkeys(("policy", "key", "cache", "pin"))
+        | {"together": ()},
     ),
     (dj.list_methods, [], {}),
     (dj.compile, ["sharded", "plan"], {"devices": NO_DEFAULT, "mode": None}),

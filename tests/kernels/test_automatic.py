@@ -50,7 +50,7 @@ def pairing(monkeypatch, ratio):
     def split(graph, costs, **options):
         found["costs"], found["budget_s"] = costs, options["budget_s"]
         placed = place(graph, costs, **options)
-        object.__setattr__(placed, "placement", np.arange(graph.num_tasks) % 2)
+        object.__setattr__(placed, "placement", np.arange(graph.graph.num_tasks) % 2)
         return placed
 
     monkeypatch.setattr(automatic, "place", split)
@@ -119,3 +119,19 @@ def test_place_and_compile_refuses_before_it_measures(monkeypatch, options, mess
     )
     with pytest.raises(ValueError, match=message):
         compiled(**options)
+
+
+def test_pins_are_kept_to_and_forbid_a_single_device():
+    def fn(x, w):
+        with jax.named_scope("first"):
+            y = jnp.tanh(x @ w)
+        with jax.named_scope("last"):
+            return y @ w
+
+    x = jnp.ones((8, 8))
+    options = {"devices": jax.devices()[:2], "method": "heft", "budget_s": 1.0, "num_shards": 1}
+    step = dj.place_and_compile(fn, x, w=x, pin={"first": 1, "last": 0}, **options)
+    assert dict(zip(step.names, step.plan.placement, strict=True)) == {
+        name: int(name.startswith("first")) for name in step.names
+    }
+    np.testing.assert_allclose(step(x, w=x), fn(x, x), rtol=1e-6)

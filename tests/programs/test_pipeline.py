@@ -87,7 +87,7 @@ def test_pinned_stages_are_placed_on_their_devices_and_ordered():
     _, sharded = cut(2, batch=128, width=64, hidden=128)
     graph = sharded.graph
     free = dj.reference_costs(graph, num_devices=4)
-    costs = dj.pin_stages(sharded, free)
+    costs = dj.pin(sharded, free, {f"*stage{i}*": i for i in range(3)})
     stages = [stage_of(name) for name in sharded.names]
     able = np.isfinite(costs.compute_s)
     assert able.tolist() == [[d == stage for d in range(4)] for stage in stages]
@@ -101,10 +101,3 @@ def test_pinned_stages_are_placed_on_their_devices_and_ordered():
     )
     assert in_order == pytest.approx(placed.makespan_s, rel=1e-5)
     assert in_order < fifo
-
-
-def test_a_stage_without_a_device_is_refused():
-    _, sharded = cut(2)
-    costs = dj.reference_costs(sharded.graph, num_devices=2)
-    with pytest.raises(ValueError, match=r"stage2.* is of stage 2, and there are 2 devices"):
-        dj.pin_stages(sharded, costs)

@@ -7,19 +7,15 @@ nobody waits. Joined in one task, both wait for one another, as in the older sch
 `doppler_jax.graphs.pipelines` has the same step as a plain graph.
 """
 
-import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from doppler_jax.programs.workloads.workload import Definition, normal, weight
-from doppler_jax.types import Costs, ShardedProgram
 
 _HALVES = {"backward_tasks": 2}
 
@@ -43,7 +39,7 @@ def pipeline(
 
     Maps the parameters of every stage and a batch, `x` and `target` `[batch, width]`, to the
     new parameters and the loss before the step. What belongs to stage i is in the named scope
-    `stage<i>`, for `pin_stages`.
+    `stage<i>`, for `dj.pin`.
 
     Args:
       stages: P.
@@ -113,29 +109,3 @@ def _run_whole(pull: Callable[..., Any], gradient: jax.Array) -> Any:
     shapes = jax.eval_shape(pull, gradient)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return lax.scan(lambda *_: (pull(gradient), None), zeros, length=1)[0]
-
-
-def pin_stages(sharded: ShardedProgram, costs: Costs) -> Costs:
-    """Returns costs by which what is in the named scope `stage<i>` runs on device i alone.
-
-    Other tasks stay free. This is for any function with such scopes, differentiated or not.
-
-    Args:
-      sharded: the program.
-      costs: its costs, `compute_s` `[N, D]`.
-
-    Raises:
-      ValueError: a stage has no device.
-    """
-    compute_s = np.array(costs.compute_s)
-    num_devices = compute_s.shape[1]
-    for task, name in enumerate(sharded.names):
-        if found := re.search(r"\bstage(\d+)\b", name):
-            stage = int(found[1])
-            if stage >= num_devices:
-                raise ValueError(
-                    f"task {name} is of stage {stage}, and there are {num_devices} devices; "
-                    "expected a device per stage"
-                )
-            compute_s[task, np.arange(num_devices) != stage] = np.inf
-    return dataclasses.replace(costs, compute_s=compute_s)
