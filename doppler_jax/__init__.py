@@ -53,6 +53,8 @@ from doppler_jax.programs.trace import trace as trace
 from doppler_jax.programs.workloads import list_workloads as list_workloads
 from doppler_jax.programs.workloads import make_arrays as make_arrays
 from doppler_jax.programs.workloads import make_workload as make_workload
+from doppler_jax.reports.compare import Comparison as Comparison
+from doppler_jax.reports.compare import compare as compare
 from doppler_jax.reports.gantt import plot_gantt as plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace as write_chrome_trace
 from doppler_jax.reports.schedules import ScheduleExplanation as ScheduleExplanation

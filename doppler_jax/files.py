@@ -143,6 +143,15 @@ def write_json_atomic(path: PathLike, data: Any) -> None:
         text = json.dumps(data, allow_nan=False) + "\n"
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    write_text_atomic(path, text)
+
+
+def write_text_atomic(path: PathLike, text: str) -> None:
+    """Writes `text`; a reader sees the old file or all of the new one.
+
+    Raises:
+      ValueError: the path cannot be written.
+    """
     target = pathlib.Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from doppler_jax.budget import Curve
 from doppler_jax.costs.digests import problem_digest
 from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
 from doppler_jax.objective import Objective
+from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
+from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import Costs, Plan, Schedule, TaskGraph
 
@@ -18,6 +21,9 @@ PROVEN = 1e-6
 """Relative, by which a makespan may be above the lower bound and still count as proven: solvers
 take whole numbers, and round durations down."""
 
+_GIVEN = ("graph", "costs", "schedule")
+"""Fields that are not in the file: what it is of, and what follows from that."""
+
 _NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds")
 
 
@@ -26,6 +32,8 @@ class Placed:
     """A plan, where and when each task runs, and what it is worth.
 
     Attributes:
+      graph: the task graph, N tasks.
+      costs: its costs on D devices.
       placement: `[N]` int64, device of each task.
       priority: `[N]` int64 ranks, least first, producers before readers: the order in which
         tasks start without noise.
@@ -44,6 +52,8 @@ class Placed:
       interrupted: by Ctrl-C; the best until then.
     """
 
+    graph: TaskGraph
+    costs: Costs
     placement: np.ndarray
     priority: np.ndarray
     makespan_s: float
@@ -106,6 +116,43 @@ class Placed:
         }
         write_fields(path, FORMAT, **data)
 
+    def explain(self, names: Sequence[str] | None = None) -> ScheduleExplanation:
+        """Returns why the schedule takes as long as it does; see `explain_schedule`."""
+        return explain_schedule(
+            self.graph, self.costs, self.schedule, names=names, queue=self.queue
+        )
+
+    def report(
+        self, path: PathLike, *, names: Sequence[str] | None = None, title: str = "Plan"
+    ) -> None:
+        """Writes a page that shows the plan and opens offline; see `reports.page`.
+
+        Args:
+          path: of the HTML file; an old one is replaced.
+          names: `[N]` of the tasks, as in `ShardedProgram.names`.
+          title: of the page.
+
+        Raises:
+          ValueError: there is not one name per task, Bokeh (extra `report`) is not there, or
+            the file cannot be written.
+        """
+        from doppler_jax.reports.page import write_report
+
+        panels = [(self.method, self.schedule)]
+        write_report(
+            path, self.graph, self.costs, panels, title=title, names=names, curve=self.curve,
+            bound_s=self.lower_bound_s, about=self._about(),
+        )  # fmt: skip
+
+    def _about(self) -> str:
+        above = self.makespan_s / (self.lower_bound_s or math.inf) - 1
+        how_far = "which no plan beats" if self.proven else f"{above:.1%} above the lower bound"
+        return (
+            f"{self.graph.num_tasks} tasks on {self.costs.num_devices} devices by "
+            f"{self.method}, queue {self.queue}: {format_seconds(self.makespan_s)}, {how_far}. "
+            f"{self.evaluations} plans simulated in {format_seconds(self.seconds, 3)}."
+        )
+
 
 def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
     """Returns the placement in a file that `Placed.save` or `place --output` wrote.
@@ -120,7 +167,7 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
         other costs, or the oracle does not confirm its makespan. The message starts with the
         path.
     """
-    fields = {field.name for field in dataclasses.fields(Placed)} - {"schedule"}
+    fields = {field.name for field in dataclasses.fields(Placed)}.difference(_GIVEN)
     data = read_fields(path, FORMAT, fields | {"source"})
     placement = read_numbers(path, data, "placement", integers=True)
     priority = read_numbers(path, data, "priority", integers=True)
@@ -149,6 +196,8 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
         )
     return Placed(
         **numbers,
+        graph=graph,
+        costs=costs,
         placement=placement,
         priority=priority,
         schedule=schedule,

@@ -186,6 +186,8 @@ def _find(
         raise ValueError(f"method {name!r} found no placement that fits: {judgement.overflow}")
     seconds = request.budget.seconds_spent()
     return Placed(
+        graph=graph,
+        costs=request.costs,
         placement=placement.astype(np.int64),
         priority=priority,
         makespan_s=judgement.makespan_s,

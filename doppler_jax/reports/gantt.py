@@ -45,8 +45,8 @@ def plot_gantt(
 
 
 def op_type(name: str) -> str:
-    """Returns the operation in a task's name: `exp` for `attn.exp_3[0,1]`."""
-    return re.sub(r"(_\d+)+$", "", name.split("[")[0].rpartition(".")[2])
+    """Returns the operation in a task's name: `exp` for `attn.exp_3[0,1]` or `exp 3`."""
+    return re.sub(r"([_ ]\d+)+$", "", name.split("[")[0].rpartition(".")[2])
 
 
 def _check_panel(
@@ -84,7 +84,7 @@ def draw_gantt(
         raise ValueError("no schedule to draw: panels is empty")
     for panel in panels:
         _check_panel(*panel, num_devices)
-    colours = _op_colours([op_type(name) for *_, names in panels for name in names])
+    colours = op_colours([op_type(name) for *_, names in panels for name in names])
     longest_s = max(makespan_s(schedule) for _, schedule, _ in panels)
     scale, unit = time_unit(longest_s)
     height = 0.9 + len(panels) * (0.55 + 0.36 * num_devices)
@@ -161,7 +161,7 @@ def _write_names(
             )  # fmt: skip
 
 
-def _op_colours(ops: Sequence[str]) -> dict[str, str]:
+def op_colours(ops: Sequence[str]) -> dict[str, str]:
     """Returns the colour of every operation, most frequent first; the rare ones share grey."""
     return {
         op: PALETTE[i] if i < len(PALETTE) else OTHER

@@ -87,17 +87,11 @@ class ScheduleExplanation:
 
     def chain_text(self) -> str:
         """Returns what the makespan went on along the critical chain, and its longest links."""
-        went = ", ".join(
-            f"{name.removesuffix('_s')} {format_seconds(seconds)} "
-            f"({seconds / (self.makespan_s or 1.0):.0%})"
-            for name, seconds in dataclasses.asdict(self.chain_seconds).items()
-        )
-        tasks = sum(link.kind == "task" for link in self.chain)
         length_s = np.array([link.finish_s - link.start_s for link in self.chain])
         shown = np.sort(np.argsort(-length_s, kind="stable")[:SHOWN]).tolist()
         rows = [
             (
-                *self._item(self.chain[j]),
+                *self.item_and_place(self.chain[j]),
                 format_seconds(self.chain[j].start_s),
                 format_seconds(length_s[j]),
                 self.chain[j].waited_for,
@@ -106,12 +100,22 @@ class ScheduleExplanation:
         ]
         left_out = len(self.chain) - len(shown)
         return (
-            f"critical chain: {tasks} tasks, {len(self.chain) - tasks} transfers: {went}\n\n"
+            f"critical chain: {self.chain_went()}\n\n"
             + format_table(("chain", "device", "start", "takes", "waited for"), rows)
             + (f"and {left_out} shorter ones\n" if left_out else "")
         )
 
-    def _item(self, link: ChainLink) -> tuple[str, str]:
+    def chain_went(self) -> str:
+        """Returns how many tasks and transfers the chain has, and what its time went on."""
+        went = ", ".join(
+            f"{name.removesuffix('_s')} {format_seconds(seconds)} "
+            f"({seconds / (self.makespan_s or 1.0):.0%})"
+            for name, seconds in dataclasses.asdict(self.chain_seconds).items()
+        )
+        tasks = sum(link.kind == "task" for link in self.chain)
+        return f"{tasks} tasks, {len(self.chain) - tasks} transfers: {went}"
+
+    def item_and_place(self, link: ChainLink) -> tuple[str, str]:
         """Returns what a link of the chain is, and where."""
         if link.kind == "task":
             return self.names[link.item], str(link.device)

@@ -28,6 +28,18 @@ def format_seconds(seconds: float, digits: int = 4) -> str:
     return f"{value:.{decimals}f} {unit}"
 
 
+def byte_unit(num_bytes: float) -> tuple[float, str]:
+    """Returns (bytes per unit, name) of the largest of GB, MB, kB, B that `num_bytes` fills."""
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next((unit for unit in units if num_bytes >= unit[0]), (1.0, "B"))
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Returns a size with three significant digits: `12.3 MB`."""
+    scale, unit = byte_unit(num_bytes)
+    return f"{num_bytes / scale:.3g} {unit}"
+
+
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table, the first column left-aligned and the others right-aligned.
 

@@ -37,16 +37,18 @@ def peak_memory_bytes(
       ValueError: a transfer is missing.
     """
     held = residency(graph, costs, schedule, results)
-    peak = np.zeros(costs.num_devices)
-    for d in range(costs.num_devices):
-        here = (held.device == d) & (held.from_s < held.until_s)
-        size = held.num_bytes[here]
-        times, at = np.unique(
-            np.concatenate([held.from_s[here], held.until_s[here]]), return_inverse=True
-        )
-        change = np.bincount(at, np.concatenate([size, -size]), times.size)
-        peak[d] = np.cumsum(change).max(initial=0.0)
-    return peak
+    return np.array([held_bytes(held, d)[1].max(initial=0.0) for d in range(costs.num_devices)])
+
+
+def held_bytes(held: Residency, device: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns when what lies on a device changes `[K]` s, and its bytes from then on `[K]`."""
+    here = (held.device == device) & (held.from_s < held.until_s)
+    size = held.num_bytes[here]
+    times, at = np.unique(
+        np.concatenate([held.from_s[here], held.until_s[here]]), return_inverse=True
+    )
+    change = np.bincount(at, np.concatenate([size, -size]), times.size)
+    return times, np.cumsum(change)
 
 
 def residency(
