@@ -1,8 +1,9 @@
 """Devices that are processes: a runtime of our own, which a launcher starts.
 
-From below: `transport.py` moves tensors between processes; `device.py` is what runs in each of
-them; `session.py` is how this process asks them; `driver.py` runs programs on them, as
-`ProcessDevices`; `ray.py` starts them as Ray actors, and is all here that knows of Ray.
+From below: `transport.py` moves tensors between processes; `line.py` brings calls to them;
+`device.py` is what runs in each of them; `session.py` is how this process asks them;
+`driver.py` runs programs on them, as `ProcessDevices`; `ray.py` starts them as Ray actors, and
+is all here that knows of Ray.
 
 To add a launcher, write such a file (`session.py` says what it does), give it a row in
 `LAUNCHERS`, by which settings, commands and studies know it, a public name in

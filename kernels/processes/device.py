@@ -9,6 +9,7 @@ from them.
 
 import dataclasses
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -22,9 +23,9 @@ from jax import export
 from ..agenda import Agenda, Asynchronous, phases
 from ..memory import Buffers, Slots
 from ..ops import allocated_bytes, choose, refuse_nan
+from .line import serve
 from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
 
-_SPIN_S = 2e-4  # before the start that is waited for awake, since sleeping overshoots
 _WAKE_S = 1e-3  # from the last arrival on that the next one is waited for awake
 _LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
 
@@ -66,16 +67,20 @@ class DeviceResult:
 
 
 class Worker:
-    """One device's process; its methods are called by its launcher, from several threads."""
+    """One device's process; its launcher calls its methods, from several threads.
+
+    `run` and `forget` are called by the line alone, one after another.
+    """
 
     def __init__(self, index: int, host: str, secret: bytes, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
         self._mesh = Mesh(index, host, secret, self, jax.default_backend() == "cpu")
+        self._listener = socket.create_server((host, 0))
+        self._secret = secret
         self._executables: dict[str, Any] = {}  # by digest
         self._blocks: dict[int, jax.Array] = {}
         self._programs: dict[int, tuple[Shipment, int]] = {}
-        self._one_call = threading.Lock()
         self._lock = threading.Lock()  # of what follows
         self._run: DeviceCall | None = None
         self._last_call = -1
@@ -83,13 +88,16 @@ class Worker:
         self._early: dict[int, list[tuple[int, float, np.ndarray]]] = {}
         self._lost: set[int] = set()
 
-    def describe(self) -> tuple[tuple[str, int], str, str]:
-        """Returns where peers may connect, and the name and the kind of the device."""
-        device = jax.devices()[0]
-        return self._mesh.address, str(device), device.device_kind
+    def describe(self) -> tuple[tuple[str, int], tuple[str, int], str, str]:
+        """Returns where peers and the driver may connect, and the device's name and kind."""
+        device, line = jax.devices()[0], self._listener.getsockname()[:2]
+        return self._mesh.address, line, str(device), device.device_kind
 
     def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Links this process with all others, and begins to take calls."""
         self._mesh.connect(addresses)
+        arguments = self._listener, self._secret, lambda name, *args: getattr(self, name)(*args)
+        threading.Thread(target=serve, args=arguments, name="line", daemon=True).start()
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -118,12 +126,6 @@ class Worker:
         """Keeps a program, of which this process is device `device`."""
         self._programs[program] = shipment, device
 
-    def keep(self, blocks: dict[int, tuple[np.ndarray, jax.ShapeDtypeStruct]]) -> None:
-        """Lays blocks of arguments here, by the numbers that the driver gives them."""
-        for number, (host, aval) in blocks.items():
-            self._blocks[number] = to_device(np.array(host), aval)
-        jax.block_until_ready(list(self._blocks.values()))
-
     def forget(self, programs: Iterable[int], blocks: Iterable[int]) -> None:
         """Drops what the driver needs no more."""
         for number in programs:
@@ -132,30 +134,39 @@ class Worker:
             self._blocks.pop(number, None)
 
     def run(
-        self, program: int, call: int, laid: dict[int, int], start_at_s: float
+        self, program: int, call: int, new: dict[int, np.ndarray], laid: dict[int, int]
     ) -> DeviceResult:
-        """Runs this device's part of a call; `laid` tells the block in each slot."""
-        self.stop(call - 1)  # Ctrl-C may have kept the driver from ending it everywhere
-        with self._one_call:
-            shipment, device = self._programs[program]
-            slots = {slot: self._blocks[number] for slot, number in laid.items()}
-            run = DeviceCall(shipment, device, call, self._executables, slots, self._mesh)
+        """Runs this device's part of a call.
+
+        Args:
+          program: its number.
+          call: its number.
+          new: blocks of arguments, by the numbers that the driver gives them.
+          laid: number of the block in each slot.
+        """
+        shipment, device = self._programs[program]
+        avals = {number: shipment.avals[slot] for slot, number in laid.items()}
+        for number, host in new.items():
+            self._blocks[number] = to_device(host, avals[number])
+        jax.block_until_ready([self._blocks[number] for number in new])
+        slots = {slot: self._blocks[number] for slot, number in laid.items()}
+        run = DeviceCall(shipment, device, call, self._executables, slots, self._mesh)
+        with self._lock:
+            self._run, self._last_call = run, max(self._last_call, call)
+            early = self._early.pop(call, [])
+            self._early = {c: items for c, items in self._early.items() if c > call}
+            lost, is_stopped = set(self._lost), call <= self._last_stopped
+        for item in early:
+            run.arrived(*item)
+        for peer in lost:
+            run.lose(peer)
+        if is_stopped:
+            run.stop()
+        try:
+            return run.execute()
+        finally:
             with self._lock:
-                self._run, self._last_call = run, max(self._last_call, call)
-                early = self._early.pop(call, [])
-                self._early = {c: items for c, items in self._early.items() if c > call}
-                lost, is_stopped = set(self._lost), call <= self._last_stopped
-            for item in early:
-                run.arrived(*item)
-            for peer in lost:
-                run.lose(peer)
-            if is_stopped:
-                run.stop()
-            try:
-                return run.execute(start_at_s)
-            finally:
-                with self._lock:
-                    self._run = None
+                self._run = None
 
     def stop(self, call: int) -> int | None:
         """Ends a call, begun or not, and all before it; returns the task that is running."""
@@ -217,11 +228,8 @@ class DeviceCall:
         ready, self._first_transfers = self._rules.begin()
         self._make_ready((v for v in ready if agenda.placement[v] == device), 0.0)
 
-    def execute(self, start_at_s: float) -> DeviceResult:
-        """Runs this device's part from `start_at_s` on its clock, and returns what it did."""
-        time.sleep(max(0.0, start_at_s - time.perf_counter() - _SPIN_S))
-        while time.perf_counter() < start_at_s:
-            pass
+    def execute(self) -> DeviceResult:
+        """Runs this device's part, and returns what it did."""
         if self._agenda.mode == "bulk_synchronous":
             self._bulk_synchronous()
         else:

@@ -1,8 +1,9 @@
 """Devices that are processes: placed programs on them, and a call as this process sees it.
 
-`load` ships the whole agenda to every process once. A call then takes one message to each
-and one back: in between, a process runs its own ready tasks in order and sends what others
-read straight to them, and the driver only waits.
+`load` ships the whole agenda to every process once. A call then takes one message to each, with
+the arguments that are new, and one back, by a line past the launcher (`line.py`). In between, a
+process runs its own ready tasks in order and sends what others read straight to them, and the
+driver only waits.
 
 Last comes one clock for all devices: offsets between machines, and the record of a call.
 """
@@ -24,13 +25,12 @@ from ..agenda import RULES, Agenda
 from ..devices import Devices, Execution, LoadedProgram, Options, TaskError, event_error
 from ..trace import Record
 from .device import DeviceResult, Shipment
+from .line import wait
 from .session import ProcessDevice, Session, ask_all, lost_device, this_host
 from .transport import to_device, to_host
 
-_LEAD_S = 3e-3  # until the agreed start, in which the call reaches every process
-_LEAD_PER_TASK_S = 2e-6  # and is made ready there
 _ANSWER_S = 5.0  # for a live process to answer
-_POLL_S = 0.05  # between looks for Ctrl-C, for which a launcher may look once a second
+_LOOK_S = 1.0  # between looks at whether the launcher has lost a process
 _END_S = 10.0  # for a stopped device to end what it is at
 _NUM_TRIPS = 8  # to another machine, to read its clock
 
@@ -110,7 +110,6 @@ class ProcessDevices(Devices):
         program = _Program(
             sharded, agenda, options, self._devices, compile_s, session, number, avals
         )
-        session.tell_forgotten()
         weakref.finalize(program, session.forgotten.append, ("program", number))
         peers = tuple(device.index for device in self._devices)
         shipment = Shipment(agenda, peers, digests, avals, options.check_nan)
@@ -119,12 +118,58 @@ class ProcessDevices(Devices):
         return program
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Laid:
     """A call's arguments on their devices."""
 
-    blocks: tuple[dict[int, int], ...]  # [D] number of the block in each slot
+    blocks: list[dict[int, int]]  # [D] number of the block in each slot
+    new: list[dict[int, np.ndarray]]  # [D] by number, what has yet to be laid
     values: tuple[Any, ...]  # kept, so that their blocks are
+    to_note: list[tuple[dict[Any, int], Any, int]]  # of what is new, once it is there
+
+
+class _Outcomes:
+    """What the devices of a call have answered so far, see `of`."""
+
+    def __init__(self, devices: Sequence[ProcessDevice]) -> None:
+        self.of: list[Any] = [None] * len(devices)  # a result, or why a device failed
+        self._pending: dict[int, ProcessDevice] = {}
+        self._devices = devices
+
+    def send(self, d: int, method: str, *args: Any) -> None:
+        """Asks device `d`; if it is lost, that is its answer."""
+        try:
+            self._devices[d].send(method, *args)
+            self._pending[d] = self._devices[d]
+        except OSError as error:
+            self.of[d] = error
+
+    def has_failure(self) -> bool:
+        """Returns whether a device has failed, or was lost."""
+        found = (o for o in self.of if o is not None)
+        return any(isinstance(o, BaseException) or o.failure is not None for o in found)
+
+    def wait(self, timeout_s: float | None, *, for_all: bool = False) -> bool:
+        """Waits for a failure or all answers; returns False if time ran out.
+
+        Args:
+          timeout_s: None: for ever.
+          for_all: whether to wait for the others after a failure.
+        """
+        deadline_s = time.perf_counter() + (math.inf if timeout_s is None else timeout_s)
+        while self._pending and (for_all or not self.has_failure()):
+            left_s = deadline_s - time.perf_counter()
+            if left_s <= 0:
+                return False
+            lines = {d: dev.session.lines[dev.index] for d, dev in self._pending.items()}
+            ready = wait(lines, min(left_s, _LOOK_S))
+            for d in ready or lines:
+                device = self._pending[d]
+                answer = lines[d].receive() if ready else device.session.lost(device.index)
+                if answer is not None:
+                    self.of[d] = answer
+                    del self._pending[d]
+        return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,18 +181,14 @@ class _Program(LoadedProgram):
     avals: tuple[jax.ShapeDtypeStruct, ...]  # [S] what lies in each slot
 
     def lay(self, values: Sequence[Any]) -> _Laid:
-        """Returns the flat arguments on the devices that read them.
+        """Returns the flat arguments by block; those that are new go with the call.
 
         Raises:
           ValueError: the devices are closed.
-          TaskError: a device is lost.
         """
         self.session.check_open()
-        self.session.tell_forgotten()
         homes = self.sharded.graph.input_home
-        laid = _Laid(tuple({} for _ in self.devices), tuple(values))
-        new: list[dict[int, Any]] = [{} for _ in self.devices]
-        kept = []  # to be noted once they are there
+        laid = _Laid([{} for _ in self.devices], [{} for _ in self.devices], tuple(values), [])
         for i, d, slot in self.agenda.inputs:
             block = self.sharded.inputs[i]
             value = values[block.source]
@@ -156,18 +197,9 @@ class _Program(LoadedProgram):
             place = (id(value), block.start, block.limit, self.devices[d].index)
             if (number := blocks.get(place)) is None:
                 number = self.session.new_number()
-                new[d][number] = to_host(slice_block(value, block)), self.avals[slot]
-                kept.append((blocks, place, number))
+                laid.new[d][number] = to_host(slice_block(value, block))
+                laid.to_note.append((blocks, place, number))
             laid.blocks[d][slot] = number
-        if kept:
-            try:
-                ask_all(self.devices, "keep", [(blocks,) for blocks in new])
-            except BaseException:  # some may be there, and nothing will ask for them
-                numbers = (number for blocks in new for number in blocks)
-                self.session.forgotten.extend(("block", number) for number in numbers)
-                raise
-        for blocks, place, number in kept:
-            blocks[place] = number
         return laid
 
     def run(self, laid: _Laid) -> Execution:
@@ -177,67 +209,55 @@ class _Program(LoadedProgram):
           TaskError: a task or transfer failed, a device was lost, or time ran out.
         """
         with self.session.one_call:
+            self.session.clear_up()
             offsets_s = clock_offsets_s(self.devices)
-            number = self.session.new_number()
-            lead_s = _LEAD_S + _LEAD_PER_TASK_S * len(self.agenda.placement)
-            start_s = time.perf_counter() + lead_s
-            arguments = [
-                (self.number, number, blocks, start_s + offset_s)
-                for blocks, offset_s in zip(laid.blocks, offsets_s, strict=True)
-            ]
-            results = self._call(number, arguments)
+            results = self._call(laid)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
         return self.execution(
             make_record(self.agenda, results, offsets_s),
-            lambda blocks: [to_device(slots[s].copy(), self.avals[s]) for s in blocks],
+            lambda blocks: [to_device(slots[s], self.avals[s]) for s in blocks],
             [result.peak_bytes for result in results],
         )
 
-    def _call(self, number: int, arguments: Sequence[tuple]) -> list[DeviceResult]:
-        """Runs call `number` with each device's arguments of `Worker.run`; returns its results.
+    def _call(self, laid: _Laid) -> list[DeviceResult]:
+        """Runs a call with the arguments laid; returns each device's result.
 
         Raises:
           TaskError: a task or transfer failed, a device was lost, or time ran out. The
             devices have stopped then, save those that need over 10 s to end a task.
         """
-        references: list[Any] = []
+        number, outcomes = self.session.new_number(), _Outcomes(self.devices)
         try:
-            for device, args in zip(self.devices, arguments, strict=True):
-                references.append(device.call("run", *args))
-            in_time = self._wait(references)
+            for d in range(len(self.devices)):
+                outcomes.send(d, "run", self.number, number, laid.new[d], laid.blocks[d])
+            in_time = outcomes.wait(self.options.timeout_s)
         except BaseException:
-            self._stop(number, references)
+            self._stop(number, outcomes, laid)
             raise
-        if in_time:
-            outcomes = [self.session.outcome(reference) for reference in references]
-            if all(isinstance(o, DeviceResult) and o.failure is None for o in outcomes):
-                return outcomes
-        running = self._stop(number, references)
-        outcomes = [self.session.outcome(reference) for reference in references]
-        raise self._error(outcomes) if in_time else self._timeout(running, outcomes)
+        if in_time and not outcomes.has_failure():
+            for blocks, place, block in laid.to_note:
+                blocks[place] = block
+            laid.to_note.clear()
+            for new in laid.new:
+                new.clear()
+            return outcomes.of
+        running = self._stop(number, outcomes, laid)
+        raise self._error(outcomes.of) if in_time else self._timeout(running, outcomes.of)
 
-    def _wait(self, references: list[Any]) -> bool:
-        """Waits for all devices or the first failure; returns False if time ran out."""
-        timeout_s = math.inf if self.options.timeout_s is None else self.options.timeout_s
-        deadline_s = time.perf_counter() + timeout_s
-        pending = references
-        while pending:
-            left_s = deadline_s - time.perf_counter()
-            if left_s <= 0:
-                return False
-            done, pending = self.session.wait(pending, min(left_s, _POLL_S))
-            for outcome in map(self.session.outcome, done):
-                if not isinstance(outcome, DeviceResult) or outcome.failure is not None:
-                    return True
-        return True
-
-    def _stop(self, number: int, references: list[Any]) -> list[int | None]:
+    def _stop(self, number: int, outcomes: "_Outcomes", laid: _Laid) -> list[int | None]:
         """Ends the call on every device; returns the task `[D]` that each was running."""
-        told = [device.call("stop", number) for device in self.devices]
-        self.session.wait(told, _ANSWER_S, for_all=True)
-        self.session.wait(references, _END_S, for_all=True)
-        answers = [self.session.outcome(reference) for reference in told]
-        return [answer if isinstance(answer, int) else None for answer in answers]
+        try:
+            told = [device.call("stop", number) for device in self.devices]
+            self.session.wait(told, _ANSWER_S, for_all=True)
+            outcomes.wait(_END_S, for_all=True)
+            answers = [self.session.outcome(reference) for reference in told]
+            return [answer if isinstance(answer, int) else None for answer in answers]
+        finally:
+            for device in self.devices:
+                self.session.lines[device.index].hang_up()
+            # Some may be there, and nothing will ask for them.
+            numbers = (number for new in laid.new for number in new)
+            self.session.forgotten.extend(("block", number) for number in numbers)
 
     def _timeout(self, running: list[int | None], outcomes: list[Any]) -> TaskError:
         """Names a task that was running, or else the first that has yet to run."""
@@ -251,6 +271,9 @@ class _Program(LoadedProgram):
     def _error(self, outcomes: list[Any]) -> TaskError:
         """Returns the error of what went wrong first; a lost device takes others with it."""
         for d, outcome in enumerate(outcomes):
+            if isinstance(outcome, RuntimeError):  # its own words, so it is there
+                what = f"device {d} ({self.devices[d]}) could not run the call"
+                return TaskError(what, -1, d, outcome)
             if isinstance(outcome, BaseException):
                 return lost_device(self.devices, d, outcome)
         failures = [o.failure for o in outcomes if o is not None and o.failure is not None]

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from .driver import ProcessDevices
+from .line import Line
 from .session import BOOT_ID, ProcessDevice, Session
 
 _START_S = 120.0  # for a process to start and answer
@@ -38,6 +39,8 @@ class RaySession(Session):
         self._ray = ray
         self._gpus = gpus
         self.actors: list[Any] = []
+        self.lines = []
+        self._ends: list[Any] = []  # calls that end with their processes
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             _start_ray(address)
@@ -66,7 +69,12 @@ class RaySession(Session):
         except self._ray.exceptions.RayError as error:
             return error
 
+    def lost(self, index: int) -> BaseException | None:
+        return self.outcome(self._ends[index])
+
     def close(self) -> None:
+        for line in self.lines:
+            line.hang_up()
         for actor in self.actors:
             self._ray.kill(actor)
         self.actors.clear()
@@ -100,8 +108,10 @@ class RaySession(Session):
             ]
         )
         described = self._get([actor.call.remote("describe") for actor in self.actors])
-        addresses = [address for address, _, _ in described]
+        addresses = [address for address, *_ in described]
         self._get([actor.call.remote("connect", addresses) for actor in self.actors])
+        self.lines = [Line(line, secret) for _, line, _, _ in described]
+        self._ends = [actor.last.remote() for actor in self.actors]
         found = enumerate(zip(described, cores, places, strict=True))
         return ProcessDevices(
             [
@@ -112,7 +122,7 @@ class RaySession(Session):
                     host=host,
                     session=self,
                 )
-                for index, ((_, name, kind), core, (host, ip, _)) in found
+                for index, ((_, _, name, kind), core, (host, ip, _)) in found
             ]
         )
 
@@ -238,5 +248,10 @@ def _process_class() -> type:
 
         def call(self, method: str, *args: Any) -> Any:
             return getattr(self.worker, method)(*args)
+
+        def last(self) -> None:
+            import threading
+
+            threading.Event().wait()
 
     return DeviceProcess

@@ -6,16 +6,18 @@ A launcher is a file beside `ray.py` and does the following; nothing else here a
    imported there, and in it makes a `device.Worker(index, host, secret, settings)`: its number,
    what `this_host()` says there, 32 random bytes that are the same for all, and settings of
    `jax.config` by name, with "jax_enable_x64" True and "jax_cpu_enable_async_dispatch" False.
-2. Its `Session` asks them by number: `call`, `wait`, `outcome`, `close`. Several calls of one
-   worker may be on their way at once.
-3. It asks every worker to "describe" its address, and the name and kind of its device, then
-   tells all of them to "connect" to those addresses.
+2. Its `Session` asks them by number: `call`, `wait`, `outcome`, `lost`, `close`. Several calls
+   of one worker may be on their way at once. Programs are run by `lines`, past the launcher.
+3. It asks every worker to "describe" where peers and where this process may connect, and the
+   name and kind of its device, tells all to "connect" to their peers, and sets `lines`.
 4. It returns `driver.ProcessDevices` of a `ProcessDevice` each, and gets a row in `LAUNCHERS`
    (`__init__.py`).
 """
 
 import abc
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import threading
@@ -30,6 +32,7 @@ from jax import export
 from doppler_jax.types import Kernel, ShardedProgram
 
 from ..devices import TaskError
+from .line import Line
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -40,9 +43,11 @@ class Session(abc.ABC):
     Attributes:
       backend: name of the launcher.
       num_processes: 0 once they are closed.
+      lines: to each process.
     """
 
     backend: str
+    lines: list[Line]
 
     def __init__(self, platform: str) -> None:
         self.num_processes = 0
@@ -77,6 +82,10 @@ class Session(abc.ABC):
         Raises:
           Exception: what the process raised.
         """
+
+    @abc.abstractmethod
+    def lost(self, index: int) -> BaseException | None:
+        """Returns why a process is gone, as far as the launcher knows by now, or None."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -128,15 +137,22 @@ class Session(abc.ABC):
         exports = [self._exports[kernel] for kernel in sharded.kernels]
         return tuple(digest for digest, _ in exports), dict(exports)
 
-    def tell_forgotten(self) -> None:
-        """Lets every process drop what is needed no more."""
+    def clear_up(self) -> None:
+        """Lets processes end what Ctrl-C may have left, and drop what is needed no more.
+
+        The caller has `one_call`.
+        """
+        for index, line in enumerate(self.lines):
+            if not line.is_connected:
+                self.call(index, "stop", self.new_number())
         dropped: dict[str, list[int]] = {"program": [], "block": []}
         while self.forgotten:
             what, number = self.forgotten.popleft()
             dropped[what].append(number)
         if any(dropped.values()):
-            for index in range(self.num_processes):
-                self.call(index, "forget", dropped["program"], dropped["block"])
+            for line in self.lines:
+                with contextlib.suppress(OSError):  # a lost one has nothing any more
+                    line.send("forget", dropped["program"], dropped["block"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,6 +171,10 @@ class ProcessDevice:
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the process's `Worker`; returns a reference to its answer."""
         return self.session.call(self.index, method, *args)
+
+    def send(self, method: str, *args: Any) -> None:
+        """Calls it by the line; raises `OSError` if the process is lost."""
+        self.session.lines[self.index].send(method, *args)
 
 
 def ask_all(
@@ -181,6 +201,7 @@ def lost_device(devices: Sequence[ProcessDevice], d: int, cause: BaseException) 
     return TaskError(f"device {d} ({devices[d]}) was lost", -1, d, cause)
 
 
+@functools.cache
 def this_host() -> str:
     """Returns what tells this machine, as long as it runs, from others."""
     with open(BOOT_ID) as file:

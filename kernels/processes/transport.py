@@ -332,7 +332,7 @@ class Mesh:
         while waiting:
             connection, _ = self._listener.accept()
             connection.settimeout(_TIMEOUT_S)
-            hello = bytes(_read(connection, len(self._secret) + _HELLO.size))
+            hello = bytes(read_bytes(connection, len(self._secret) + _HELLO.size))
             if hmac.compare_digest(hello[: len(self._secret)], self._secret):
                 self._start(_HELLO.unpack(hello[len(self._secret) :])[0], connection)
                 waiting -= 1
@@ -396,9 +396,9 @@ class Mesh:
     def _receive(self, peer: int, connection: socket.socket) -> None:
         try:
             while True:
-                header = _read(connection, _HEADER.size).data
+                header = read_bytes(connection, _HEADER.size).data
                 call, item, start_s, num_bytes = _HEADER.unpack(header)
-                self._inbox.arrived(call, item, start_s, _read(connection, num_bytes))
+                self._inbox.arrived(call, item, start_s, read_bytes(connection, num_bytes))
         except OSError:
             self._inbox.lost(peer)
 
@@ -407,10 +407,10 @@ def _agree_on_rings(connection: socket.socket, may_share: bool) -> tuple[Ring, R
     """Returns rings outward and inward if both ends, which both ask, can have them."""
     outward, offer = Ring.create() if may_share else (None, NO_OFFER)
     connection.sendall(offer)
-    offered = bytes(_read(connection, OFFER_BYTES))
+    offered = bytes(read_bytes(connection, OFFER_BYTES))
     inward = Ring.attach(offered) if may_share else None
     connection.sendall(_NO if outward is None or inward is None else _YES)
-    is_wanted = bytes(_read(connection, len(_YES))) == _YES
+    is_wanted = bytes(read_bytes(connection, len(_YES))) == _YES
     if outward is not None:
         outward.taken()
     if outward is None or inward is None or not is_wanted:
@@ -418,7 +418,8 @@ def _agree_on_rings(connection: socket.socket, may_share: bool) -> tuple[Ring, R
     return outward, inward
 
 
-def _read(connection: socket.socket, num_bytes: int) -> np.ndarray:
+def read_bytes(connection: socket.socket, num_bytes: int) -> np.ndarray:
+    """Returns the next bytes `[num_bytes]`; raises `OSError` if the peer is gone."""
     body = aligned_bytes(num_bytes)
     view = body.data
     filled = 0

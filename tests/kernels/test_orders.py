@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine.processes import device, driver, session, transport
+from doppler_jax.engine.processes import device, driver, line, session, transport
 from doppler_jax.graphs.build import topological_order
 from tests.kernels.conftest import X, at_home, check, check_trace, compile_on, random_program
 
@@ -28,7 +28,9 @@ class ThreadSession(session.Session):
             device.Worker(index, "127.0.0.1", secret, settings) for index in range(count)
         ]
         self._pool = futures.ThreadPoolExecutor(4 * count)
-        addresses = [worker.describe()[0] for worker in self.workers]
+        described = [worker.describe() for worker in self.workers]
+        addresses = [address for address, *_ in described]
+        self.lines = [line.Line(at, secret) for _, at, _, _ in described]
         connected = [self.call(index, "connect", addresses) for index in range(count)]
         assert not self.wait(connected, 60, for_all=True)[1]
 
@@ -48,7 +50,12 @@ class ThreadSession(session.Session):
         except futures.TimeoutError:
             return None
 
+    def lost(self, index):
+        return None
+
     def close(self):
+        for each in self.lines:
+            each.hang_up()
         self._pool.shutdown()
 
 
@@ -56,7 +63,6 @@ class ThreadSession(session.Session):
 def threads(monkeypatch):
     """Three device processes whose rings hold less than the header of a packet."""
     monkeypatch.setattr(transport, "_CAPACITY", 24)
-    monkeypatch.setattr(driver, "_LEAD_S", 0.0)
     started = ThreadSession(3)
     try:
         yield driver.ProcessDevices(

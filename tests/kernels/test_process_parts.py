@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import socket
 import threading
 import types
 
@@ -11,7 +12,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.engine.agenda import make_agenda
-from doppler_jax.engine.processes import driver, transport
+from doppler_jax.engine.processes import driver, line, transport
 from doppler_jax.engine.processes.device import DeviceResult
 from doppler_jax.engine.processes.transport import NO_OFFER, Inlet, Mesh, Outlet, Packet, Ring
 from tests.kernels.conftest import build
@@ -183,3 +184,33 @@ def test_rings_leave_nothing_behind():
     del ring, reader
     gc.collect()
     assert memory_files() == before
+
+
+def test_a_line_outlives_errors_and_answers_only_who_knows_the_secret():
+    def answer(method, *args):
+        return None if method == "note" else args[0][args[1]]
+
+    arrays = [np.arange(n, dtype=np.float32) for n in (0, 3, 1 << 20)]
+    listener = socket.create_server(("127.0.0.1", 0))  # which `serve` has for ever
+    arguments = listener, b"secret", answer
+    threading.Thread(target=line.serve, args=arguments, daemon=True).start()
+    right, wrong = (line.Line(listener.getsockname()[:2], s) for s in (b"secret", b"secreT"))
+    wrong.send("item", arrays[:2], 0)
+    assert isinstance(wrong.receive(), OSError)
+    wrong.hang_up()
+    right.send("note")
+    for number in (0, 1, 2, 3, 2):
+        right.send("item", arrays, number)
+        assert line.wait({7: right}, 60) == [7]
+        found = right.receive()
+        if number == 3:
+            assert isinstance(found, RuntimeError)
+            assert "IndexError" in str(found)
+        else:
+            np.testing.assert_array_equal(found, arrays[number])
+    assert line.wait({7: right}, 0) == []
+    right.send("item", arrays, 2)
+    right.hang_up()  # in the middle of an answer
+    right.send("item", arrays, 1)
+    np.testing.assert_array_equal(right.receive(), arrays[1])
+    right.hang_up()

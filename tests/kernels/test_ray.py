@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine.processes import driver
 from doppler_jax.engine.processes.session import ProcessDevice
 from doppler_jax.types import Kernel
 from tests.commands import printed
@@ -152,15 +151,21 @@ def test_counts_memory_as_the_simulator_does(ray_pair, mode):
 
 
 def test_lays_arguments_once_and_forgets_them(ray_pair, monkeypatch):
-    asked, ask_all = [], driver.ask_all
-    monkeypatch.setattr(driver, "ask_all", lambda *a: asked.append(a[1]) or ask_all(*a))
+    laid, tell = [], ProcessDevice.send
+
+    def told(device, method, *args):
+        laid.append(len(args[2]))
+        tell(device, method, *args)
+
     sharded = build([("mean", ["i0", "i2"]), ("mean", ["i0", "i1"])], ["t0", "t1"])
     x, session = jnp.asarray(X), ray_pair[0].session
     first, second = (compile_on(sharded, [0, v], ray_pair) for v in (0, 1))
-    first(x), first(x)
-    assert asked.count("keep") == 1
-    second(x), first(x), second(x)
-    assert asked.count("keep") == 2  # what device 1 had not
+    with monkeypatch.context() as patched:
+        patched.setattr(ProcessDevice, "send", told)
+        first(x), first(x)
+        assert laid == [3, 0, 0, 0]
+        second(x), first(x), second(x)
+        assert laid[4:] == [0, 2, 0, 0, 0, 0]  # what device 1 had not
     assert not session.forgotten
     del x, first
     assert {what for what, _ in session.forgotten} == {"block", "program"}
@@ -310,16 +315,19 @@ def test_ctrl_c_while_devices_are_told(ray_pair, monkeypatch, mode, interrupted)
     sharded = spin_chain(10)
     step = compile_on(sharded, np.arange(10) % 2, ray_pair, mode=mode, timeout_s=60)
     left = list(interrupted)
-    tell = ProcessDevice.call
 
-    def call(device, method, *args):
-        if left and (method, device.index) == left[0]:
-            left.pop(0)
-            raise KeyboardInterrupt
-        return tell(device, method, *args)
+    def interrupting(tell):
+        def told(device, method, *args):
+            if left and (method, device.index) == left[0]:
+                left.pop(0)
+                raise KeyboardInterrupt
+            return tell(device, method, *args)
+
+        return told
 
     with monkeypatch.context() as patched:
-        patched.setattr(ProcessDevice, "call", call)
+        for way in ("call", "send"):
+            patched.setattr(ProcessDevice, way, interrupting(getattr(ProcessDevice, way)))
         with pytest.raises(KeyboardInterrupt):
             step(X)
     assert not left
@@ -331,17 +339,16 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
     sharded = build([("mean", ["i0", "i2"]), ("mean", ["i1", "i0"])], ["t0", "t1"])
     step = compile_on(sharded, [0, 1], ray_pair)
     session, laid = ray_pair[0].session, []
-    tell = ProcessDevice.call
+    tell = ProcessDevice.send
 
-    def call(device, method, *args):
-        if method == "keep" and device.index == 1:
+    def send(device, method, *args):
+        if device.index == 1:
             raise KeyboardInterrupt
-        if method == "keep":
-            laid.extend(("block", number) for number in args[0])
+        laid.extend(("block", number) for number in args[2])
         return tell(device, method, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ProcessDevice, "call", call)
+        patched.setattr(ProcessDevice, "send", send)
         with pytest.raises(KeyboardInterrupt):
             step(X)
     assert laid
