@@ -44,6 +44,7 @@ def place_and_compile(
     key: chex.PRNGKey | None = None,
     num_shards: int | None = None,
     resident: Resident = None,
+    unroll_scans: bool | None = None,
     pin: Pins | None = None,
     together: Together = (),
     **kwargs: Any,
@@ -66,6 +67,7 @@ def place_and_compile(
       key: of what is random, by default `jax.random.key(0)`; it is consumed.
       num_shards: blocks per tensor, by default the next power of two of the devices.
       resident: of `dj.trace`: which arguments stay on the devices between calls.
+      unroll_scans: of `dj.trace`: whether loops are cut by iterations.
       pin: of `dj.place`: devices of tasks, by patterns of their names.
       together: of `dj.place`: patterns of tasks that share a device.
       **kwargs: arguments by keyword, but for those that are called as the options above.
@@ -83,7 +85,7 @@ def place_and_compile(
     find_method(method)  # unknown ones are refused before anything is traced
     if num_shards is None:
         num_shards = 1 << (len(devices) - 1).bit_length()
-    program = trace(fn, *args, resident=resident, **kwargs)
+    program = trace(fn, *args, resident=resident, unroll_scans=unroll_scans, **kwargs)
     cluster = measure_host(devices) if isinstance(devices, LocalDevices) else None
     sharded = partition(program, num_shards, cluster=cluster)
     flatten_args(sharded, args, kwargs)  # shapes can be traced but not run

@@ -13,6 +13,9 @@ from doppler_jax.graphs.levels import b_level, mean_compute_s
 from doppler_jax.programs.grids import format_grid
 from doppler_jax.types import Cluster, ShardedProgram, TaskGraph
 
+MOST = 0.5
+"""Share of the work above which a loop that is one task is said to hide it."""
+
 
 def parallelism(graph: TaskGraph, cluster: Cluster) -> float:
     """Returns how many devices the work could keep busy: total work over critical path.
@@ -24,6 +27,21 @@ def parallelism(graph: TaskGraph, cluster: Cluster) -> float:
     at_once = dataclasses.replace(costs, latency_s=nothing, seconds_per_byte=nothing)
     longest_s = float(b_level(graph, at_once).max(initial=0.0))
     return float(mean_compute_s(costs).sum()) / longest_s if longest_s else 0.0
+
+
+def hidden_work(sharded: ShardedProgram) -> str:
+    """Returns a line on the loop that holds most of the work in one task; or nothing."""
+    flops = sharded.graph.flops
+    total = max(float(flops.sum()), 1e-30)
+    loops = [
+        f"{origin.primitives[0]} at {origin.source} hides {flops[v] / total:.0%}"
+        for v, origin in enumerate(sharded.origins)
+        if origin.primitives[0] in ("scan", "while") and flops[v] > MOST * total
+    ]
+    advice = "unroll_scans=True of dj.trace cuts loops of known length"
+    return (
+        f"{loops[0]} of the work in one task, which one device runs: {advice}" if loops else ""
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Explanation:
             f"{graph.num_tasks} tasks, {graph.flops.sum():.4g} flops, "
             f"{graph.tensor_bytes.sum():.4g} bytes made, parallelism {self.parallelism:.2f} "
             "(work over critical path)"
-        )
+        ) + "".join(f"; {hidden}" for hidden in filter(None, [hidden_work(self.sharded)]))
 
     def tensor_rows(self) -> list[tuple[str, ...]]:
         """Returns per tensor: name, dtype and shape, blocks per dimension, line, reason."""

@@ -9,6 +9,7 @@ dimension is cut, `task_kernels` what a task computes; here the tasks are made.
 
 import dataclasses
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import jax
 
 from doppler_jax.programs.blocks import block_aval, num_bytes, task_graph
+from doppler_jax.programs.explain import hidden_work
 from doppler_jax.programs.fuse import Group, fuse
 from doppler_jax.programs.grids import (
     Counts,
@@ -27,7 +29,13 @@ from doppler_jax.programs.grids import (
     indices,
     is_power_of_two,
 )
-from doppler_jax.programs.planner import PartitionPlan, plan_partition
+from doppler_jax.programs.planner import (
+    WORTH_IT,
+    PartitionPlan,
+    default_cluster,
+    plan_partition,
+    simulated_s,
+)
 from doppler_jax.programs.program import Program, Value
 from doppler_jax.programs.rules.labels import Shape
 from doppler_jax.programs.task_kernels import GroupBlocks, KernelCache
@@ -60,6 +68,10 @@ def partition(
     needs, without a task. Those of arguments that are not resident are at home on device 0;
     the planner counts their transfers only where it compares whole graphs.
 
+    A loop that `trace` was not told about is unrolled where the whole then finishes sooner, by
+    simulation on the cluster. Otherwise it is one task; where that holds most of the work, a
+    line on standard error says so (by `logging`).
+
     Args:
       program: what `trace` made.
       num_shards: blocks per tensor, a power of two; a tensor whose dimensions cannot be
@@ -72,13 +84,27 @@ def partition(
     """
     if not is_power_of_two(num_shards):
         raise ValueError(f"num_shards is {num_shards!r}; expected a power of two: 1, 2, 4, ...")
+    sharded = _cut(program, int(num_shards), strategy, cluster)
+    if program.unrolled is not None:
+        unrolled = _cut(program.unrolled, int(num_shards), strategy, cluster)
+        on = default_cluster(num_shards) if cluster is None else cluster
+        if simulated_s(unrolled.graph, on) < WORTH_IT * simulated_s(sharded.graph, on):
+            sharded = unrolled
+    if num_shards > 1 and (hidden := hidden_work(sharded)):
+        logging.getLogger(__name__).warning("%s", hidden)
+    return sharded
+
+
+def _cut(
+    program: Program, num_shards: int, strategy: Strategy, cluster: Cluster | None
+) -> ShardedProgram:
     groups = fuse(program)
     kernels = KernelCache()
 
     def build(counts: Sequence[Counts]) -> TaskGraph:
         return TaskMaker(program, groups, counts, kernels).task_graph()
 
-    plan = plan_partition(groups, int(num_shards), strategy, cluster, build=build)
+    plan = plan_partition(groups, num_shards, strategy, cluster, build=build)
     return shard(program, groups, plan, kernels)
 
 

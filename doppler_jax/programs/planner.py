@@ -48,7 +48,7 @@ _GRAINS = ((1, 2), (1, 4), (2, 4))
 
 _TRAFFIC_WEIGHTS = (1.0, 0.0, 4.0)
 
-_WORTH_IT = 0.985
+WORTH_IT = 0.985
 """What a later plan's makespan must be below, in those of earlier ones with fewer tasks."""
 
 _SIMULATED_TASKS = 20_000
@@ -108,7 +108,7 @@ def plan_partition(
             break
         graph = build(counts)
         num_tasks += graph.num_tasks
-        if (makespan := simulated_s(graph, cluster)) < _WORTH_IT * best_s:
+        if (makespan := simulated_s(graph, cluster)) < WORTH_IT * best_s:
             best, best_s = counts, makespan
     keys = {number: key for number, (key, _) in given.items()}
     return PartitionPlan(best, _explain(groups, best, keys))

@@ -60,6 +60,7 @@ class Program:
     out_tree: Any
     parameters: tuple[str, ...]  # of the function, by position; "" where keywords are not taken
     same_as: tuple[int, ...]  # per flat argument, the first one that is the same array
+    unrolled: "Program | None" = None  # the same with loops unrolled, where that may pay
 
     @property
     def arg_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -1,6 +1,7 @@
 """Turns a JAX function into a tensor program, from its jaxpr at given shapes."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -23,7 +24,7 @@ from doppler_jax.programs.provenance import (
     prints,
     uses_references,
 )
-from doppler_jax.programs.rules import ELEMENTWISE
+from doppler_jax.programs.rules import ELEMENTWISE, work
 
 _INLINED = {
     **dict.fromkeys(("checkpoint", "jit", "pjit", "remat2"), "jaxpr"),
@@ -43,6 +44,12 @@ _IDENTITIES = frozenset(_NAMES.split())
 
 _SHOWN = 12  # names in a message
 
+MOST_UNROLLED = 2000
+"""Equations that a loop may become by default: a task or more each."""
+
+LEAST_SHARE = 0.1
+"""Of a program's operations, that a loop must hold to be unrolled by default."""
+
 Resident = int | str | Sequence[int | str] | None
 """Positions, names or pytree paths of arguments; None stands for all of them."""
 
@@ -50,7 +57,7 @@ Resident = int | str | Sequence[int | str] | None
 def trace(
     fn: Callable[..., Any],
     *args: Any,
-    unroll_scans: bool = False,
+    unroll_scans: bool | None = None,
     resident: Resident = None,
     **kwargs: Any,
 ) -> Program:
@@ -63,8 +70,10 @@ def trace(
       *args: pytrees of arrays, numbers or `jax.ShapeDtypeStruct`s; only shapes and dtypes
         are looked at, and which of them are the same array: tied weights lie on a device
         once. A call with two arrays in their place is right, too, and counts both.
-      unroll_scans: whether each iteration of a `lax.scan` becomes equations of its own;
-        otherwise the loop is one equation, as `while` and `cond` always are.
+      unroll_scans: whether each iteration of a `lax.scan` (or of a `fori_loop` of known
+        length) becomes equations of its own; otherwise the loop is one equation, as `while` and
+        `cond` always are. None: `dj.partition` unrolls loops that hide much of the work, are
+        not too long, and finish sooner that way, by simulation.
       resident: which arguments, such as weights, lie on the devices that read them before
         a call. The others arrive on the first device with each call and are moved from
         there, which costs time. An entry is a position (`0`), the name of a parameter or
@@ -88,36 +97,68 @@ def trace(
     )
     shape_args, shape_kwargs = jax.tree.unflatten(in_tree, avals)
     closed, out_shapes = make_jaxpr(fn, *shape_args, **shape_kwargs)
-
-    flattener = _Flattener(unroll_scans)
-    arg_values = [Value(aval) for aval in avals]
-    outputs = flattener.inline(closed.jaxpr, closed.consts, arg_values, Place.here())
-    output_values = tuple(flattener.as_value(atom) for atom in outputs)
-    equations = _live(flattener.equations, output_values)
-    with jax.transfer_guard("allow"):  # as `jit` may move them, too
-        consts = flattener.used_consts(equations, output_values)
-    return Program(
-        equations=equations,
-        args=tuple(arg_values),
+    flatten = functools.partial(_flatten, closed, avals, Place.here())
+    program = Program(
+        **flatten(lambda _: bool(unroll_scans)),
         is_resident=is_resident,
-        consts=tuple(value for value, _ in consts),
-        const_arrays=tuple(array for _, array in consts),
-        outputs=output_values,
         out_avals=tuple(jax.tree.leaves(out_shapes)),
         in_tree=in_tree,
         out_tree=jax.tree.structure(out_shapes),
         parameters=parameters,
         same_as=_same_arrays([leaf for _, leaf in leaves], is_resident),
     )
+    if unroll_scans is None and any(map(hides := _hides_much(program), program.equations)):
+        unrolled = dataclasses.replace(program, **flatten(hides))
+        program = dataclasses.replace(program, unrolled=unrolled)
+    return program
+
+
+def _flatten(
+    closed: ClosedJaxpr,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    here: Place,
+    unrolls: Callable[[JaxprEqn], bool],
+) -> dict[str, Any]:
+    """Returns the fields of a program that depend on which loops are unrolled."""
+    flattener = _Flattener(unrolls)
+    arg_values = [Value(aval) for aval in avals]
+    outputs = flattener.inline(closed.jaxpr, closed.consts, arg_values, here)
+    output_values = tuple(flattener.as_value(atom) for atom in outputs)
+    equations = _live(flattener.equations, output_values)
+    with jax.transfer_guard("allow"):  # as `jit` may move them, too
+        consts = flattener.used_consts(equations, output_values)
+    return {
+        "equations": equations,
+        "args": tuple(arg_values),
+        "consts": tuple(value for value, _ in consts),
+        "const_arrays": tuple(array for _, array in consts),
+        "outputs": output_values,
+    }
+
+
+def _hides_much(program: Program) -> Callable[[Equation | JaxprEqn], bool]:
+    """Returns what says of a loop whether it may pay to unroll it."""
+    scans = [equation for equation in program.equations if equation.primitive.name == "scan"]
+    total = sum(map(work, program.equations)) if scans else 0.0
+
+    def hides(eqn: Equation | JaxprEqn) -> bool:
+        if eqn.primitive.name != "scan":
+            return False
+        length = eqn.params["length"]  # 1 is for one task on purpose
+        is_short = 1 < length <= MOST_UNROLLED // max(len(eqn.params["jaxpr"].jaxpr.eqns), 1)
+        prints = eqn.has_effect if isinstance(eqn, Equation) else bool(eqn.effects)
+        return is_short and not prints and work(eqn) >= LEAST_SHARE * total
+
+    return hides
 
 
 class _Flattener:
     """Collects the equations and constants of a jaxpr and of the functions it calls."""
 
-    def __init__(self, unroll_scans: bool) -> None:
+    def __init__(self, unrolls: Callable[[JaxprEqn], bool]) -> None:
         self.equations: list[Equation] = []
         self._consts: dict[int, tuple[Value, Any]] = {}  # arrays by id, which they keep alive
-        self._unroll_scans = unroll_scans
+        self._unrolls = unrolls
 
     def inline(
         self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Atom], caller: Place
@@ -169,7 +210,7 @@ class _Flattener:
                 return self.inline(jaxpr, consts, operands, inside)
         if name == "custom_linear_solve":
             return self._solve(eqn, operands, place)
-        if name == "scan" and self._unroll_scans and eqn.params["length"] > 0:
+        if name == "scan" and eqn.params["length"] > 0 and self._unrolls(eqn):
             return self._unroll(eqn, operands, place)
         if _is_identity(eqn):
             return operands

@@ -26,7 +26,7 @@ from doppler_jax.programs.rules.elementwise import ELEMENTWISE
 from doppler_jax.programs.rules.labels import Labelling, Rule, make_whole, result_shapes
 from doppler_jax.programs.rules.movement import VIEWS
 
-__all__ = ["ELEMENTWISE", "RULES", "VIEWS", "get_labelling", "sub_jaxprs"]
+__all__ = ["ELEMENTWISE", "RULES", "VIEWS", "get_labelling", "sub_jaxprs", "work"]
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
@@ -52,15 +52,18 @@ def _whole_flops(equation: Equation) -> float:
     counted as one iteration; a conditional costs its dearest branch; what calls no
     function costs one operation per element of its results.
     """
-    bodies = [
-        sum(get_labelling(_as_equation(eqn)).task_flops({}) for eqn in jaxpr.eqns)
-        for jaxpr in sub_jaxprs(equation.params)
-    ]
+    bodies = [sum(map(work, jaxpr.eqns)) for jaxpr in sub_jaxprs(equation.params)]
     if not bodies:
         return float(sum(map(math.prod, result_shapes(equation))))
     if equation.primitive.name == "cond":
         return max(bodies)
     return sum(bodies) * equation.params.get("length", 1)
+
+
+def work(eqn: JaxprEqn | Equation) -> float:
+    """Returns the operations of an equation."""
+    equation = eqn if isinstance(eqn, Equation) else _as_equation(eqn)
+    return get_labelling(equation).task_flops({})
 
 
 def sub_jaxprs(params: dict[str, Any]) -> list[Jaxpr]:

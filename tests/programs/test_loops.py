@@ -1,0 +1,117 @@
+"""Loops inside programs: unrolled where that pays, and else said to hide what they hide."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import doppler_jax as dj
+from tests.programs.functions.registry import SUMS, assert_same, normal
+
+LAYERS, WIDTH, BATCH = 3, 16, 8
+ARGS = (
+    normal(0, LAYERS, WIDTH, 4 * WIDTH) * 0.1,
+    normal(1, LAYERS, 4 * WIDTH, WIDTH) * 0.1,
+    normal(2, BATCH, WIDTH),
+)
+
+
+def layer(x, weights):
+    return x + jnp.tanh(x @ weights[0]) @ weights[1]
+
+
+def scanned(ups, downs, x):
+    return lax.scan(lambda x, w: (layer(x, w), None), x, (ups, downs))[0]
+
+
+def rematerialised(ups, downs, x):
+    return lax.scan(jax.checkpoint(lambda x, w: (layer(x, w), None)), x, (ups, downs))[0]
+
+
+def by_number(ups, downs, x):
+    return lax.fori_loop(0, LAYERS, lambda i, x: layer(x, (ups[i], downs[i])), x)
+
+
+def of(fn):
+    return jax.grad(lambda *args: jnp.sum(fn(*args) ** 2), argnums=(0, 1))
+
+
+def slow(num_devices):
+    """Devices for which every iteration is much work."""
+    return dj.Cluster(flops_per_s=[1e7] * num_devices, link_bytes_per_s=1e12)
+
+
+@pytest.mark.parametrize(
+    "fn", [scanned, by_number, of(scanned), of(rematerialised)],
+    ids=["scan", "fori", "gradient", "gradient of remat"],
+)  # fmt: skip
+def test_loops_are_unrolled_where_that_pays(fn, caplog):
+    sharded = dj.partition(dj.trace(fn, *ARGS), 4, cluster=slow(4))
+    assert sharded.graph.num_tasks >= 4 * LAYERS
+    assert "scan" not in {origin.primitives[0] for origin in sharded.origins}
+    assert_same(dj.evaluate(sharded, *ARGS), jax.jit(fn)(*ARGS), SUMS)
+    assert not caplog.records
+
+
+def prints(ups, downs, x):
+    def body(x, w):
+        jax.debug.print("{}", x[0, 0])
+        return layer(x, w), None
+
+    return lax.scan(body, x, (ups, downs))[0]
+
+
+def until(ups, downs, x):
+    return lax.while_loop(lambda x: x[0, 0] < 9, lambda x: layer(x, (ups[0], downs[0])) + 1, x)
+
+
+def long(ups, downs, x):
+    return lax.fori_loop(0, 2000, lambda i, x: layer(x, (ups[0], downs[0])), x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "cluster", "options"),
+    [
+        (scanned, dj.make_cluster("p100x4"), {}),  # which only launches here
+        (scanned, slow(4), {"unroll_scans": False}),
+        (prints, slow(4), {}),
+        (until, slow(4), {}),
+        (long, slow(4), {}),
+    ],
+    ids=["short work", "asked for", "prints", "while", "long"],
+)
+def test_a_loop_that_hides_most_of_the_work_is_named(fn, cluster, options, caplog):
+    sharded = dj.partition(dj.trace(fn, *ARGS, **options), 4, cluster=cluster)
+    (line,) = (record.getMessage() for record in caplog.records)
+    kind = "while" if fn is until else "scan"
+    assert line.startswith(f"{kind} at ")
+    assert "test_loops.py" in line
+    assert "% of the work in one task" in line
+    assert line in dj.explain(sharded).summary()
+
+
+def test_a_loop_with_little_work_stays_one_task(caplog):
+    def fn(ups, downs, x):
+        total = lax.fori_loop(0, LAYERS, lambda i, s: s + x[0, 0], 0.0)
+        return layer(x, (ups[0], downs[0])) * total
+
+    program = dj.trace(fn, *ARGS)
+    assert program.unrolled is None
+    sharded = dj.partition(program, 4, cluster=slow(4))
+    np.testing.assert_allclose(dj.evaluate(sharded, *ARGS), fn(*ARGS), rtol=1e-5)
+    assert not caplog.records
+
+
+def test_a_loop_that_runs_once_is_one_task_on_purpose():
+    def fn(ups, downs, x):
+        return lax.scan(lambda x, w: (layer(x, w), None), x, (ups[:1], downs[:1]))[0]
+
+    assert dj.trace(fn, *ARGS).unrolled is None
+
+
+def test_what_was_asked_for_is_unrolled_whatever_it_costs():
+    program = dj.trace(scanned, *ARGS, unroll_scans=True)
+    assert program.unrolled is None
+    sharded = dj.partition(program, 1, cluster=dj.make_cluster("p100x4"))
+    assert sharded.graph.num_tasks >= LAYERS
