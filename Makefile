@@ -68,10 +68,10 @@ demo: $(INSTALLED)
 	$(RUN) experiments.demo $(ARGS)
 
 stage1 stage2 stage3: $(INSTALLED)
-	$(RUN) doppler_jax $@ $(STAGE_ARGS)
+	$(RUN) doppler_jax train $@ $(STAGE_ARGS)
 
 pretrain: $(INSTALLED)
-	$(RUN) doppler_jax pretrain $(ARGS)
+	$(RUN) doppler_jax train pretrain $(ARGS)
 
 bench: $(INSTALLED)
 	$(RUN) experiments.bench $(ARGS)

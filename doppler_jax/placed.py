@@ -21,7 +21,7 @@ PROVEN = 1e-6
 """Relative, by which a makespan may be above the lower bound and still count as proven: solvers
 take whole numbers, and round durations down."""
 
-_GIVEN = ("graph", "costs", "schedule")
+_GIVEN = ("graph", "costs", "names", "schedule")
 """Fields that are not in the file: what it is of, and what follows from that."""
 
 _NUMBERS = ("makespan_s", "objective_s", "lower_bound_s", "seconds")
@@ -50,6 +50,7 @@ class Placed:
       seconds: spent, compilation included.
       curve: of the search; of training in float32, but for the last row, the oracle's.
       interrupted: by Ctrl-C; the best until then.
+      names: `[N]` of the tasks, where a program was placed.
     """
 
     graph: TaskGraph
@@ -68,6 +69,7 @@ class Placed:
     seconds: float
     curve: Curve
     interrupted: bool
+    names: tuple[str, ...] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -118,6 +120,7 @@ class Placed:
 
     def explain(self, names: Sequence[str] | None = None) -> ScheduleExplanation:
         """Returns why the schedule takes as long as it does; see `explain_schedule`."""
+        names = self.names if names is None else names
         return explain_schedule(
             self.graph, self.costs, self.schedule, names=names, queue=self.queue
         )
@@ -129,7 +132,7 @@ class Placed:
 
         Args:
           path: of the HTML file; an old one is replaced.
-          names: `[N]` of the tasks, as in `ShardedProgram.names`.
+          names: `[N]` of the tasks; by default the program's, if one was placed.
           title: of the page.
 
         Raises:
@@ -139,6 +142,7 @@ class Placed:
         from doppler_jax.reports.page import write_report
 
         panels = [(self.method, self.schedule)]
+        names = self.names if names is None else names
         write_report(
             path, self.graph, self.costs, panels, title=title, names=names, curve=self.curve,
             bound_s=self.lower_bound_s, about=self._about(),
@@ -198,6 +202,7 @@ def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
         **numbers,
         graph=graph,
         costs=costs,
+        names=None,
         placement=placement,
         priority=priority,
         schedule=schedule,

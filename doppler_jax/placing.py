@@ -167,7 +167,8 @@ def place(
         if path is not None and not placed.interrupted:
             path.parent.mkdir(parents=True, exist_ok=True)
             placed.save(path)
-    return placed
+    names = program.names if isinstance(program, ShardedProgram) else None
+    return placed if names is None else dataclasses.replace(placed, names=tuple(names))
 
 
 def _find(

@@ -26,7 +26,7 @@ from .stage3 import open_devices
 
 @dataclasses.dataclass(frozen=True)
 class CalibrateSettings:
-    """What to measure, and where to write it."""
+    """Measure a workload's kernels and transfers here."""
 
     out: pathlib.Path
     """The file; if it exists, only what it lacks is measured."""

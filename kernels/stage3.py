@@ -42,7 +42,7 @@ NUM_SAMPLES = 64
 
 
 def stage3(settings: Stage3Settings) -> StageResult:
-    """Does `python -m doppler_jax stage3`: trains and says where the result is."""
+    """Does `python -m doppler_jax train stage3`: trains and says where the result is."""
     if settings.graph is not None:
         raise ValueError(
             f"{settings.graph}: stage 3 measures real executions, and a graph file has no "

@@ -25,7 +25,7 @@ def command(monkeypatch, tmp_path):
     """Runs `python -m doppler_jax WORDS` in an empty folder; returns the exit code."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("g.txt").write_text(TEXT)
-    return lambda *words: run(monkeypatch, entry.main, entry.Place | entry.List, *words)
+    return lambda *words: run(monkeypatch, entry.main, entry.commands(words), *words)
 
 
 @pytest.fixture
@@ -72,6 +72,10 @@ def test_bad_graph_files_are_refused(refuse, name):
         (["g.txt", "--seed", "4294967296"], ["--seed is 4294967296; expected 0 to"]),
         (["g.txt", "--output", "absent/x.json"], ["absent/x.json: there is no folder absent"]),
         (["g.txt", "--output", "."], [".: exists already"]),
+        (["g.txt", "--report", "absent/x.html"], ["absent/x.html: there is no folder absent"]),
+        (["g.txt", "--gantt", "."], [".: is a folder"]),
+        (["g.txt", "--method", "heft", "magic"], ["unknown method 'magic'"]),
+        (["g.txt", "--method"], ["--method: expected at least one"]),
     ],
 )
 def test_bad_options_are_refused(refuse, words, parts):
@@ -165,6 +169,64 @@ def test_list_names_everything(command, capsys):
     out = capsys.readouterr().out
     for name in [*dj.list_methods(), *dj.list_clusters(), *dj.list_workloads()]:
         assert name in out
+    assert command("list", "--json") == 0
+    names = json.loads(capsys.readouterr().out)
+    assert names["methods"] == dj.list_methods()
+    assert names["clusters"] == dj.list_clusters()
+    assert names["workloads"] == dj.list_workloads()
+
+
+def test_several_methods_stand_in_one_table_and_the_best_is_kept(command, capsys):
+    words = ["place", "g.txt", "--cluster", "p100x4", "--method", "single", "heft", "random"]
+    pictures = ["--report", "x.html", "--gantt", "x.png", "--output", "best.json"]
+    assert command(*words, "--max-evaluations", "5", "--explain", *pictures) == 0
+    out = capsys.readouterr().out
+    rows = [line.split()[1] for line in out.splitlines() if line.startswith("│")]
+    assert rows == ["single", "heft", "random"]
+    assert "critical chain: " in out
+    assert "<title>g.txt on p100x4</title>" in pathlib.Path("x.html").read_text()
+    assert pathlib.Path("x.png").read_bytes()[1:4] == b"PNG"
+    assert command(*words, "--max-evaluations", "5", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["graph"], said["cluster"]) == ("g.txt", "p100x4")
+    assert [plan["method"] for plan in said["plans"]] == rows
+    best = json.loads(pathlib.Path("best.json").read_text())
+    assert best["makespan_s"] == min(plan["makespan_s"] for plan in said["plans"])
+    assert sorted(said["plans"][0]["priority"]) == [0, 1, 2]
+
+
+def test_written_plans_are_compared_and_shown(command, capsys, tmp_path):
+    for name, *words in [("a.json", "single"), ("b.json", "heft"), ("c.json", "heft", "--pin")]:
+        pins = ["0", "1"] if "--pin" in words else []
+        assert command("place", "g.txt", "--method", *words, *pins, "--output", name) == 0
+    capsys.readouterr()
+    assert command("compare", "a.json", "b.json", "--report", "x.html") == 0
+    assert "makespan" in capsys.readouterr().out
+    assert "<title>a.json and b.json</title>" in pathlib.Path("x.html").read_text()
+    assert command("compare", "a.json", "b.json", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    plans = [json.loads(pathlib.Path(name).read_text()) for name in ("a.json", "b.json")]
+    for place, plan in zip(("first", "second"), plans, strict=True):
+        assert said[place]["makespan_s"] == plan["makespan_s"]
+    for plan in ("a.json", "c.json"):
+        assert command("report", plan, "y.html") == 0
+        assert f"<title>{plan}</title>" in pathlib.Path("y.html").read_text()
+    pathlib.Path("g.txt").rename("h.txt")
+    assert command("report", "a.json", "z.html", "--graph", "h.txt") == 0
+    assert command("report", "a.json", "z.html") == 2
+    assert_one_error_line(capsys.readouterr().err.splitlines(True)[-1], "g.txt: No such file")
+    plan = plans[0] | {"source": {"graph": "h.txt"}}
+    pathlib.Path("d.json").write_text(json.dumps(plan))
+    assert_refused(
+        command, ["compare", "d.json", "a.json"],
+        ["d.json: does not say its cluster; give it by --cluster"], capsys, tmp_path,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "stage2", "--help"]])
+def test_help_comes_from_every_depth(command, capsys, words):
+    assert command(*words) == 0
+    assert "usage: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

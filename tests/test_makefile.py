@@ -26,19 +26,28 @@ def dry_run(*words):
 
 @pytest.mark.parametrize("stage", ["stage1", "stage2", "stage3"])
 def test_stage_defaults(stage):
-    expected = f"-m doppler_jax {stage} --workload chainmm --cluster p100x4"
+    expected = f"-m doppler_jax train {stage} --workload chainmm --cluster p100x4"
     assert dry_run(stage)[1:] == expected.split()
 
 
 def test_pretraining_takes_no_problem():
     words = dry_run("pretrain", "ARGS=--seed 3")
-    assert words[1:] == ["-m", "doppler_jax", "pretrain", "--seed", "3"]
+    assert words[1:] == ["-m", "doppler_jax", "train", "pretrain", "--seed", "3"]
 
 
 @pytest.mark.parametrize("name", ["my graph.txt", "it's.txt", "a;b $$HOME.txt"])
 def test_graph_reaches_the_command_as_one_word(name):
     words = dry_run("stage1", f"GRAPH={name}", "CLUSTER=v100x8", "ARGS=--out 'a b'")
-    assert words[3:] == ["stage1", "--graph", name, "--cluster", "v100x8", "--out", "a b"]
+    assert words[3:] == [
+        "train",
+        "stage1",
+        "--graph",
+        name,
+        "--cluster",
+        "v100x8",
+        "--out",
+        "a b",
+    ]
 
 
 def test_environment_does_not_choose_and_two_problems_are_refused(monkeypatch):

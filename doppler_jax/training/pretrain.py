@@ -95,7 +95,7 @@ class PretrainSettings:
 
 
 def pretrain(settings: PretrainSettings, num_updates: float = math.inf) -> pathlib.Path:
-    """Does `python -m doppler_jax pretrain`: trains while the budget lasts, and says how well.
+    """Does `doppler train pretrain`: trains while the budget lasts, and says how well.
 
     Args:
       settings: of the run; a run of the same ones in its folder goes on.

@@ -58,7 +58,7 @@ class StageResult:
 
 
 def run_stage(settings: Stage1Settings | Stage2Settings) -> StageResult:
-    """Does `python -m doppler_jax stage1` or `stage2`: trains, says where the result is."""
+    """Does `doppler train stage1` or `stage2`: trains, says where the result is."""
     check_settings(settings)
     use_host_devices(settings.host_devices)
     number = 1 if isinstance(settings, Stage1Settings) else 2

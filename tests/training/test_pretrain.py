@@ -217,7 +217,7 @@ def test_a_run_goes_on_from_a_policy(settings, tmp_path):
 
 def test_the_command_refuses_unknown_buckets_and_leaves_no_run(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ("pretrain", "--host-devices", "4", "--buckets", "9x9")
+    words = ("train", "pretrain", "--host-devices", "4", "--buckets", "9x9")
     assert run(monkeypatch, entry.main, entry.commands(words), *words) == 2
     assert_one_error_line(capsys.readouterr().err, "unknown buckets ['9x9']; known: ['1024x8'")
     assert not list(tmp_path.iterdir())

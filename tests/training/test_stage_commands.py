@@ -1,4 +1,4 @@
-"""`python -m doppler_jax stage1` to `stage3`: resuming, refusing, and one clear line."""
+"""`python -m doppler_jax train stage1` to `stage3`: resuming, refusing, and one clear line."""
 
 import json
 import pathlib
@@ -54,7 +54,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """Runs `python -m doppler_jax stageK WORDS` in a folder of its own."""
+    """Runs `python -m doppler_jax train stageK WORDS` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("g.txt").write_text(TEXT)
 
@@ -255,7 +255,7 @@ def test_all_three_stages_as_processes(tmp_path, refuse, capsys):
     local = [*words, "--backend", "local", "--training.proposal-evaluations", "256"]
 
     def start(stage, *words):
-        return run_python("-m", "doppler_jax", f"stage{stage}", *words, cwd=tmp_path)
+        return run_python("-m", "doppler_jax", "train", f"stage{stage}", *words, cwd=tmp_path)
 
     small = [*words, "--policy.width", "8", "--policy.rounds", "1"]
     runs = ((1, small, "simulated"), (2, words, "simulated"), (3, local, "measured"))
