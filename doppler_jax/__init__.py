@@ -12,6 +12,7 @@ What is imported here under its own name is public. The engine, which runs place
 files of policies are imported when one of their names is first asked for.
 """
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,11 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(importlib.import_module(f"doppler_jax.{_LATE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    near: list[str] = []
+    if not name.startswith("_"):  # else nobody has mistyped it
+        near = difflib.get_close_matches(name, [x for x in __dir__() if x[0] != "_"])
+    hint = f"; the nearest: {', '.join(near)}" if near else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

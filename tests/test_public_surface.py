@@ -20,6 +20,8 @@ def test_every_public_name_exists_once():
         assert getattr(dj, name) is not None, name
     with pytest.raises(AttributeError, match="'doppler_jax' has no attribute 'no_such_name'"):
         dj.no_such_name  # noqa: B018
+    with pytest.raises(AttributeError, match="'load_polcy'; the nearest: load_policy"):
+        dj.load_polcy  # noqa: B018
 
 
 # Positional arguments, then those given by name with their defaults.
