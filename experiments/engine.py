@@ -6,6 +6,7 @@
 - `modes`: outputs and traces of every mode of the devices, all tasks on one or on both.
 - `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
 - `copies`: whether a copy waits for work on its device that was enqueued before or behind it.
+- `short`: what a call of four tasks takes beyond its trace, and on what.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
 
 What is compared is measured in turns, so that drift hits all alike. `--backends unequal` is
@@ -38,6 +39,7 @@ PARTS = {
     "tasks": "Independent tiny tasks: seconds of all over their number",
     "transfers": "One transfer at a time, beside `jax.device_put`",
     "copies": "A copy whose operand is ready, while a device is at work",
+    "short": "Calls of four tasks beyond their traces (last finish - first start)",
     "idle": "Idle with a ready task; a gap is the wait before a task",
 }
 """Title of each part's table."""
@@ -47,6 +49,9 @@ TRANSFER_BYTES = (1 << 8, 1 << 20, 1 << 24)
 
 NUM_TRANSFERS = 50
 """Steps of the chain that moves them."""
+
+SHORT_REPEATS = 20
+"""Calls of four tasks for each round."""
 
 COPY_WORK = {"cpu": (256, 16), "gpu": (8192, 8)}
 """Width and number of the products that a device is busy with, by platform."""
@@ -109,6 +114,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
                 add("modes", machine, time_modes, where=where, **made)
     for machine in machines:
         add("tasks", machine, time_tasks, tasks=asked.tasks)
+        add("short", machine, time_short, repeats=SHORT_REPEATS)
         for size in TRANSFER_BYTES:
             add("transfers", machine, time_transfers, num_bytes=size)
         if machine.backend not in LAUNCHERS:
@@ -238,6 +244,44 @@ def time_tasks(machine: Machine, rounds: int, tasks: int) -> Rows:
         {"what": what, "per task_s": warm(s) / tasks, "over a bare call": warm(s) / bare_s}
         for what, s in seconds.items()
     ]
+
+
+def time_short(machine: Machine, rounds: int, repeats: int) -> Rows:
+    """Measures calls of four tasks: their own time, the time beyond it, and its chores.
+
+    The smallest of many is what the engine takes where nothing else runs.
+    """
+    rows = []
+    sharded, args = tiny_program(4, 1 << 14, is_chain=True)
+    for where, placement in (
+        ("one device", np.zeros(4, int)),
+        ("two devices", np.arange(4) // 2),
+    ):
+        step = machine.compile(sharded, placement)
+        step(*args)
+        beyond, found = [], []
+        for _ in range(rounds * repeats):
+            call_s = seconds_of(partial(step, *args))
+            trace = step.schedule
+            assert trace is not None
+            start_s = min(trace.start_s.min(), trace.transfer_start_s.min(initial=np.inf))
+            beyond.append(call_s - float(trace.finish_s.max() - start_s))
+            found.append(step.profile())
+        best = found[int(np.argmin(beyond))]
+        assert best.whole_call is not None
+        spent: dict[str, float] = {}
+        for name, device, begun_s, ended_s in best.whole_call.chores:
+            key = f"{name} ({'caller' if device < 0 else device})"
+            spent[key] = spent.get(key, 0.0) + ended_s - begun_s
+        spent["rest"] = best.rest_s
+        row = {
+            "tasks on": where,
+            "smallest_s": min(beyond),
+            "median_s": float(np.median(beyond)),
+        }
+        on_what = ", ".join(f"{key} {seconds * 1e6:.0f} us" for key, seconds in spent.items())
+        rows.append(row | {"of the smallest": on_what})
+    return rows
 
 
 def ends(machine: Machine) -> list[jax.Device]:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import join_output
-from doppler_jax.types import Schedule, ShardedProgram
+from doppler_jax.types import ShardedProgram
 
 from .agenda import Agenda
-from .trace import Handled, Record
+from .trace import Chores, Record
 
 
 class TaskError(RuntimeError):
@@ -51,8 +51,7 @@ class Execution:
     """One call: what it returned, when what ran, and what allocators tell of memory."""
 
     outputs: list[jax.Array]  # flat, assembled from their blocks
-    trace: Schedule  # seconds from the first dispatch; transfers of graph input i as ~i
-    handling: Handled  # what devices themselves spent on transfers, on the trace's clock
+    record: Record  # when what ran
     allocated_bytes: Sequence[int | None]  # [D] most since the process began, where known
 
 
@@ -76,13 +75,14 @@ class LoadedProgram(abc.ABC):
         record: Record,
         blocks_of: Callable[[tuple[int, ...]], list[jax.Array]],
         allocated_bytes: Sequence[int | None],
+        chores: Chores,
     ) -> Execution:
         """Returns what a call gives back; `blocks_of` gathers an output's blocks by slot."""
-        outputs = [
-            join_output(output, blocks_of(blocks))
-            for output, blocks in zip(self.sharded.outputs, self.agenda.outputs, strict=True)
-        ]
-        return Execution(outputs, record.schedule(), record.handling, allocated_bytes)
+        with chores.doing("assemble outputs"):
+            pairs = zip(self.sharded.outputs, self.agenda.outputs, strict=True)
+            outputs = [join_output(output, blocks_of(blocks)) for output, blocks in pairs]
+            jax.block_until_ready(outputs)
+        return Execution(outputs, record, allocated_bytes)
 
     @abc.abstractmethod
     def lay(self, values: Sequence[Any]) -> Any:
@@ -96,8 +96,8 @@ class LoadedProgram(abc.ABC):
         """
 
     @abc.abstractmethod
-    def run(self, laid: Any) -> Execution:
-        """Returns one execution; what `lay` gave may be run again.
+    def run(self, laid: Any, chores: Chores) -> Execution:
+        """Returns one execution, and adds to the chores; what `lay` gave may be run again.
 
         Raises:
           TaskError: a task or transfer failed, a device was lost or time ran out.

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from .processes.driver import ProcessDevices
 from .processes.session import ProcessDevice
 from .profile import Profile, measured_costs, profile
 from .segments import fuse_segments as fuse
-from .trace import Handled
+from .trace import CALLER, Chore, Chores, Handled, Record, WholeCall
 
 
 def compile(
@@ -149,12 +150,6 @@ class PlacedFunction:
       device_names: `[D]` of the devices.
       mode: how tasks are dispatched.
       compile_s: seconds spent compiling, shared executables not counted.
-      schedule: the trace of the latest call, in seconds from the dispatch of its first task
-        or input transfer, with transfers; None before. Arguments are laid on the devices
-        that read them before that, outputs are assembled after it.
-      handling: device, start and finish of each time that a device itself moved tensors
-        between two tasks in the latest call, on the trace's clock: on CPU processes of one
-        machine, else never; None before.
       starts_are_inferred: whether the trace's starts (and, in part, finishes) follow from
         dispatch times and finishes that the host saw. So in `in_order` on accelerators.
     """
@@ -173,8 +168,8 @@ class PlacedFunction:
         self.mode = loaded.agenda.mode
         self.starts_are_inferred = loaded.infers_starts
         self.compile_s = loaded.compile_s
-        self.schedule: Schedule | None = None
-        self.handling: Handled | None = None
+        self._record: Record | None = None
+        self._schedule: Schedule | None = None
         self._loaded = loaded
         self._apart = apart
 
@@ -186,6 +181,7 @@ class PlacedFunction:
           TypeError: they are tracers: JAX transforms what has been compiled.
           TaskError: a task or a transfer failed, a device was lost or time ran out.
         """
+        began_s, chores = time.perf_counter(), Chores()
         check_no_mesh()
         sharded = self._loaded.sharded
         values = flatten_args(sharded, args, kwargs)
@@ -197,15 +193,57 @@ class PlacedFunction:
         if not are_tied(sharded, values):  # from now on they are two graph inputs
             vars(self).update(vars(self._apart()))
         with jax.transfer_guard("allow"):  # what moves from here on was asked for
-            execution = self._loaded.run(self._loaded.lay(values))
-        self.schedule, self.handling = execution.trace, execution.handling
+            chores.append(Chore("take arguments", CALLER, began_s, time.perf_counter()))
+            with chores.doing("lay arguments"):
+                laid = self._loaded.lay(values)
+            execution = self._loaded.run(laid, chores)
+        self._record, self._schedule = execution.record, None
         self._allocated_bytes = execution.allocated_bytes
-        return jax.tree.unflatten(sharded.out_tree, execution.outputs)
+        outputs = jax.tree.unflatten(sharded.out_tree, execution.outputs)
+        self._times = began_s, time.perf_counter(), chores
+        return outputs
 
     def run_traced(self, *args: Any, **kwargs: Any) -> Schedule:
         """Runs the program and returns the trace of that call; raises what a call raises."""
         self(*args, **kwargs)
         return self._called()[0]
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The trace of the latest call; None before.
+
+        It is in seconds from the dispatch of its first task or input transfer, with transfers.
+        What else the call did is in `whole_call`.
+        """
+        if self._schedule is None and self._record is not None:
+            self._schedule = self._record.schedule()
+        return self._schedule
+
+    @property
+    def handling(self) -> Handled | None:
+        """Device, start and finish of each time that a device itself moved tensors.
+
+        That is between two tasks of the latest call, on its trace's clock: on CPU processes of
+        one machine, else never; None before.
+        """
+        return None if self._record is None else self._record.handling
+
+    @property
+    def whole_call(self) -> WholeCall:
+        """The latest call from its beginning until its outputs could be used.
+
+        Raises:
+          ValueError: there was no call yet.
+        """
+        self._called()
+        began_s, ended_s, chores = self._times
+        assert self._record is not None
+        # Without tasks the trace has no clock.
+        origin_s = self._record.origin_s if np.isfinite(self._record.origin_s) else began_s
+        shifted = (
+            Chore(c.name, c.device, c.start_s - origin_s, c.finish_s - origin_s) for c in chores
+        )
+        return WholeCall(began_s - origin_s, ended_s - origin_s, tuple(shifted))
 
     @property
     def peak_bytes(self) -> np.ndarray:
@@ -232,7 +270,13 @@ class PlacedFunction:
         """
         trace, handling = self._called()
         return profile(
-            self.graph, trace, self.names, self.device_names, self.peak_bytes, handling
+            self.graph,
+            trace,
+            self.names,
+            self.device_names,
+            self.peak_bytes,
+            handling,
+            self.whole_call,
         )
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -249,10 +293,12 @@ class PlacedFunction:
             device_names=self.device_names,
             inferred_starts=self.starts_are_inferred,
             handling=handling,
+            chores=self.whole_call.chores,
             plan=self.plan,
         )
 
     def _called(self) -> tuple[Schedule, Handled]:
-        if self.schedule is None or self.handling is None:
+        schedule, handling = self.schedule, self.handling
+        if schedule is None or handling is None:
             raise ValueError("there is no trace: call the function first")
-        return self.schedule, self.handling
+        return schedule, handling

@@ -12,7 +12,7 @@ from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
 from doppler_jax.reports.tables import format_seconds, format_table
 from doppler_jax.types import Costs, Schedule, TaskGraph
 
-from .trace import Handled
+from .trace import CALLER, Handled, WholeCall
 
 SHOWN = 10
 """Tasks that `str` of a profile shows: the slowest."""
@@ -33,6 +33,8 @@ class Profile:
     overlapped_s: float  # of that, while the receiving device computed
     peak_bytes: np.ndarray  # [D] most memory held at once, by the engine's own count
     device_names: tuple[str, ...]  # [D]
+    whole_call: WholeCall | None  # None: of the trace alone
+    rest_s: float  # of the whole call, in which nothing of what is known went on
 
     @property
     def makespan_s(self) -> float:
@@ -61,9 +63,22 @@ class Profile:
             f"{format_seconds(self.gap_s(0.99), 3)} (99th percentile)\n"
             f"transfers: {self.num_transfers}, {explained.moved_bytes.sum():.4g} bytes, "
             f"{format_seconds(self.transfer_s)} together, {overlap:.0%} of it while the "
-            f"receiver computed\n\n{self._devices()}\n{explained.links_text()}"
+            f"receiver computed\n{self._call()}\n{self._devices()}\n{explained.links_text()}"
             f"{self._slowest()}\n{explained.chain_text()}"
         )
+
+    def _call(self) -> str:
+        if self.whole_call is None:
+            return ""
+        call_s, spent = self.whole_call.seconds, dict[tuple[str, str], float]()
+        for name, device, start_s, finish_s in self.whole_call.chores:
+            key = name, "the caller" if device == CALLER else f"{device}"
+            spent[key] = spent.get(key, 0.0) + finish_s - start_s
+        spent["tasks and transfers", "all"] = self.makespan_s
+        spent["rest: threads or processes wake", ""] = self.rest_s
+        rows = [(*key, format_seconds(s), f"{s / call_s:.1%}") for key, s in spent.items()]
+        header = f"call, {format_seconds(call_s)}", "device", "takes", "share"
+        return f"\n{format_table(header, rows)}"
 
     def _devices(self) -> str:
         columns = (
@@ -93,6 +108,7 @@ def profile(
     device_names: Sequence[str],
     peak_bytes: ArrayLike,
     handling: Handled | None = None,
+    whole_call: WholeCall | None = None,
 ) -> Profile:
     """Returns what the time of one call went on; print it to read it.
 
@@ -103,6 +119,7 @@ def profile(
       device_names: `[D]` of the devices.
       peak_bytes: `[D]` most memory held at once.
       handling: when devices themselves moved tensors, between their tasks; by default never.
+      whole_call: when the function was called and could be used, and what it did besides.
 
     Raises:
       ValueError: the trace is no legal execution of the graph, or names or `peak_bytes`
@@ -129,7 +146,20 @@ def profile(
         overlapped_s=float(_receiver_busy_s(trace).sum()),
         peak_bytes=peaks,
         device_names=tuple(device_names),
+        whole_call=whole_call,
+        rest_s=0.0 if whole_call is None else _rest_s(trace, whole_call),
     )
+
+
+def _rest_s(trace: Schedule, whole: WholeCall) -> float:
+    """Returns for how long there was no chore, and it was not between the trace's ends."""
+    starts_s = np.append(trace.start_s, trace.transfer_start_s)
+    traced = [(starts_s.min(), trace.finish_s.max())] if starts_s.size else []
+    at_s, rest_s = whole.start_s, 0.0
+    for start_s, finish_s in sorted([*traced, *(chore[2:] for chore in whole.chores)]):
+        rest_s += max(0.0, start_s - at_s)
+        at_s = max(at_s, finish_s)
+    return float(rest_s + max(0.0, whole.finish_s - at_s))
 
 
 def dispatch_gaps_s(graph: TaskGraph, trace: Schedule, handling: Handled) -> np.ndarray:

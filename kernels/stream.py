@@ -97,6 +97,7 @@ class _Stream:
     def _dispatch(self) -> None:
         """Enqueues every task and transfer; stops at a failure."""
         self._clock = Clock()
+        self.record.origin_s = self._clock.origin_s
         for event in dispatch_order(self._program.agenda):
             self.record.start_s[event] = now_s = self._clock.now_s()
             try:

@@ -13,6 +13,7 @@ so that the device never waits for the host, and a third one receives.
 import dataclasses
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -28,7 +29,7 @@ from .agenda import RULES, Next
 from .crew import Crew, Job
 from .devices import Execution, LoadedProgram, TaskError, event_error
 from .memory import Buffers, Residents, Slots
-from .trace import Clock, Record
+from .trace import CALLER, Chore, Chores, Clock, Record
 
 GRACE_S = 1.0
 """After a timeout, workers have this long to end what they are at; then they are left."""
@@ -53,14 +54,17 @@ class LocalProgram(LoadedProgram):
         """Returns the slots of a call, with the blocks of its arguments there."""
         return self.residents.lay(self.agenda, values)
 
-    def run(self, laid: Slots) -> Execution:
+    def run(self, laid: Slots, chores: Chores) -> Execution:
         """Returns one execution; `laid` stays as it is.
 
         Raises:
           TaskError: a task or transfer failed, or time ran out.
         """
         slots = list(laid)
+        began_s = time.perf_counter()
         record = self.runner(self, slots)
+        first_s = record.origin_s + min(record.start_s, default=0.0)
+        chores.append(Chore("dispatch", CALLER, began_s, first_s))
 
         def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
             blocks: list[Any] = [slots[s] for s in wanted]
@@ -72,7 +76,8 @@ class LocalProgram(LoadedProgram):
             is_there = all(block.device == there for block in blocks)
             return blocks if is_there else jax.device_put(blocks, there)
 
-        return self.execution(record, gather, list(map(ops.allocated_bytes, self.devices)))
+        allocated = list(map(ops.allocated_bytes, self.devices))
+        return self.execution(record, gather, allocated, chores)
 
 
 def run_ahead(device: jax.Device) -> int:
@@ -138,6 +143,7 @@ class _Call:
         try:
             with self._lock:
                 self._clock = Clock()
+                self.record.origin_s = self._clock.origin_s
                 self._go_on(self._rules.begin(), 0.0)
             self._crew.start()
             grace_s = None

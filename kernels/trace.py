@@ -1,7 +1,15 @@
-"""Event records of an execution, and the `Schedule` that they make."""
+"""Event records of an execution, and the `Schedule` that they make.
 
+A call is more than its tasks and transfers, which a `Schedule` has: what else it does are its
+chores.
+"""
+
+import contextlib
+import dataclasses
 import math
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,14 +22,54 @@ Handled = list[tuple[int, float, float]]
 on, between two tasks: tensors, and what tells that it has come to a barrier."""
 
 
+CALLER = -1
+"""The device of what the calling thread does."""
+
+
+class Chore(NamedTuple):
+    """Something that a call does beside its tasks and transfers."""
+
+    name: str
+    device: int  # or `CALLER`
+    start_s: float
+    finish_s: float
+
+
+class Chores(list[Chore]):
+    """Those of a call so far, in seconds of this process's clock."""
+
+    @contextlib.contextmanager
+    def doing(self, name: str) -> Iterator[None]:
+        """Notes what the calling thread does meanwhile."""
+        start_s = time.perf_counter()
+        yield
+        self.append(Chore(name, CALLER, start_s, time.perf_counter()))
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeCall:
+    """From when a function was called until its outputs could be used.
+
+    On the clock of the call's trace, which a task or transfer starts at 0 or thereafter.
+    """
+
+    start_s: float
+    finish_s: float
+    chores: tuple[Chore, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.finish_s - self.start_s
+
+
 class Clock:
     """Seconds since the execution began."""
 
     def __init__(self) -> None:
-        self._origin_s = time.perf_counter()
+        self.origin_s = time.perf_counter()
 
     def now_s(self) -> float:
-        return time.perf_counter() - self._origin_s
+        return time.perf_counter() - self.origin_s
 
 
 class Record:
@@ -37,6 +85,7 @@ class Record:
         self.start_s = [float("nan")] * num_events
         self.finish_s = [float("nan")] * num_events
         self.handling: Handled = []  # where threads move tensors, devices spend nothing
+        self.origin_s = math.nan  # on this process's clock
 
     def first_unfinished(self) -> int:
         """Returns what has run for longest, or else the first task that has yet to run."""

@@ -35,7 +35,11 @@ def flatten_args(
       ValueError: the pytree, or a leaf's shape or dtype, is not what the program was
         traced with; the message names the leaf.
     """
-    leaves, tree = jax.tree.flatten_with_path(by_position(args, kwargs, sharded.parameters))
+    given = by_position(args, kwargs, sharded.parameters)
+    arrays, tree = jax.tree.flatten(given)
+    if tree == sharded.in_tree and all(map(_is_like, arrays, sharded.arg_avals)):
+        return arrays + list(sharded.consts)
+    leaves, tree = jax.tree.flatten_with_path(given)
     if tree != sharded.in_tree:
         raise ValueError(_structure_error([path for path, _ in leaves], tree, sharded.in_tree))
     values, made = [], dict[int, Any]()
@@ -54,6 +58,12 @@ def flatten_args(
             leaf = made[id(leaf)]
         values.append(leaf)
     return values + list(sharded.consts)
+
+
+def _is_like(leaf: Any, aval: jax.ShapeDtypeStruct) -> bool:
+    """Returns whether a leaf is beyond doubt what was traced; to tell errors takes longer."""
+    is_array = isinstance(leaf, jax.Array)
+    return is_array and leaf.shape == aval.shape and leaf.dtype == aval.dtype
 
 
 def by_position(

@@ -20,6 +20,7 @@ def write_chrome_trace(
     device_names: Sequence[str] | None = None,
     inferred_starts: bool = False,
     handling: Sequence[tuple[int, float, float]] = (),
+    chores: Sequence[tuple[str, int, float, float]] = (),
     plan: Plan | None = None,
 ) -> None:
     """Writes a schedule as Chrome trace events, times in microseconds.
@@ -35,6 +36,9 @@ def write_chrome_trace(
       inferred_starts: marks every event as one whose start was not measured.
       handling: device, start and finish of what devices themselves spent on transfers, drawn
         among their tasks.
+      chores: name, device (-1: the caller), start and finish of what the call did besides,
+        drawn among the tasks of the device. Where they begin before 0, that is when the
+        events begin to count.
       plan: what was executed, if its queue and ranks are to be written, too.
 
     Raises:
@@ -53,7 +57,8 @@ def write_chrome_trace(
         schedule.transfer_start_s,
         schedule.transfer_finish_s,
     )
-    handled = [time_s for _, start_s, finish_s in handling for time_s in (start_s, finish_s)]
+    besides = [*handling, *chores]
+    handled = [time_s for *_, start_s, finish_s in besides for time_s in (start_s, finish_s)]
     if not np.isfinite(np.concatenate([*times, handled])).all():
         raise ValueError("the schedule has a time that is not finite")
     used = np.concatenate([placement, schedule.transfer_source, schedule.transfer_destination])
@@ -68,9 +73,15 @@ def write_chrome_trace(
         _Slice((d, -1, 0), "handling", "transfers", start_s, finish_s, {})
         for d, start_s, finish_s in handling
     ]
+    caller = len(device_names)
+    slices += [
+        _Slice((d if d >= 0 else caller, -1, 0), "chore", name, start_s, finish_s, {})
+        for name, d, start_s, finish_s in chores
+    ]
     own = {(d, -1, 0) for d in range(len(device_names))}
     rows = {row: tid for tid, row in enumerate(sorted(own | {s.row for s in slices}))}
-    events = [_complete_event(rows[s.row], s) for s in slices]
+    zero_s = min([0.0, *(start_s for _, _, start_s, _ in chores)])
+    events = [_complete_event(rows[s.row], s, zero_s) for s in slices]
     events.sort(key=lambda event: (event["ts"], event["tid"]))
     data = {
         "traceEvents": _name_rows(rows, device_names) + events,
@@ -124,9 +135,11 @@ def _lanes(schedule: Schedule) -> list[int]:
     return lanes
 
 
-def _complete_event(tid: int, what: _Slice) -> dict[str, Any]:
+def _complete_event(tid: int, what: _Slice, zero_s: float) -> dict[str, Any]:
     # Whole nanoseconds, which is what Perfetto keeps: neighbours stay neighbours.
-    start_ns, finish_ns = round(float(what.start_s) * 1e9), round(float(what.finish_s) * 1e9)
+    start_ns, finish_ns = (
+        round(float(time_s - zero_s) * 1e9) for time_s in (what.start_s, what.finish_s)
+    )
     return {
         "name": what.name,
         "cat": what.category,
@@ -149,7 +162,13 @@ def _name_rows(rows: dict[Row, int], device_names: Sequence[str]) -> list[dict[s
 
     for (pid, source, _), tid in rows.items():
         if source < 0:
-            add("process_name", pid, tid, f"device {device_names[pid]}")
+            is_device = pid < len(device_names)
+            add(
+                "process_name",
+                pid,
+                tid,
+                f"device {device_names[pid]}" if is_device else "caller",
+            )
             add("process_sort_index", pid, tid, pid)
         name = f"from {device_names[source]}" if source >= 0 else "compute"
         add("thread_name", pid, tid, name)

@@ -63,6 +63,8 @@ class DeviceResult:
     """(start, finish) of moving tensors between tasks"""
     outputs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot
     failure: Failure | None = None
+    chores: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
+    """(what, start, finish) beside those"""
     peak_bytes: int | None = None  # most since the process began, where the allocator tells
 
 
@@ -144,11 +146,13 @@ class Worker:
           new: blocks of arguments, by the numbers that the driver gives them.
           laid: number of the block in each slot.
         """
+        began_s = time.perf_counter()
         shipment, device = self._programs[program]
         avals = {number: shipment.avals[slot] for slot, number in laid.items()}
         for number, host in new.items():
             self._blocks[number] = to_device(host, avals[number])
         jax.block_until_ready([self._blocks[number] for number in new])
+        laid_s = time.perf_counter()
         slots = {slot: self._blocks[number] for slot, number in laid.items()}
         run = DeviceCall(shipment, device, call, self._executables, slots, self._mesh)
         with self._lock:
@@ -163,7 +167,9 @@ class Worker:
         if is_stopped:
             run.stop()
         try:
-            return run.execute()
+            result = run.execute(laid_s)
+            result.chores.append(("lay arguments", began_s, laid_s))
+            return result
         finally:
             with self._lock:
                 self._run = None
@@ -228,19 +234,22 @@ class DeviceCall:
         ready, self._first_transfers = self._rules.begin()
         self._make_ready((v for v in ready if agenda.placement[v] == device), 0.0)
 
-    def execute(self) -> DeviceResult:
-        """Runs this device's part, and returns what it did."""
+    def execute(self, began_s: float) -> DeviceResult:
+        """Runs this device's part, and returns what it did; it is being set up since then."""
+        self._result.chores.append(("set up", began_s, time.perf_counter()))
         if self._agenda.mode == "bulk_synchronous":
             self._bulk_synchronous()
         else:
             self._asynchronous()
         self._wait(lambda: not self._num_unsent)
+        ended_s = time.perf_counter()
         if not self._stopped:
             wanted = {s for blocks in self._agenda.outputs for s in blocks}
             here = ((s, self._slots[s]) for s in wanted)
             self._result.outputs = {s: to_host(a) for s, a in here if a is not None}
         self._slots[:] = [None] * len(self._slots)
         self._result.peak_bytes = allocated_bytes(jax.devices()[0])
+        self._result.chores.append(("hand over outputs", ended_s, time.perf_counter()))
         return self._result
 
     def stop(self) -> int | None:

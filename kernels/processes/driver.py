@@ -23,7 +23,7 @@ from doppler_jax.types import RESIDENT, ShardedProgram
 
 from ..agenda import RULES, Agenda
 from ..devices import Devices, Execution, LoadedProgram, Options, TaskError, event_error
-from ..trace import Record
+from ..trace import Chore, Chores, Record
 from .device import DeviceResult, Shipment
 from .line import wait
 from .session import ProcessDevice, Session, ask_all, lost_device, this_host
@@ -149,11 +149,14 @@ class _Outcomes:
         found = (o for o in self.of if o is not None)
         return any(isinstance(o, BaseException) or o.failure is not None for o in found)
 
-    def wait(self, timeout_s: float | None, *, for_all: bool = False) -> bool:
+    def wait(
+        self, timeout_s: float | None, chores: Chores | None = None, *, for_all: bool = False
+    ) -> bool:
         """Waits for a failure or all answers; returns False if time ran out.
 
         Args:
           timeout_s: None: for ever.
+          chores: to which reading of answers is added.
           for_all: whether to wait for the others after a failure.
         """
         deadline_s = time.perf_counter() + (math.inf if timeout_s is None else timeout_s)
@@ -163,12 +166,13 @@ class _Outcomes:
                 return False
             lines = {d: dev.session.lines[dev.index] for d, dev in self._pending.items()}
             ready = wait(lines, min(left_s, _LOOK_S))
-            for d in ready or lines:
-                device = self._pending[d]
-                answer = lines[d].receive() if ready else device.session.lost(device.index)
-                if answer is not None:
-                    self.of[d] = answer
-                    del self._pending[d]
+            for d in ready:
+                with (chores or Chores()).doing("receive outputs"):
+                    self.of[d] = lines[d].receive()
+            for d in [] if ready else lines:
+                self.of[d] = self._devices[d].session.lost(self._devices[d].index)
+            for d in [d for d in lines if self.of[d] is not None]:
+                del self._pending[d]
         return True
 
 
@@ -202,7 +206,7 @@ class _Program(LoadedProgram):
             laid.blocks[d][slot] = number
         return laid
 
-    def run(self, laid: _Laid) -> Execution:
+    def run(self, laid: _Laid, chores: Chores) -> Execution:
         """Returns one execution; the outputs come to this process.
 
         Raises:
@@ -211,15 +215,17 @@ class _Program(LoadedProgram):
         with self.session.one_call:
             self.session.clear_up()
             offsets_s = clock_offsets_s(self.devices)
-            results = self._call(laid)
+            results = self._call(laid, chores)
+        record = make_record(self.agenda, results, offsets_s, chores)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
         return self.execution(
-            make_record(self.agenda, results, offsets_s),
+            record,
             lambda blocks: [to_device(slots[s], self.avals[s]) for s in blocks],
             [result.peak_bytes for result in results],
+            chores,
         )
 
-    def _call(self, laid: _Laid) -> list[DeviceResult]:
+    def _call(self, laid: _Laid, chores: Chores) -> list[DeviceResult]:
         """Runs a call with the arguments laid; returns each device's result.
 
         Raises:
@@ -228,9 +234,10 @@ class _Program(LoadedProgram):
         """
         number, outcomes = self.session.new_number(), _Outcomes(self.devices)
         try:
-            for d in range(len(self.devices)):
-                outcomes.send(d, "run", self.number, number, laid.new[d], laid.blocks[d])
-            in_time = outcomes.wait(self.options.timeout_s)
+            with chores.doing("send the call"):
+                for d in range(len(self.devices)):
+                    outcomes.send(d, "run", self.number, number, laid.new[d], laid.blocks[d])
+            in_time = outcomes.wait(self.options.timeout_s, chores)
         except BaseException:
             self._stop(number, outcomes, laid)
             raise
@@ -340,12 +347,16 @@ def _offset_s(device: ProcessDevice) -> float:
 
 
 def make_record(
-    agenda: Agenda, results: Sequence[DeviceResult], offsets_s: Sequence[float]
+    agenda: Agenda,
+    results: Sequence[DeviceResult],
+    offsets_s: Sequence[float],
+    chores: Chores,
 ) -> Record:
     """Returns what the devices `[D]` did on one clock, from its first start.
 
     Offsets that were measured are inexact. Where they would let a tensor arrive before it
     was sent, the receiver's clock is moved on: whatever the clocks say, that did not happen.
+    Their chores are added to those of the call.
     """
     record, num_tasks = Record(agenda), len(agenda.placement)
     start_s, finish_s = np.array(record.start_s), np.array(record.finish_s)
@@ -365,7 +376,7 @@ def make_record(
         np.maximum.at(late_s, ends_on, gaps_s)
         offsets -= late_s
     start_s, finish_s = start_s - offsets[starts_on], finish_s - offsets[ends_on]
-    origin_s = start_s.min(initial=np.inf)
+    record.origin_s = origin_s = start_s.min(initial=np.inf)
     record.start_s, record.finish_s = (
         (start_s - origin_s).tolist(),
         (finish_s - origin_s).tolist(),
@@ -375,5 +386,10 @@ def make_record(
         (d, float(a - since_s[d]), float(b - since_s[d]))
         for d, result in enumerate(results)
         for a, b in result.handled
+    ]
+    chores += [
+        Chore(name, d, float(a - offsets[d]), float(b - offsets[d]))
+        for d, result in enumerate(results)
+        for name, a, b in result.chores
     ]
     return record

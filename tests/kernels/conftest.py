@@ -195,6 +195,23 @@ def check_trace(step):
     dj.validate(step.graph, step.schedule, tolerance=0, **order)
 
 
+def check_whole_call(step, chores):
+    """What a call took is its trace, chores that are known by these names, and a rest."""
+    began_s = time.perf_counter()
+    step(X)
+    took_s = time.perf_counter() - began_s
+    whole, trace = step.whole_call, step.schedule
+    assert whole.start_s <= 0
+    assert trace.finish_s.max() <= whole.finish_s
+    assert whole.seconds <= took_s
+    assert {chore.name for chore in whole.chores} == chores
+    for chore in whole.chores:
+        assert whole.start_s <= chore.start_s <= chore.finish_s <= whole.finish_s
+    found = step.profile()
+    assert 0 <= found.rest_s <= whole.seconds - trace.finish_s.max()
+    assert all(name in str(found) for name in chores)
+
+
 def spin_chain(num_tasks):
     tasks = [("spin", ["i0"]), *[("spin", [f"t{v}"]) for v in range(num_tasks - 1)]]
     return build(tasks, [f"t{num_tasks - 1}"])

@@ -20,9 +20,9 @@ def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
     makespans = []
     run = type(step._loaded).run
 
-    def record(loaded, laid):
-        execution = run(loaded, laid)
-        makespans.append(execution.trace.finish_s.max())
+    def record(loaded, laid, chores):
+        execution = run(loaded, laid, chores)
+        makespans.append(execution.record.schedule().finish_s.max())
         return execution
 
     monkeypatch.setattr(type(step._loaded), "run", record)

@@ -15,6 +15,7 @@ from doppler_jax.engine.agenda import make_agenda
 from doppler_jax.engine.processes import driver, line, transport
 from doppler_jax.engine.processes.device import DeviceResult
 from doppler_jax.engine.processes.transport import NO_OFFER, Inlet, Mesh, Outlet, Packet, Ring
+from doppler_jax.engine.trace import Chores
 from tests.kernels.conftest import build
 
 SHARDED = build([("make", []), ("mean", ["t0", "t0"]), ("mean", ["t1", "t1"])], ["t2"])
@@ -23,7 +24,7 @@ AGENDA = make_agenda(SHARDED, dj.Plan(np.array([0, 1, 0])))
 
 def results(ahead_s):
     """Tasks of 1 s and transfers of 0.1 s on devices whose clocks are 10 s, and `ahead_s`."""
-    a, b, no_more = 10.0, ahead_s, ({}, None, None)
+    a, b, no_more = 10.0, ahead_s, ({}, None)
     tasks = [(0, a, a + 1.0), (2, a + 2.2, a + 3.2)]
     handling = [(a + 1.0, a + 1.05), (a + 2.1, a + 2.2)]
     first = DeviceResult(tasks, [(1, b + 2.1, a + 2.2)], handling, *no_more)
@@ -33,7 +34,8 @@ def results(ahead_s):
 
 @pytest.mark.parametrize("error_s", [0.0, 0.05, 0.5, -0.5])
 def test_no_tensor_arrives_before_it_is_sent(error_s):
-    record = driver.make_record(AGENDA, results(7.0), [10.0, 7.0 + error_s])
+    chores = Chores()
+    record = driver.make_record(AGENDA, results(7.0), [10.0, 7.0 + error_s], chores)
     trace = record.schedule()
     dj.validate(SHARDED.graph, trace, tolerance=1e-12)
     assert trace.start_s.min() == 0.0

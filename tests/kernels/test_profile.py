@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from doppler_jax.engine.profile import dispatch_gaps_s, profile
+from doppler_jax.engine.trace import CALLER, Chore, WholeCall
 from doppler_jax.simulator.oracle import simulate_oracle
 from doppler_jax.simulator.synchronous import simulate_synchronous
-from tests.kernels.conftest import X, all_modes, build, compile_on
+from tests.kernels.conftest import X, all_modes, build, check_whole_call, compile_on
 from tests.simulator.cases import change, small_problem
 
 # Device 0 runs tasks 0 and 1; both send 2 and 3 bytes to task 3 on device 1, behind task 2.
@@ -148,3 +149,37 @@ def test_of_a_real_call(mode, local):
     assert f"| 1 ({step.device_names[1]}) |" in str(found)
     assert "| spin3 |" in str(found)
     assert "critical chain" in str(found)
+
+
+def test_the_rest_of_a_call_is_what_nothing_else_covers():
+    # The trace is from 0 to 6 s.
+    chores = (Chore("lay", CALLER, -3.0, -1.0), Chore("lay", 1, -2.0, -0.5))
+    chores += (Chore("join", CALLER, 5.0, 7.0), Chore("join", CALLER, 7.25, 8.0))
+    found = profile(GRAPH, TRACE, NAMES, DEVICES, [7.0, 9.0], [], WholeCall(-3.5, 8.5, chores))
+    assert TRACE.finish_s.max() == 6
+    assert found.rest_s == 0.5 + 0.5 + 0.25 + 0.5
+    text = " ".join(str(found).split())
+    assert "call, 12.00 s" in text
+    assert "| lay | the caller | 2.000 s | 16.7% |" in text
+    assert "| join | the caller | 2.750 s | 22.9% |" in text
+    assert "| rest: threads or processes wake | | 1.750 s | 14.6% |" in text
+
+
+HERE = {"take arguments", "lay arguments", "assemble outputs"}
+
+
+@all_modes
+def test_everything_that_a_call_does_counts(local, mode):
+    sharded = build([("mean", ["i0", "i1"]), ("spin", ["t0"]), ("mean", ["t1", "i1"])], ["t2"])
+    step = compile_on(sharded, [0, 1, 0], local, mode=mode)
+    for _ in range(3):
+        check_whole_call(step, HERE | {"dispatch"})
+
+
+def test_everything_that_a_call_of_processes_does_counts(ray_pair):
+    sharded = build([("mean", ["i0", "i1"]), ("spin", ["t0"]), ("mean", ["t1", "i1"])], ["t2"])
+    step = compile_on(sharded, [0, 1, 0], ray_pair)
+    there = {"send the call", "set up", "hand over outputs", "receive outputs"}
+    for _ in range(3):
+        check_whole_call(step, HERE | there)
+        assert {chore.device for chore in step.whole_call.chores} == {CALLER, 0, 1}

@@ -53,6 +53,20 @@ def test_a_plan_is_written_beside_what_it_did(tmp_path, plan, ranks):
     assert {e["name"]: e["args"]["rank"] for e in tasks if "rank" in e["args"]} == ranks
 
 
+def test_chores_are_drawn_from_when_they_begin(tmp_path):
+    path = tmp_path / "trace.json"
+    chores = [("lay", -1, -0.5, 0.0), ("set up", 1, -0.25, 0.0), ("join", -1, 4.0, 4.5)]
+    dj.write_chrome_trace(path, SCHEDULE, NAMES, chores=chores)
+    events = read(path)["traceEvents"]
+    rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert rows == {0: "device 0", 1: "device 1", 2: "caller"}
+    slices = {e["name"]: (e["pid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
+    assert slices["lay"] == (2, 0.0, 5e5)
+    assert slices["set up"] == (1, 2.5e5, 2.5e5)
+    assert slices["join"] == (2, 4.5e6, 5e5)
+    assert slices["a"] == (0, 5e5, 1e6)
+
+
 def test_what_devices_spend_on_transfers_is_among_their_tasks(tmp_path):
     path = tmp_path / "trace.json"
     dj.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])
