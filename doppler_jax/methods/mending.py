@@ -47,9 +47,8 @@ def _searched(request: Request, tried: Plans) -> Candidates:
     steps = min(MOST_STEPS, MOST_TASKS // request.graph.num_tasks)
     steps = min(steps, request.budget.evaluations or steps)
     budget = Budget(evaluations=steps, target_s=np.finfo(float).max)
-    found = run_search(
-        LNS(), request.problem_for(LNS.queue), tried.placements, 0, budget, CurveRecorder()
-    )
+    problem = request.problem_for(LNS.queue)
+    found = run_search(LNS(), problem, tried, 0, budget, CurveRecorder())
     if not len(found.placements):
         return Candidates(tried.placements, 1, priority=tried.ranks)
     return Candidates(

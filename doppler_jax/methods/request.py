@@ -82,15 +82,11 @@ class Request:
         """Whether a plan's order counts."""
         return self.queue != "fifo"
 
-    def problem_for(self, queue: str) -> SearchProblem:
-        """Returns the problem for a search whose plans are for a queue, where orders count.
-
-        Under memory limits one of ranks may have devices wait, so that they hold less.
-        """
+    def problem_for(self, queue: str | None) -> SearchProblem:
+        """Returns the problem under a queue, or that of the request, where orders count."""
         if not self.orders:
             return self.problem
-        waits = self.queue == "in_order" and self.problem.is_limited and queue != "fifo"
-        return dataclasses.replace(self.problem, queue="in_order" if waits else queue)
+        return dataclasses.replace(self.problem, queue=queue or self.queue)
 
     @property
     def seed(self) -> int:

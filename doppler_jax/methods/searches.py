@@ -1,7 +1,7 @@
 """Methods that search: from list schedules, from a policy's samples, at random."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chex
@@ -53,7 +53,7 @@ def searched(search: Search) -> Method:
         starts = listed_starts(request, FEW_STARTS)
         if (optimum := request.optimum(starts)) is not None:
             return optimum
-        return _search_from(request.within(SEARCH_S), search, starts.placements, starts)
+        return _search_from(request.within(SEARCH_S), search, starts, starts)
 
     return method
 
@@ -93,35 +93,48 @@ class PolicySearch:
         request = request.within(REFINE_S)
         if request.policy is None and is_solvable(request):
             with Beside(request) as solver:
-                of_lists = self.search, rivals.placements, rivals
-                found = _search_from(request, *of_lists, target_s=solver.target_s)
+                found = _search_from(
+                    request, self.search, rivals, rivals, target_s=solver.target_s
+                )
             return solver.join(found)
         bound = request.budget.evaluations
         count = self.samples if bound is None else max(min(self.samples, bound // 4), 1)
         source = request.policy or self.default_policy
         if request.budget.seconds is None or not can_be_sent(source):
-            drawn = list(_draw(request.graph, request.costs, source, request.key, count))
-            starts = np.concatenate([*drawn, rivals.placements])
+            given = request.graph, request.costs, source, request.key, count
+            starts = _joined([*(_plans(request, *drawn) for drawn in _draw(*given)), rivals])
             return _search_from(request, self.search, starts, rivals)
         sampling_s = SAMPLING_S + SAMPLING_TASK_S * request.graph.num_tasks
         if request.policy is None and request.seconds_left(REFINE_S) < sampling_s:
-            return _search_from(request, self.search, rivals.placements, rivals)
+            return _search_from(request, self.search, rivals, rivals)
         given = (request.graph, request.costs, source, key_words(request.random), count)
         with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:
+            late_starts = _incoming(request, child)
             return _search_from(
-                request, self.search, rivals.placements, rivals, late_starts=_incoming(child)
+                request, self.search, rivals, rivals, late_starts=late_starts
             )
 
 
-def _incoming(child: Child) -> Callable[[], np.ndarray | None]:
+def _joined(parts: Sequence[Plans]) -> Plans:
+    return Plans(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _plans(request: Request, placements: np.ndarray, ranks: np.ndarray) -> Plans:
+    """Returns plans of devices and orders; placements without orders get those of starts."""
+    if request.orders and not len(ranks):
+        ranks = request.problem_for("in_order").ordered(placements).ranks
+    return Plans(placements, ranks if request.orders else ranks[:0])
+
+
+def _incoming(request: Request, child: Child) -> Callable[[], Plans | None]:
     """Returns what looks for samples that have come in."""
 
-    def look() -> np.ndarray | None:
+    def look() -> Plans | None:
         try:
             drawn = child.receive()
         except (EOFError, RuntimeError):  # it has said why on standard error
             return None
-        return drawn
+        return None if drawn is None else _plans(request, *drawn)
 
     return look
 
@@ -134,11 +147,10 @@ def _send_samples(
     key_data: np.ndarray,
     count: int,
 ) -> None:
-    """Sends samples `[B, N]` of a policy; what a child does."""
-    for drawn in _draw(
-        graph, costs, source, jax.random.wrap_key_data(jnp.asarray(key_data)), count
-    ):
-        send(drawn)
+    """Sends samples of a policy, placements and orders; what a child does."""
+    key = jax.random.wrap_key_data(jnp.asarray(key_data))
+    for drawn in _draw(graph, costs, source, key, count):
+        send(tuple(drawn))
 
 
 def _draw(
@@ -147,8 +159,11 @@ def _draw(
     source: Policy | Callable[[], Policy | None],
     key: chex.PRNGKey,
     count: int,
-) -> Iterator[np.ndarray]:
-    """Yields samples `[B, N]` of a policy, and a quarter of them made to fit if need be."""
+) -> Iterator[Plans]:
+    """Yields samples of a policy, with SEL's orders.
+
+    If need be a quarter of them is also made to fit; these come without orders.
+    """
     from doppler_jax.learners.doppler import draw_plans
     from doppler_jax.policies.features import make_policy_inputs
 
@@ -156,10 +171,11 @@ def _draw(
     if policy is None:
         return
     is_limited = can_overflow(graph, costs)
-    for drawn, _ in draw_plans(make_policy_inputs(graph, costs), policy, key, count):
-        yield drawn
-        if is_limited and len(fitted := fit_some(graph, costs, drawn[: -(-len(drawn) // 4)])):
-            yield fitted
+    for plans in draw_plans(make_policy_inputs(graph, costs), policy, key, count):
+        yield plans
+        some = plans.placements[: -(-len(plans.placements) // 4)]
+        if is_limited and len(fitted := fit_some(graph, costs, some)):
+            yield Plans(fitted, plans.ranks[:0])
 
 
 def random(request: Request) -> Candidates:
@@ -168,7 +184,8 @@ def random(request: Request) -> Candidates:
         budget = dataclasses.replace(request.budget, evaluations=SAMPLES)
         request = dataclasses.replace(request, budget=budget)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), 1)
-    found = _search_from(request, RandomSearch(), drawn, Plans(drawn[:0], drawn[:0]))
+    none = Plans(drawn[:0], drawn[:0])
+    found = _search_from(request, RandomSearch(), _plans(request, drawn, drawn[:0]), none)
     if len(found.placements):
         return found
     return dataclasses.replace(found, placements=drawn, evaluations=1)
@@ -177,13 +194,13 @@ def random(request: Request) -> Candidates:
 def _search_from(
     request: Request,
     search: Search,
-    starts: np.ndarray,
+    starts: Plans,
     always: Plans,
     *,
-    late_starts: Callable[[], np.ndarray | None] | None = None,
+    late_starts: Callable[[], Plans | None] | None = None,
     target_s: Callable[[], float] | None = None,
 ) -> Candidates:
-    """Searches from `starts` `[S, N]`, and from random placements while members are left.
+    """Searches from `starts`, and from random placements while members are left.
 
     The plans `always` are proposed whatever the search finds, so that its result is never
     worse.
@@ -191,14 +208,14 @@ def _search_from(
     budget = request.budget
     until_s = None if budget.seconds is None else budget.began + budget.seconds
     if not wait_until_compiled(until_s):
-        plans = always if len(always.placements) else Plans(starts, starts[:0])
+        plans = always if len(always.placements) else starts
         return Candidates(plans.placements, 1, priority=plans.ranks)
-    missing = max(search.members - len(starts), 0)
+    missing = max(search.members - len(starts.placements), 0)
     drawn = random_placements(request.costs, np.random.default_rng(request.seed), missing)
     found = run_search(
         search,
         request.problem_for(search.queue),
-        np.concatenate([starts, drawn]),
+        _joined([starts, _plans(request, drawn, drawn[:0])]),
         request.seed,
         request.budget,
         request.curve,

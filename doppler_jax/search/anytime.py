@@ -18,6 +18,7 @@ import numpy as np
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.simulator.native import num_cores
+from doppler_jax.types import Plans
 
 CHUNK_S = 0.1
 """Seconds of a chunk: how late a bound on time, or Ctrl-C, may take effect."""
@@ -49,8 +50,8 @@ Member = Any
 class Search(Protocol):
     """A search as a frozen dataclass of settings."""
 
-    queue: ClassVar[str]
-    """Of the problem in which it searches orders; `fifo`: it searches placements alone."""
+    queue: ClassVar[str | None]
+    """Of the problem in which it searches; None: the one that is asked for."""
 
     @property
     def members(self) -> int:
@@ -59,8 +60,10 @@ class Search(Protocol):
     def fit(self, evaluations: int) -> "Search":
         """Returns the search, with fewer members if the budget is small."""
 
-    def begin(self, problem: SearchProblem, start: np.ndarray, seed: int) -> Member:
-        """Returns a member that starts at a placement `[N]`."""
+    def begin(
+        self, problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
+    ) -> Member:
+        """Returns a member that starts at a plan: devices and ranks `[N]`."""
 
     def run(
         self, problem: SearchProblem, member: Member, steps: int, begin: float, end: float
@@ -71,14 +74,18 @@ class Search(Protocol):
         shares of the budget that are spent before and after.
         """
 
-    def best(self, member: Member) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def best(
+        self, problem: SearchProblem, member: Member
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns placements `[K, N]` that it has, their values `[K]`, seconds, and ranks.
 
         They are the caller's: the member does not change them later.
         """
 
-    def learn(self, member: Member, placement: np.ndarray, energy: float) -> None:
-        """Takes a placement `[N]` of that energy if it is better than what is there."""
+    def learn(
+        self, member: Member, placement: np.ndarray, rank: np.ndarray, energy: float
+    ) -> None:
+        """Takes a plan of that energy if it is better than what is there."""
 
     def share(self, members: Sequence[Member]) -> None:
         """Lets members learn from each other."""
@@ -98,12 +105,12 @@ class Found:
 def run_search(
     search: Search,
     problem: SearchProblem,
-    starts: np.ndarray,
+    starts: Plans,
     seed: int,
     budget: Budget,
     curve: CurveRecorder,
     *,
-    late_starts: Callable[[], np.ndarray | None] | None = None,
+    late_starts: Callable[[], Plans | None] | None = None,
     on_chunk: Callable[[int], None] | None = None,
     target_s: Callable[[], float] | None = None,
 ) -> Found:
@@ -112,13 +119,14 @@ def run_search(
     Args:
       search: its settings; made smaller if the bound on evaluations is small.
       problem: what is searched.
-      starts: `[S, N]` placements to start from, S >= 1. If they are more than the members take,
-        all are scored first and the best are taken.
+      starts: S >= 1 plans to start from, for the problem's queue; without ranks they get its
+        own. If they are more than the members take, all are scored first and the best are
+        taken.
       seed: of the draws.
       budget: when to stop.
       curve: takes a row at every chunk that improved.
-      late_starts: asked after every chunk for placements `[S, N]` to start from that have come
-        in; None if there are none yet.
+      late_starts: asked after every chunk for plans to start from that have come in; None if
+        there are none yet.
       on_chunk: called after every chunk with the evaluations so far.
       target_s: asked before every chunk for seconds that are good enough, which may rise.
 
@@ -134,12 +142,12 @@ def run_search(
         problem = dataclasses.replace(problem, target_s=budget.target_s)
     limit = math.inf if budget.evaluations is None else budget.evaluations
     if limit < problem.objective.simulations or not problem.graph.num_tasks:
-        none = np.asarray(starts)[:0]
+        none = starts.placements[:0]
         return Found(none, none, problem.queue, 0, interrupted=False)
     run = _Run(search, problem, budget, curve, late_starts, target_s)
     interrupted = False
     try:
-        run.start(np.asarray(starts), seed)
+        run.start(starts if len(starts.ranks) else problem.ordered(starts.placements), seed)
         while run.advance():
             if on_chunk is not None:
                 on_chunk(run.evaluations)
@@ -157,7 +165,7 @@ class _Run:
         problem: SearchProblem,
         budget: Budget,
         curve: CurveRecorder,
-        late_starts: Callable[[], np.ndarray | None] | None,
+        late_starts: Callable[[], Plans | None] | None,
         target_s: Callable[[], float] | None,
     ) -> None:
         self.search, self.problem, self.budget, self.curve = search, problem, budget, curve
@@ -175,7 +183,7 @@ class _Run:
         self.began = budget.progress(0)
         self.parts = 0  # of the budget, that are over
         self.steps = FIRST_STEPS
-        self.starts, self.seed = np.empty((0, 0)), 0
+        self.starts, self.seed = Plans(*np.empty((2, 0, 0))), 0
         self.looked_at: np.ndarray | None = None  # the placement whose memory was, last
 
     @property
@@ -189,25 +197,24 @@ class _Run:
         spent = self.budget.progress(self.evaluations)
         return (spent - self.began) / max(1.0 - self.began, 1e-9)
 
-    def start(self, starts: np.ndarray, seed: int) -> None:
+    def start(self, starts: Plans, seed: int) -> None:
         """Begins at the starts, at the best if they are many."""
         self.starts, self.seed, count = starts, seed, self.search.members
         problem = self.asked
-        if problem.is_limited and any(
-            problem.memory_share(start, problem.rank) <= ROOMY for start in starts[:LOOKED_AT]
-        ):
-            queue = "fifo" if problem.queue == "fifo" else self.search.queue
-            self.problem = dataclasses.replace(problem, minds_memory=False, queue=queue)
-        if count < len(starts) <= self.limit // 2:
+        some = list(zip(*starts, strict=True))[:LOOKED_AT]
+        if problem.is_limited and any(problem.memory_share(*plan) <= ROOMY for plan in some):
+            self.problem = dataclasses.replace(problem, minds_memory=False)
+        if count < len(starts.placements) <= self.limit // 2:
             starts, _ = self._score(starts)
         self._begin(starts)
 
-    def _begin(self, starts: np.ndarray) -> None:
+    def _begin(self, starts: Plans) -> None:
         """Makes the members."""
         self.members = []
-        state = np.random.SeedSequence(self.seed)
+        state, plans = np.random.SeedSequence(self.seed), list(zip(*starts, strict=True))
         for k, seed in enumerate(state.generate_state(self.search.members, np.uint64)):
-            self.members.append(self.search.begin(self.problem, starts[k % len(starts)], seed))
+            member = self.search.begin(self.problem, *plans[k % len(plans)], seed)
+            self.members.append(member)
 
     def _exceeds_memory(self) -> bool:
         """Returns whether the best plan does not fit; it is looked at once."""
@@ -216,15 +223,14 @@ class _Run:
         _, self.looked_at, rank = self.kept[0]
         return self.problem.memory_share(self.looked_at, rank) > 1
 
-    def _score(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns placements and energies, best first; those that fit come first."""
+    def _score(self, starts: Plans) -> tuple[Plans, np.ndarray]:
+        """Returns plans and energies, best first; those that fit come first."""
         value_s, energy = self.problem.score(starts)
-        self.plans += len(starts)
+        self.plans += len(value_s)
         order = np.lexsort((energy, np.isinf(value_s)))
-        some = order[:NUM_FOUND]
-        ranks = np.tile(self.problem.rank, (len(some), 1))
-        self._keep([(starts[some], value_s[some], ranks)])
-        return starts[order], energy[order]
+        plans, some = Plans(*(part[order] for part in starts)), slice(NUM_FOUND)
+        self._keep([(plans.placements[some], value_s[order[some]], plans.ranks[some])])
+        return plans, energy[order]
 
     def advance(self) -> bool:
         """Runs one chunk; returns whether there was budget for one."""
@@ -246,7 +252,7 @@ class _Run:
             self.plans = before + sum(pool.map(run, self.members))
         took_s = max(time.monotonic() - now, 1e-6)
         self.steps = max(1, min(4 * steps, round(steps * CHUNK_S / took_s)))
-        self._keep(map(self.search.best, self.members))
+        self._keep(map(partial(self.search.best, self.problem), self.members))
         if int(self.progress * PARTS) > self.parts:
             self.parts = int(self.progress * PARTS)
             self.search.share(self.members)
@@ -266,10 +272,11 @@ class _Run:
     def _learn(self) -> None:
         """Hands starts that have come in to the members, the best ones first."""
         late = self.late_starts() if self.late_starts is not None else None
-        if late is None or not len(late) or self.plans + len(late) > self.limit:
+        if late is None or self.plans + len(late.placements) > self.limit:
             return
-        for member, placement, energy in zip(self.members, *self._score(late), strict=False):
-            self.search.learn(member, placement, energy)
+        plans, energy = self._score(late)
+        for member, *plan in zip(self.members, *plans, energy, strict=False):
+            self.search.learn(member, *plan)
 
     def _keep(self, seen: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
         """Keeps the best of distinct placements, given some, their values and their ranks."""
@@ -293,7 +300,8 @@ class _Run:
 
     def found(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best distinct placements, best first, and their ranks."""
-        self._keep(map(self.search.best, self.members))  # of a chunk that Ctrl-C ended, too
+        # Of a chunk that Ctrl-C ended, too.
+        self._keep(map(partial(self.search.best, self.problem), self.members))
         shape = len(self.kept), self.problem.graph.num_tasks
         placements = np.array([placement for _, placement, _ in self.kept], np.int64)
         ranks = np.array([rank for _, _, rank in self.kept]).reshape(shape)

@@ -173,11 +173,20 @@ def plan_worth(aim: Aim, trial: Trial, penalty: float) -> tuple[float, float]:
 
 @jit
 def score_rows(
-    aim: Aim, trial: Trial, placements: Array, value_s: Array, energy: Array
+    aim: Aim,
+    trial: Trial,
+    placements: Array,
+    ranks: Array,
+    orders: Array,
+    value_s: Array,
+    energy: Array,
 ) -> None:
-    """Writes what placements `[B, N]` are worth, in the order of the trial."""
+    """Writes what plans are worth: devices, ranks, and tasks by rank, `[B, N]` each."""
     for b in range(len(placements)):
         _copy(placements[b], trial.rows.placements[0])
+        _copy(orders[b], trial.rows.order[0])
+        if len(trial.rows.ranks):
+            _copy(ranks[b], trial.rows.ranks[0])
         value_s[b], energy[b] = plan_worth(aim, trial, 1.0)
 
 
@@ -410,9 +419,9 @@ def warm() -> None:
     graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 1.0)], num_devices=2)
     problem = make_search_problem(graph, costs, Objective())
     aim, start = problem.aim, np.zeros((1, 2), np.uint32)
-    walker = make_walker(problem, start[0], 0)
+    walker = make_walker(problem, start[0], problem.rank, 0)
     for function, *example in (
         (walk, aim, walker, 4, 0.5, 0.1, 0.0),
-        (score_rows, aim, walker.trial, start, np.zeros(1), np.zeros(1)),
+        (score_rows, aim, walker.trial, start, problem.rank[None], start, *np.zeros((2, 1))),
     ):
         function.compile(tuple(map(numba.typeof, example)))

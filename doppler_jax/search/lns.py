@@ -1,54 +1,133 @@
-"""A search that ruins plans and recreates them: that of the default method.
+"""A search that ruins plans and recreates them, then walks: that of the default method.
 
 References: large neighbourhoods, Shaw 1998; ruin and recreate, accepted as in simulated
 annealing, Schrimpf et al. 2000.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from doppler_jax.search.problem import SearchProblem
-from doppler_jax.search.walks import OnePlan
+from doppler_jax.search.walks import OnePlan, make_walker
 
 if TYPE_CHECKING:
+    from doppler_jax.search.kernels import Walker
     from doppler_jax.search.lns_kernels import Room, Ruins
+
+LEAST_RUINED = 20_000
+"""Steps that ruin, of a member: where evaluations are bounded, each of them does more."""
+
+
+@dataclasses.dataclass
+class Member:
+    """A plan that is ruined and recreated, and later walks."""
+
+    ruins: "Ruins"
+    seed: int
+    walker: "Walker | None" = None
+    best_s: float = np.inf  # of the ruins, whose order is known
+    best_rank: np.ndarray | None = None
+
+    @property
+    def state(self) -> "Ruins | Walker":
+        """What is changed now."""
+        return self.walker or self.ruins
 
 
 @dataclasses.dataclass(frozen=True)
 class LNS(OnePlan):
-    """Large neighbourhood search.
+    """Large neighbourhood search, and annealing from where it ends.
 
-    Ranks are searched, too, if the queue looks at them. Under `priority` every order is legal,
-    and a plan is as long as its replay in order. Under `in_order` devices wait until
-    there is room in their memory, and the order of starts becomes the plan's.
+    Ranks are searched, too, if the queue looks at them. Under `in_order` plans are ruined and
+    recreated as under `priority`, where every order is legal, and a plan is as long as its
+    replay in order. Where memory is limited devices wait until there is room, and the order of
+    starts becomes the plan's.
+
+    A list schedule of the whole plan takes several times as long as a change of it that is
+    evaluated from the changed position. So where that can be done the rest of the budget is for
+    such steps: fewer of the former already come near to what they can reach.
     """
 
-    queue: ClassVar[str] = "priority"
+    queue: ClassVar[str | None] = None
     ruins: float = 0.7  # share of steps that free tasks; the others move some
     most: int = 32  # tasks that are freed together
+    share_ruined: float = 0.3  # of the budget, where the rest can be walked
 
-    def begin(self, problem: SearchProblem, start: np.ndarray, seed: int) -> "Ruins":
-        return make_ruins(problem, start, seed, self.most)
+    def fit(self, evaluations: int) -> Self:
+        few = super().fit(evaluations)
+        least = LEAST_RUINED * few.members / max(evaluations, 1)
+        return dataclasses.replace(few, share_ruined=max(self.share_ruined, min(least, 1.0)))
+
+    def begin(
+        self, problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
+    ) -> Member:
+        return Member(make_ruins(_listed(problem), placement, rank, seed, self.most), seed)
 
     def run(
-        self, problem: SearchProblem, member: "Ruins", steps: int, begin: float, end: float
+        self, problem: SearchProblem, member: Member, steps: int, begin: float, end: float
     ) -> int:
+        from doppler_jax.search.kernels import walk
         from doppler_jax.search.lns_kernels import recreate
 
-        heat = self.temperatures(begin, end)
-        return recreate(problem.aim, member, steps, *heat, self.ruins, problem.target_s)
+        ruined = self.share_ruined if can_walk(problem) else 1.0
+        if begin < ruined:
+            heat = self.temperatures(begin / ruined, min(end / ruined, 1.0))
+            aim = _listed(problem).aim
+            return recreate(aim, member.ruins, steps, *heat, self.ruins, problem.target_s)
+        if member.walker is None:
+            best = member.ruins.best_placement, self._order(problem, member)
+            member.walker = make_walker(problem, *best, member.seed)
+        left = 1.0 - ruined
+        heat = self.temperatures((begin - ruined) / left, (end - ruined) / left)
+        return walk(problem.aim, member.walker, steps, *heat, problem.target_s)
 
-    def best(self, member: "Ruins") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        found = super().best(member)
-        if len(member.room.held):  # the plan's ranks are not its order, as the best one's are
-            return found[0][:1], found[1][:1], found[2][:1]
-        return found
+    def best(
+        self, problem: SearchProblem, member: Member
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        found = super().best(problem, member.state)
+        if problem.queue != "in_order" or member.walker is not None:
+            return found
+        # The plan's ranks are not an order, and the best one's only where devices wait.
+        return found[0][:1], found[1][:1], self._order(problem, member)[None]
+
+    def learn(
+        self, member: Member, placement: np.ndarray, rank: np.ndarray, energy: float
+    ) -> None:
+        super().learn(member.state, placement, rank, energy)
+
+    def share(self, members: Sequence[Member]) -> None:
+        super().share([member.state for member in members])
+
+    def _order(self, problem: SearchProblem, member: Member) -> np.ndarray:
+        """Returns the order `[N]` of the best of the ruins, as ranks."""
+        from doppler_jax.search.kernels import BEST
+
+        best = member.ruins
+        if problem.is_limited:
+            return best.best_rank
+        if member.best_rank is None or best.worth[BEST] < member.best_s:
+            member.best_s = best.worth[BEST]
+            member.best_rank = problem.order_of(best.best_placement, best.best_rank)
+        return member.best_rank
 
 
-def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: int) -> "Ruins":
-    """Returns a plan of a placement `[N]` to begin with, and its ranks.
+def can_walk(problem: SearchProblem) -> bool:
+    """Returns whether a changed plan is evaluated from the changed position on."""
+    return problem.queue == "in_order" and bool(problem.aim.is_plain)
+
+
+def _listed(problem: SearchProblem) -> SearchProblem:
+    """Returns the problem whose list schedules are executions."""
+    return problem if problem.is_limited else problem.work_conserving
+
+
+def make_ruins(
+    problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int, most: int
+) -> "Ruins":
+    """Returns a plan to begin with, devices and ranks `[N]`.
 
     At most `most` of its tasks are freed together.
     """
@@ -58,7 +137,7 @@ def make_ruins(problem: SearchProblem, placement: np.ndarray, seed: int, most: i
     compute_s = problem.aim.problem.compute_s
     n, devices = compute_s.shape
     placement = placement.astype(np.uint32)
-    rank = problem.rank.copy()
+    rank = rank.astype(np.float64)
     order = np.argsort(rank).astype(np.uint32)
     queue = "fifo" if problem.queue == "fifo" else "priority"
     return Ruins(

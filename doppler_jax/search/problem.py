@@ -13,11 +13,12 @@ from doppler_jax.graphs.levels import b_level
 from doppler_jax.native import is_compiled
 from doppler_jax.objective import LINKS, Objective
 from doppler_jax.simulator.disciplines import find_discipline
+from doppler_jax.simulator.finalists import start_order
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.native import in_threads, prepare, simulate_one
 from doppler_jax.simulator.noise import Factors, draw_factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.types import Costs, Schedule, TaskGraph
+from doppler_jax.types import Costs, Plans, Schedule, TaskGraph
 
 if TYPE_CHECKING:
     from doppler_jax.search.kernels import Aim, Trial
@@ -132,25 +133,53 @@ class SearchProblem:
         room = make_work(aim.problem), make_memory_work(aim.memory)
         return Trial(rows, *room, np.empty(len(aim.compute_factor)), discipline.switches)
 
-    def score(self, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns values and energies `[B]` of placements `[B, N]`, in seconds.
+    @cached_property
+    def work_conserving(self) -> "SearchProblem":
+        """The problem under `priority`, where every order is legal, if it is `in_order`."""
+        if self.queue != "in_order":
+            return self
+        return dataclasses.replace(self, queue="priority")
+
+    def ordered(self, placements: np.ndarray) -> Plans:
+        """Returns plans of placements `[B, N]`, with the problem's ranks.
+
+        Under `in_order` with those of the starts that these ranks lead to.
+        """
+        ranks = np.tile(self.rank, (len(placements), 1))
+        if self.queue == "in_order":
+            for k, placement in enumerate(placements):
+                ranks[k] = self.order_of(placement, self.rank)
+        return Plans(np.asarray(placements, np.int64), ranks)
+
+    def order_of(self, placement: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Returns the order of starts `[N]` under `priority` by ranks `[N]`, as ranks."""
+        options: dict[str, Any] = {"queue": "priority", "priority": rank}
+        options["links"] = self.objective.links
+        return start_order(simulate_one(self.graph, self.costs, placement, **options), self.rank)
+
+    def score(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
+        """Returns values and energies `[B]` of plans, in seconds.
 
         An energy is what a search makes small; a value is inf where memory is exceeded.
         """
         from doppler_jax.search.kernels import score_rows
 
-        value_s, energy = np.full((2, len(placements)), np.inf)
-        given = np.ascontiguousarray(placements, np.uint32)
+        count, n = len(plans.placements), self.graph.num_tasks
+        value_s, energy = np.full((2, count), np.inf)
+        placements = np.ascontiguousarray(plans.placements, np.uint32)
+        ranks = np.ascontiguousarray(plans.ranks, np.float64)
+        orders = np.argsort(ranks, axis=1, kind="stable").astype(np.uint32)
 
         def run(parts: Iterator[slice]) -> bool:
-            order = np.argsort(self.rank).astype(np.uint32)
-            trial = self.make_trial(np.empty_like(order), order, self.rank)
+            empty = np.zeros(n, np.uint32)
+            trial = self.make_trial(empty, empty.copy(), np.zeros(n))
             for part in parts:
-                score_rows(self.aim, trial, given[part], value_s[part], energy[part])
+                given = placements[part], ranks[part], orders[part]
+                score_rows(self.aim, trial, *given, value_s[part], energy[part])
             return True
 
-        if len(given) and self.graph.num_tasks:
-            in_threads(run, len(given), self.graph.num_tasks * self.objective.simulations)
+        if count and n:
+            in_threads(run, count, n * self.objective.simulations)
         return value_s, energy
 
 

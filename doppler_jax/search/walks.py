@@ -40,19 +40,23 @@ class OnePlan:
         fall = self.cold / self.hot
         return self.hot * fall**begin, self.hot * fall**end
 
-    def best(self, member: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def best(
+        self, problem: SearchProblem, member: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         from doppler_jax.search.kernels import BEST, VALUE
 
         placements = np.stack([member.best_placement, member.placement])
         ranks = np.stack([member.best_rank, member.rank])
         return placements, member.worth[[BEST, VALUE]], ranks
 
-    def learn(self, member: Any, placement: np.ndarray, energy: float) -> None:
+    def learn(
+        self, member: Any, placement: np.ndarray, rank: np.ndarray, energy: float
+    ) -> None:
         from doppler_jax.search.kernels import BEST, ENERGY
 
         if energy < member.worth[ENERGY]:
             member.worth[:BEST] = np.inf  # until it is looked at anew
-            member.placement[:] = placement
+            member.placement[:], member.rank[:] = placement, rank
 
     def share(self, members: Sequence[Any]) -> None:
         from doppler_jax.search.kernels import BEST, ENERGY
@@ -68,10 +72,12 @@ class OnePlan:
 class Annealing(OnePlan):
     """Simulated annealing: tasks move between devices, and under `in_order` in the order."""
 
-    queue: ClassVar[str] = "in_order"
+    queue: ClassVar[str | None] = "in_order"
 
-    def begin(self, problem: SearchProblem, start: np.ndarray, seed: int) -> "Walker":
-        return make_walker(problem, start, seed)
+    def begin(
+        self, problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
+    ) -> "Walker":
+        return make_walker(problem, placement, rank, seed)
 
     def run(
         self, problem: SearchProblem, member: "Walker", steps: int, begin: float, end: float
@@ -83,13 +89,15 @@ class Annealing(OnePlan):
         )
 
 
-def make_walker(problem: SearchProblem, placement: np.ndarray, seed: int) -> "Walker":
-    """Returns a walker at a placement `[N]`, its tasks by the problem's ranks."""
+def make_walker(
+    problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
+) -> "Walker":
+    """Returns a walker at a placement `[N]`, its tasks by ranks `[N]`, 0 to N - 1."""
     from doppler_jax.search.kernels import GROUP, STRIDE, Walker
 
     aim, devices = problem.aim, problem.costs.num_devices
     n = len(placement)
-    placement, rank = placement.astype(np.uint32), problem.rank.astype(np.uint32)
+    placement, rank = placement.astype(np.uint32), rank.astype(np.uint32)
     order = np.argsort(rank).astype(np.uint32)
     kept = n if aim.is_plain else 0
     is_serial = problem.objective.links == "serial"

@@ -21,7 +21,7 @@ from doppler_jax.search.lns import LNS
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.simulator.finalists import best_placement
 from doppler_jax.simulator.oracle import makespan_s
-from doppler_jax.types import Costs, TaskGraph
+from doppler_jax.types import Costs, Plans, TaskGraph
 
 WORKLOADS = "workload"
 """The source that draws from the registry's workloads, traced and cut."""
@@ -160,7 +160,7 @@ def best_known_s(
     found = run_search(
         LNS(),
         SearchProblem(drawn.graph, drawn.costs, Objective(links)),
-        starts,
+        Plans(starts, starts[:0]),
         seed,
         Budget(evaluations=evaluations),
         CurveRecorder(),

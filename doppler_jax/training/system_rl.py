@@ -35,7 +35,7 @@ from doppler_jax.simulator.oracle import makespan_s, simulate_plan
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
 from doppler_jax.training.state import TrainState, update_elites
-from doppler_jax.types import Costs, Plan, Schedule, TaskGraph, pytree
+from doppler_jax.types import Costs, Plan, Plans, Schedule, TaskGraph, pytree
 
 BEFORE_TRAINING = -1
 """The update that the incumbent's first measurement is logged under."""
@@ -279,21 +279,22 @@ def propose(
     if not config.proposals:
         return []
     costs, objective = _with_unknowns_free(costs, traces), Objective(links=config.links)
-    placements = np.stack([plan.placement for plan in starts])
+    most = max(1, config.proposal_evaluations // 8)
+    placements = np.stack([plan.placement for plan in starts[:most]])
     found = run_search(
         LNS(members=2 * config.proposals),
-        SearchProblem(graph, costs, objective, queue="priority"),
-        placements[: max(1, config.proposal_evaluations // 8)],
+        SearchProblem(graph, costs, objective, queue="in_order"),
+        Plans(placements, placements[:0]),
         int(jax.random.bits(key)),
         Budget(evaluations=config.proposal_evaluations),
         CurveRecorder(),
     )
     least_s = makespan_s(simulate_plan(graph, costs, starts[0], config.links))
-    topological, proposed = np.argsort(topological_order(graph)), []
+    proposed = []
     for placement, rank in zip(found.placements, found.ranks, strict=True):
-        run = simulate_plan(graph, costs, Plan(placement, rank, "priority"), config.links)
-        plan = Plan(placement, start_order(run, topological), "in_order")  # does the same
-        if makespan_s(run) < least_s and plan not in known:
+        plan = Plan(placement, rank, "in_order")
+        makespan = makespan_s(simulate_plan(graph, costs, plan, config.links))
+        if makespan < least_s and plan not in known:
             proposed.append(plan)
     return proposed[: config.proposals]
 
