@@ -41,8 +41,12 @@ STRIDE = 16
 SWAP, NEAR, TOGETHER = 0.15, 0.6, 0.25
 """How often a move is a swap; else, goes to a neighbour's device; moves several tasks."""
 
-SHIFT = 0.5
-"""How often, under `in_order`, a move is one of the order."""
+SHIFT, NEXT = 0.5, 0.7
+"""How often, under `in_order`, a move is one of the order; and then, past tasks of its device."""
+
+CRITICAL, TAKEN = 0.6, 16
+"""How often, under `in_order`, a move is of a task of the critical chain, and after how many
+accepted moves that is worked out anew."""
 
 ENERGY, VALUE, BEST = range(3)
 """Entries of a state's `worth`, seconds: two of its plan, and the value of the best."""
@@ -95,6 +99,9 @@ class Walker(NamedTuple):
     arrival_s: Array  # [2, E] by edge as readers list them, under `serial` links
     mark_s: Array  # [2, M, 1 + D (1 + D)] latest finish, devices and links, every STRIDE
     state_s: Array  # [1 + D (1 + D)], scratch
+    chain: Array  # [N] uint32, a critical chain of an accepted plan
+    before: Array  # [N] uint32, scratch: the task before each on its device
+    count: Array  # [2] int64: tasks of the chain, moves accepted since it was worked out
     trial: Trial  # of the plan
 
 
@@ -260,18 +267,31 @@ def _move_task(order: Array, rank: Array, source: int, goal: int) -> None:
 
 
 @inner
-def shift(aim: Aim, random: Array, order: Array, rank: Array) -> tuple[int, int]:
-    """Moves a random task to a random position between its producers and its readers.
+def shift(
+    aim: Aim, random: Array, placement: Array, order: Array, rank: Array, v: int
+) -> tuple[int, int]:
+    """Moves task v to a random position between its producers and its readers.
 
-    Returns its position before and after; they are equal where it cannot move.
+    At times that is just past the next few tasks of its device. Returns its position before and
+    after; they are equal where it cannot move.
     """
     low, high = 0, len(order) - 1
-    v = _below(random, len(order))
     for e in range(aim.near_first[0, v], aim.near_first[0, v + ONE]):
         low = max(low, int(rank[aim.near[0, e]]) + 1)
     for e in range(aim.near_first[1, v], aim.near_first[1, v + ONE]):
         high = min(high, int(rank[aim.near[1, e]]) - 1)
-    source, goal = int(rank[v]), low + int(_below(random, high - low + 1))
+    source = goal = int(rank[v])
+    if _uniform(random) < NEXT:
+        past, step = 1, 1 if _uniform(random) < 0.5 else -1
+        while _uniform(random) < 0.5:
+            past += 1
+        k = source + step
+        while past > 0 and low <= k <= high:
+            if placement[order[k]] == placement[v]:
+                past, goal = past - 1, k
+            k += step
+    else:
+        goal = low + int(_below(random, high - low + 1))
     _move_task(order, rank, source, goal)
     return source, goal
 
@@ -354,6 +374,45 @@ def _copy_from(aim: Aim, w: Walker, first: int, source: int) -> None:
             w.mark_s[goal, k, i] = w.mark_s[source, k, i]
 
 
+@inner
+def note_chain(aim: Aim, w: Walker) -> None:
+    """Works out a chain of tasks that the accepted plan's makespan waited for."""
+    p, n, v, last = aim.problem, len(w.order), 0, w.trial.work.device[1]
+    done_s, placement = w.done_s[0], w.placement
+    for d in range(len(last)):
+        last[d] = NOBODY
+    for k in range(n):
+        u = w.order[k]
+        w.before[u] = last[placement[u]]
+        last[placement[u]] = u
+        if done_s[u] > done_s[v]:
+            v = int(u)
+    length = 0
+    while length < n:
+        w.chain[length] = v
+        length += 1
+        here, next_one = placement[v], w.before[v]
+        latest_s = aim.input_s[v, here]
+        if next_one != NOBODY and done_s[next_one] >= latest_s:
+            latest_s = done_s[next_one]
+        else:
+            next_one = NOBODY
+        for e in range(p.in_first[v], p.in_first[v + ONE]):
+            u = p.in_producer[e]
+            there = placement[u]
+            if aim.links == SERIAL:
+                there_s = w.arrival_s[0, e]
+            else:
+                move_s = p.in_bytes[e] * p.seconds_per_byte[there, here]
+                there_s = done_s[u] + (p.latency_s[there, here] + move_s)
+            if there_s > latest_s:
+                latest_s, next_one = there_s, u
+        if next_one == NOBODY:
+            break
+        v = int(next_one)
+    w.count[0] = length
+
+
 @jit
 def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: float) -> int:
     """Makes `steps` evaluations, nearly all of a move each; returns how many it made.
@@ -376,14 +435,17 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         temperature *= fall
         changed, source, goal, first = 0, 0, 0, 0
         is_new = worth[ENERGY] == np.inf
+        v = _below(random, n)
+        if w.count[0] and _uniform(random) < CRITICAL:
+            v = w.chain[_below(random, w.count[0])]
         if is_new:
-            for v in range(n):
-                order[rank[v]] = v
+            for u in range(n):
+                order[rank[u]] = u
         elif aim.waits and (devices == 1 or _uniform(random) < SHIFT):
-            source, goal = shift(aim, random, order, rank)
+            source, goal = shift(aim, random, placement, order, rank, v)
             first = min(source, goal)
         else:
-            changed = mutate(aim, random, placement, moved, _below(random, n))
+            changed = mutate(aim, random, placement, moved, v)
             first = first_changed(aim, rank, moved, changed)
         if not is_new and changed == 0 and source == goal:
             continue
@@ -397,6 +459,10 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
             _copy_from(aim, w, first, int(is_taken))
         if is_taken:
             worth[ENERGY], worth[VALUE] = energy, value_s
+            w.count[1] += 1
+            if aim.is_plain and w.count[1] >= TAKEN:
+                note_chain(aim, w)
+                w.count[1] = 0
             if value_s < worth[BEST]:
                 worth[BEST] = value_s
                 _copy(placement, w.best_placement)

@@ -93,7 +93,7 @@ def make_walker(
     problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
 ) -> "Walker":
     """Returns a walker at a placement `[N]`, its tasks by ranks `[N]`, 0 to N - 1."""
-    from doppler_jax.search.kernels import GROUP, STRIDE, Walker
+    from doppler_jax.search.kernels import GROUP, STRIDE, TAKEN, Walker
 
     aim, devices = problem.aim, problem.costs.num_devices
     n = len(placement)
@@ -114,5 +114,8 @@ def make_walker(
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
         mark_s=np.zeros((2, kept // STRIDE + 1, 1 + devices * (1 + devices))),
         state_s=np.zeros(1 + devices * (1 + devices)),
+        chain=np.zeros(n, np.uint32),
+        before=np.zeros(n, np.uint32),
+        count=np.array([0, TAKEN]),
         trial=problem.make_trial(placement, order),
     )
