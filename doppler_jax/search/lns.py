@@ -1,4 +1,4 @@
-"""A search that ruins plans and recreates them, then walks: that of the default method.
+"""A search that ruins plans and recreates them, and walks: that of the default method.
 
 References: large neighbourhoods, Shaw 1998; ruin and recreate, accepted as in simulated
 annealing, Schrimpf et al. 2000.
@@ -23,23 +23,23 @@ LEAST_RUINED = 20_000
 
 @dataclasses.dataclass
 class Member:
-    """A plan that is ruined and recreated, and later walks."""
+    """A plan that is ruined and recreated, or walks."""
 
     ruins: "Ruins"
-    seed: int
-    walker: "Walker | None" = None
+    walker: "Walker | None"  # None where nothing can be walked
+    walks: bool = False  # now
     best_s: float = np.inf  # of the ruins, whose order is known
     best_rank: np.ndarray | None = None
 
     @property
     def state(self) -> "Ruins | Walker":
         """What is changed now."""
-        return self.walker or self.ruins
+        return self.walker if self.walker is not None and self.walks else self.ruins
 
 
 @dataclasses.dataclass(frozen=True)
 class LNS(OnePlan):
-    """Large neighbourhood search, and annealing from where it ends.
+    """Large neighbourhood search, in turns with annealing from where it ended.
 
     Ranks are searched, too, if the queue looks at them. Under `in_order` plans are ruined and
     recreated as under `priority`, where every order is legal, and a plan is as long as its
@@ -47,14 +47,15 @@ class LNS(OnePlan):
     starts becomes the plan's.
 
     A list schedule of the whole plan takes several times as long as a change of it that is
-    evaluated from the changed position. So where that can be done the rest of the budget is for
-    such steps: fewer of the former already come near to what they can reach.
+    evaluated from the changed position. So where that can be done most of the budget is for
+    such steps: few of the former already come near to what they can reach.
     """
 
     queue: ClassVar[str | None] = None
     ruins: float = 0.7  # share of steps that free tasks; the others move some
     most: int = 32  # tasks that are freed together
     share_ruined: float = 0.3  # of the budget, where the rest can be walked
+    rounds: int = 3  # of both
 
     def fit(self, evaluations: int) -> Self:
         few = super().fit(evaluations)
@@ -64,7 +65,10 @@ class LNS(OnePlan):
     def begin(
         self, problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
     ) -> Member:
-        return Member(make_ruins(_listed(problem), placement, rank, seed, self.most), seed)
+        ruins = make_ruins(_listed(problem), placement, rank, seed, self.most)
+        if not can_walk(problem) or self.share_ruined == 1.0:
+            return Member(ruins, None)
+        return Member(ruins, make_walker(problem, placement, problem.rank, seed))
 
     def run(
         self, problem: SearchProblem, member: Member, steps: int, begin: float, end: float
@@ -72,23 +76,24 @@ class LNS(OnePlan):
         from doppler_jax.search.kernels import walk
         from doppler_jax.search.lns_kernels import recreate
 
-        ruined = self.share_ruined if can_walk(problem) else 1.0
-        if begin < ruined:
-            heat = self.temperatures(begin / ruined, min(end / ruined, 1.0))
-            aim = _listed(problem).aim
-            return recreate(aim, member.ruins, steps, *heat, self.ruins, problem.target_s)
-        if member.walker is None:
-            best = member.ruins.best_placement, self._order(problem, member)
-            member.walker = make_walker(problem, *best, member.seed)
-        left = 1.0 - ruined
-        heat = self.temperatures((begin - ruined) / left, (end - ruined) / left)
-        return walk(problem.aim, member.walker, steps, *heat, problem.target_s)
+        first, last = 0.0, 1.0  # of the budget, for steps of one kind
+        if member.walker is not None:
+            first = min(int(begin * self.rounds), self.rounds - 1) / self.rounds
+            turn = first + self.share_ruined / self.rounds
+            first, last = (first, turn) if begin < turn else (turn, first + 1.0 / self.rounds)
+            self._turn(problem, member, begin >= turn)
+        at = ((share - first) / (last - first) for share in (begin, min(end, last)))
+        heat = self.temperatures(*at)
+        if member.walker is not None and member.walks:
+            return walk(problem.aim, member.walker, steps, *heat, problem.target_s)
+        aim = _listed(problem).aim
+        return recreate(aim, member.ruins, steps, *heat, self.ruins, problem.target_s)
 
     def best(
         self, problem: SearchProblem, member: Member
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         found = super().best(problem, member.state)
-        if problem.queue != "in_order" or member.walker is not None:
+        if problem.queue != "in_order" or member.walks:
             return found
         # The plan's ranks are not an order, and the best one's only where devices wait.
         return found[0][:1], found[1][:1], self._order(problem, member)[None]
@@ -100,6 +105,19 @@ class LNS(OnePlan):
 
     def share(self, members: Sequence[Member]) -> None:
         super().share([member.state for member in members])
+
+    def _turn(self, problem: SearchProblem, member: Member, walks: bool) -> None:
+        """Lets a member walk, or ruin, from the best that it has found by the other."""
+        walker, ruins = member.walker, member.ruins
+        if walker is None or walks == member.walks:
+            return
+        if walks:
+            walker.placement[:] = ruins.best_placement
+            walker.rank[:] = self._order(problem, member)
+        else:
+            ruins.placement[:], ruins.rank[:] = walker.best_placement, walker.best_rank
+        member.walks, member.best_rank = walks, None
+        member.state.worth[:] = np.inf
 
     def _order(self, problem: SearchProblem, member: Member) -> np.ndarray:
         """Returns the order `[N]` of the best of the ruins, as ranks."""
