@@ -6,7 +6,9 @@ threads may run several at once, and what comes out depends on the states and th
 steps alone.
 
 Under `in_order` with links whose arrivals are known when a task starts, a plan is evaluated
-from the first position that its move can change; elsewhere as a whole, by the simulator.
+from the first position that its move can change; elsewhere as a whole, by the simulator. Behind
+the last such position the order is as it was, and so is what every task there still has before
+it: its tail. Under `parallel` links a move is given up there if by these tails it takes too long.
 
 Rows are copied by loops, for Numba compiles each assignment to a slice as a function.
 """
@@ -97,8 +99,10 @@ class Walker(NamedTuple):
     # Under `in_order`, of the accepted plan and of the one that is tried:
     done_s: Array  # [2, N] finishes
     arrival_s: Array  # [2, E] by edge as readers list them, under `serial` links
-    mark_s: Array  # [2, M, 1 + D (1 + D)] latest finish, devices and links, every STRIDE
-    state_s: Array  # [1 + D (1 + D)], scratch
+    mark_s: Array  # [2, M, S] latest finish, devices and `serial` links, every STRIDE
+    state_s: Array  # [S], scratch
+    tail_s: Array  # [N] seconds from a start to the end, of the accepted plan
+    next_one: Array  # [M + 1, D] uint32, each device's first task from a mark on, or NOBODY
     chain: Array  # [N] uint32, a critical chain of an accepted plan
     before: Array  # [N] uint32, scratch: the task before each on its device
     count: Array  # [2] int64: tasks of the chain, moves accepted since it was worked out
@@ -297,23 +301,98 @@ def shift(
 
 
 @inner
-def first_changed(aim: Aim, rank: Array, moved: Array, count: int) -> int:
-    """Returns the first position whose times the last `count` moves of devices can change."""
-    first = len(rank)
+def changed_positions(
+    aim: Aim, rank: Array, moved: Array, count: int
+) -> tuple[int, int, int, int]:
+    """Returns positions about the last `count` moves of devices.
+
+    The first whose times they can change; the last that is moved; and the first of their
+    producers' and the last of their readers', if these are before and behind.
+    """
+    first, last = len(rank), 0
+    for k in range(count):
+        first, last = min(first, int(rank[moved[0, k]])), max(last, int(rank[moved[0, k]]))
+    low, high = first, last
     for k in range(count):
         v = moved[0, k]
-        first = min(first, int(rank[v]))
-        if aim.links == SERIAL:  # its operands are sent elsewhere, and others behind them
-            for e in range(aim.near_first[0, v], aim.near_first[0, v + ONE]):
-                first = min(first, int(rank[aim.near[0, e]]))
-    return first
+        for e in range(aim.near_first[0, v], aim.near_first[0, v + ONE]):
+            low = min(low, int(rank[aim.near[0, e]]))
+        for e in range(aim.near_first[1, v], aim.near_first[1, v + ONE]):
+            high = max(high, int(rank[aim.near[1, e]]))
+    if aim.links == SERIAL:  # operands are sent elsewhere, and others behind them
+        first = low
+    return first, last, low, high
 
 
 @inner
-def pass_from(aim: Aim, w: Walker, first: int) -> float:
-    """Executes a plan from position `first` on; returns its makespan.
+def _note_tails(aim: Aim, w: Walker, first: int, last: int, low: int) -> None:
+    """Works out the tails of an accepted plan, which moves changed from `first` to `last`.
 
-    Before it everything is as it was. Times are those of the simulator, in every bit.
+    Behind these they are as they were; and before, as soon as none of `low` or less is of a
+    task that has before it what is not as it was.
+    """
+    p, placement, work = aim.problem, w.placement, w.trial.work
+    next_one, is_new = work.device[0], work.device[1]
+    end = min((last // STRIDE + 1) * STRIDE, len(w.order))
+    for d in range(len(next_one)):
+        next_one[d], is_new[d] = w.next_one[(end - 1) // STRIDE + 1, d], 0
+    for k in range(end - 1, -1, -1):
+        v = w.order[k]
+        here, longest_s = placement[v], 0.0
+        if next_one[here] != NOBODY:
+            longest_s = w.tail_s[next_one[here]]
+        for e in range(p.first_move[v], p.first_move[v + ONE]):
+            there = placement[p.reader[e]]
+            move_s = p.num_bytes[e] * p.seconds_per_byte[here, there]
+            move_s = p.latency_s[here, there] + move_s
+            longest_s = max(longest_s, move_s + w.tail_s[p.reader[e]])
+        next_one[here], is_new[here] = v, 0
+        if w.tail_s[v] != p.compute_s[v, here] + longest_s:
+            w.tail_s[v], is_new[here] = p.compute_s[v, here] + longest_s, 1
+            for e in range(p.in_first[v], p.in_first[v + ONE]):
+                low = min(low, int(w.rank[p.in_producer[e]]))
+        if k % STRIDE == 0:
+            same = k <= first and k <= low
+            for d in range(len(next_one)):
+                same = same and is_new[d] == 0 and w.next_one[k // STRIDE, d] == next_one[d]
+                w.next_one[k // STRIDE, d] = next_one[d]
+            if same:
+                return
+
+
+@inner
+def _least_s(aim: Aim, w: Walker, first: int, last: int, free_s: Array) -> float:
+    """Returns what a plan takes at least that has been executed up to position `last`."""
+    p, placement, seen, least_s = aim.problem, w.placement, w.trial.work.device[0], 0.0
+    for d in range(len(free_s)):
+        seen[d] = w.next_one[last // STRIDE + 1, d]
+    for k in range(min((last // STRIDE + 1) * STRIDE, len(w.order)) - 1, last, -1):
+        seen[placement[w.order[k]]] = w.order[k]
+    for d in range(len(free_s)):
+        if seen[d] != NOBODY:
+            least_s = max(least_s, free_s[d] + w.tail_s[seen[d]])
+    for k in range(first, last + 1):
+        v = w.order[k]
+        here, done_s = placement[v], w.done_s[1, v]
+        for e in range(p.first_move[v], p.first_move[v + ONE]):
+            if w.rank[p.reader[e]] > last:
+                there = placement[p.reader[e]]
+                move_s = p.num_bytes[e] * p.seconds_per_byte[here, there]
+                move_s = p.latency_s[here, there] + move_s
+                least_s = max(least_s, done_s + move_s + w.tail_s[p.reader[e]])
+    return least_s
+
+
+@inner
+def pass_from(
+    aim: Aim, w: Walker, first: int, last: int, high: int, limit_s: float
+) -> tuple[float, int]:
+    """Executes a plan from position `first` on; returns its makespan and how far it came.
+
+    Before it everything is as it was, and behind position `last` the plan is. If it takes longer
+    than the limit it is given up there, and the makespan is inf; and it ends where all is as in
+    the accepted plan again, behind `high` at least. Times are those of the simulator, in every
+    bit.
     """
     p, serial, devices = aim.problem, aim.links == SERIAL, aim.input_s.shape[1]
     placement, order, state = w.placement, w.order, w.state_s
@@ -327,9 +406,12 @@ def pass_from(aim: Aim, w: Walker, first: int) -> float:
     free_s, link_s, latest_s = state[1 : 1 + devices], state[1 + devices :], state[0]
     for k in range(begin, len(order)):
         if k % STRIDE == 0:
-            state[0] = latest_s
+            state[0], same = latest_s, k > high
             for i in range(len(state)):
                 marks[k // STRIDE, i] = state[i]
+                same = same and state[i] == w.mark_s[0, k // STRIDE, i]
+            if same:
+                return w.worth[ENERGY], k
         v = order[k]
         here = placement[v]
         start = max(free_s[here], aim.input_s[v, here])
@@ -342,6 +424,9 @@ def pass_from(aim: Aim, w: Walker, first: int) -> float:
                 move_s = p.in_bytes[e] * p.seconds_per_byte[there, here]
                 start = max(start, done_s[u] + (p.latency_s[there, here] + move_s))
         finish = start + p.compute_s[v, here]
+        if k >= first and finish != w.done_s[0, v]:
+            for e in range(p.first_move[v], p.first_move[v + ONE]):
+                high = max(high, int(w.rank[p.reader[e]]))
         done_s[v] = free_s[here] = finish
         latest_s = max(latest_s, finish)
         if serial:
@@ -356,20 +441,23 @@ def pass_from(aim: Aim, w: Walker, first: int) -> float:
                         sent_s[there] = link_s[link] = max(finish, link_s[link]) + move_s
                     arrives_s = sent_s[there]
                 arrival_s[aim.out_in[e]] = arrives_s
-    return latest_s
+        # Sums in another order may round otherwise.
+        if k == last and _least_s(aim, w, first, last, free_s) > limit_s * (1.0 + 1e-12):
+            return np.inf, k + 1
+    return latest_s, len(order)
 
 
 @inner
-def _copy_from(aim: Aim, w: Walker, first: int, source: int) -> None:
+def _copy_between(aim: Aim, w: Walker, first: int, end: int, source: int) -> None:
     """Copies the times of positions from `first` on between accepted (0) and tried (1)."""
     goal, block = 1 - source, first // STRIDE
-    for k in range(block * STRIDE, len(w.order)):
+    for k in range(block * STRIDE, end):
         v = w.order[k]
         w.done_s[goal, v] = w.done_s[source, v]
         if w.arrival_s.size:
             for e in range(aim.problem.first_move[v], aim.problem.first_move[v + ONE]):
                 w.arrival_s[goal, aim.out_in[e]] = w.arrival_s[source, aim.out_in[e]]
-    for k in range(block + 1, w.mark_s.shape[1]):
+    for k in range(block + 1, (end - 1) // STRIDE + 1):
         for i in range(w.mark_s.shape[2]):
             w.mark_s[goal, k, i] = w.mark_s[source, k, i]
 
@@ -433,7 +521,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         if worth[BEST] <= target_s:
             return step
         temperature *= fall
-        changed, source, goal, first = 0, 0, 0, 0
+        changed, source, goal, first, last, low, high = 0, 0, 0, 0, n - 1, 0, n
         is_new = worth[ENERGY] == np.inf
         v = _below(random, n)
         if w.count[0] and _uniform(random) < CRITICAL:
@@ -443,20 +531,27 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
                 order[rank[u]] = u
         elif aim.waits and (devices == 1 or _uniform(random) < SHIFT):
             source, goal = shift(aim, random, placement, order, rank, v)
-            first = min(source, goal)
+            low = first = min(source, goal)
+            high = last = max(source, goal)
         else:
             changed = mutate(aim, random, placement, moved, v)
-            first = first_changed(aim, rank, moved, changed)
+            first, last, low, high = changed_positions(aim, rank, moved, changed)
         if not is_new and changed == 0 and source == goal:
             continue
+        limit, end = worth[ENERGY] * (1.0 - temperature * np.log(1.0 - _uniform(random))), n
         if aim.is_plain:
-            value_s = energy = pass_from(aim, w, first)
+            if aim.links == SERIAL:
+                high = n
+            stop = last if high < n else n
+            value_s, end = pass_from(aim, w, first, stop, high, limit)
+            energy = value_s
         else:
             value_s, energy = plan_worth(aim, w.trial, 1.0)
-        limit = worth[ENERGY] * (1.0 - temperature * np.log(1.0 - _uniform(random)))
         is_taken = is_new or energy <= limit
         if aim.is_plain:
-            _copy_from(aim, w, first, int(is_taken))
+            _copy_between(aim, w, first, end, int(is_taken))
+            if is_taken and aim.links != SERIAL:
+                _note_tails(aim, w, first, last, low)
         if is_taken:
             worth[ENERGY], worth[VALUE] = energy, value_s
             w.count[1] += 1

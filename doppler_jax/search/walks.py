@@ -93,7 +93,7 @@ def make_walker(
     problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
 ) -> "Walker":
     """Returns a walker at a placement `[N]`, its tasks by ranks `[N]`, 0 to N - 1."""
-    from doppler_jax.search.kernels import GROUP, STRIDE, TAKEN, Walker
+    from doppler_jax.search.kernels import GROUP, NOBODY, STRIDE, TAKEN, Walker
 
     aim, devices = problem.aim, problem.costs.num_devices
     n = len(placement)
@@ -101,6 +101,7 @@ def make_walker(
     order = np.argsort(rank).astype(np.uint32)
     kept = n if aim.is_plain else 0
     is_serial = problem.objective.links == "serial"
+    state = 1 + devices * (1 + devices * is_serial)
     return Walker(
         random=np.array([seed], np.uint64),
         placement=placement,
@@ -112,8 +113,10 @@ def make_walker(
         moved=np.zeros((2, GROUP), np.uint32),
         done_s=np.zeros((2, kept)),
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
-        mark_s=np.zeros((2, kept // STRIDE + 1, 1 + devices * (1 + devices))),
-        state_s=np.zeros(1 + devices * (1 + devices)),
+        mark_s=np.zeros((2, kept // STRIDE + 1, state)),
+        state_s=np.zeros(state),
+        tail_s=np.zeros(kept),
+        next_one=np.full((kept // STRIDE + 2, devices), NOBODY),
         chain=np.zeros(n, np.uint32),
         before=np.zeros(n, np.uint32),
         count=np.array([0, TAKEN]),
