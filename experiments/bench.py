@@ -145,7 +145,7 @@ def time_annealing(context: Context[Asked], annealed: str) -> Record:
     whole = search.aim._replace(is_plain=False)
 
     def anneal(aim: Aim) -> int:
-        walker = make_walker(search, start, 0)
+        walker = make_walker(search, *(part[0] for part in search.ordered(start[None])), 0)
         return walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, 0.0)
 
     aims = {"from what a move changes": search.aim, "as a whole": whole}

@@ -64,11 +64,16 @@ def test_every_kind_of_move_is_made():
     assert 0.2 < np.mean(swaps) < 1  # the others moved to one device
 
 
+def twin_of(walker):
+    arrays = {name: value.copy() for name, value in walker._asdict().items() if name != "trial"}
+    return walker._replace(**arrays)
+
+
 def check_walks(cases, moves, links):
     """Walks of `moves` steps whose every value equals that of the whole plan, in every bit."""
     for seed in itertools.count():
         rng = np.random.default_rng([seed, len(links)])
-        graph, costs = random_problem(rng, int(rng.integers(1, 40)), int(rng.integers(1, 6)))
+        graph, costs = random_problem(rng, int(rng.integers(1, 120)), int(rng.integers(1, 6)))
         objective = Objective(links)
         problem = make_search_problem(graph, costs, objective, queue="in_order")
         if not problem.aim.is_plain:  # serial links that carry graph inputs, too
@@ -76,13 +81,24 @@ def check_walks(cases, moves, links):
         cases -= 1
         if cases < 0:
             return
-        w = make_walker(problem, rng.integers(0, costs.num_devices, graph.num_tasks), seed)
+        placement = rng.integers(0, costs.num_devices, graph.num_tasks)
+        w = make_walker(problem, placement, problem.rank, seed)
         ranks, placements, found = [], [], []
-        for _ in range(moves):
-            kernels.walk(problem.aim, w, 1, 1.0, 1.0, 0.0)
-            ranks.append(w.rank.astype(float))
-            placements.append(w.placement.copy())
-            found.append(w.worth[kernels.ENERGY])
+        for k in range(moves):
+            # One that takes every move, and one that takes what is no worse.
+            before, twin = w.worth[kernels.ENERGY], twin_of(w)
+            kernels.walk(problem.aim, twin, 1, 1e9, 1e9, 0.0)
+            if k % 3:
+                kernels.walk(problem.aim, w, 1, 1e-300, 1e-300, 0.0)
+                is_taken = twin.worth[kernels.ENERGY] <= before
+                kept_s = twin.worth[kernels.ENERGY] if is_taken else before
+                assert w.worth[kernels.ENERGY] == kept_s
+                assert not is_taken or (w.rank == twin.rank).all()
+            else:
+                w = twin
+            ranks.append(twin.rank.astype(float))
+            placements.append(twin.placement.copy())
+            found.append(twin.worth[kernels.ENERGY])
             np.testing.assert_array_equal(w.order[w.rank], range(len(ranks[0])))
         options = {"objective": objective, "queue": "in_order", "priority": np.array(ranks)}
         whole = simulate(graph, costs, np.array(placements), **options)

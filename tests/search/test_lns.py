@@ -26,7 +26,7 @@ def random_ruins(seed, queue):
     problem = make_search_problem(graph, costs, Objective(), queue=queue)
     able = np.isfinite(costs.compute_s)
     placement = np.array([rng.choice(np.flatnonzero(row)) for row in able])
-    ruins = make_ruins(problem, placement, seed, MOST)
+    ruins = make_ruins(problem, placement, problem.rank, seed, MOST)
     ruins.rank[:] = rng.integers(0, 9, n)
     return problem, ruins
 
@@ -86,8 +86,7 @@ def short_of_memory(seed):
     room = np.where(peak == peak.max(), 0.9 * peak, 2.0 * peak)
     costs = costs.replace(capacity_bytes=room + 1e-9)
     problem = make_search_problem(graph, costs, Objective(), queue="in_order")
-    again = make_ruins(problem, placement, seed, MOST)
-    again.rank[:] = ruins.rank
+    again = make_ruins(problem, placement, ruins.rank, seed, MOST)
     return problem, again
 
 

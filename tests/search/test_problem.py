@@ -31,7 +31,8 @@ def test_values_are_the_oracles_and_energies_count_what_exceeds_memory(seed, sha
     capacity = share * np.array([np.median(peak[:, 0]), np.inf, peak[:, 2].max() + 1.0])
     costs = dataclasses.replace(costs, capacity_bytes=capacity)
     makespans = seconds(graph, costs, placements)
-    value_s, energy = make_search_problem(graph, costs, Objective()).score(placements)
+    problem = make_search_problem(graph, costs, Objective())
+    value_s, energy = problem.score(problem.ordered(placements))
     fits = (peak <= capacity).all(1)
     np.testing.assert_array_equal(value_s, np.where(fits, makespans, np.inf))
     over = np.maximum(peak - capacity, 0.0) / np.maximum(capacity, 1.0)
@@ -76,16 +77,23 @@ def test_under_noise_a_statistic_of_the_draws_counts(
     judgement = judge(graph, costs, placement, objective, problem.factors)
     np.testing.assert_allclose(judgement.value_s, expected)
     assert judgement.makespan_s == makespan_s(simulate_oracle(graph, costs, placement))
-    np.testing.assert_allclose(problem.score(placement[None]), expected, rtol=1e-12)
+    scored = problem.score(problem.ordered(placement[None]))
+    np.testing.assert_allclose(scored, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("queue", ["priority", "in_order"])
-def test_plans_to_begin_with_are_ranked_by_level_and_do_not_wait(queue):
+def test_placements_without_orders_are_executed_by_level_and_do_not_wait(queue):
     graph, costs = random_problem(np.random.default_rng(4), 14, DEVICES)
     placements = np.random.default_rng(4).integers(0, DEVICES, (8, 14))
     problem = make_search_problem(graph, costs, Objective(), queue=queue)
-    expected = seconds(graph, costs, placements, queue=queue, priority=problem.rank)
-    np.testing.assert_array_equal(problem.score(placements)[0], expected)
+    expected = seconds(graph, costs, placements, queue="priority", priority=problem.rank)
+    plans = problem.ordered(placements)
+    np.testing.assert_array_equal(problem.score(plans)[0], expected)
+    values = [
+        seconds(graph, costs, [placement], queue=queue, priority=rank)[0]
+        for placement, rank in zip(*plans, strict=True)
+    ]
+    np.testing.assert_array_equal(values, expected)
 
 
 @pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
@@ -94,7 +102,8 @@ def test_links_are_the_oracles(links):
     assert (graph.input_maker >= 0).any()
     placements = np.random.default_rng(4).integers(0, DEVICES, (8, 14))
     expected = seconds(graph, costs, placements, links=links)
-    found, _ = make_search_problem(graph, costs, Objective(links)).score(placements)
+    problem = make_search_problem(graph, costs, Objective(links))
+    found, _ = problem.score(problem.ordered(placements))
     np.testing.assert_array_equal(found, expected)
     judged = [judge(graph, costs, p, Objective(links)).value_s for p in placements]
     np.testing.assert_array_equal(judged, expected)

@@ -35,7 +35,8 @@ def run(
     problem = make_search_problem(graph, costs, objective or dj.Objective(), key, queue)
     budget = dj.Budget(evaluations=evaluations, seconds=budget_s, target_s=target_s)
     curve = curve or CurveRecorder()
-    return run_search(SEARCHES[name], problem, starts, seed, budget, curve, **options)
+    plans = problem.ordered(starts)
+    return run_search(SEARCHES[name], problem, plans, seed, budget, curve, **options)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -83,11 +84,12 @@ def test_the_seed_decides_and_the_number_of_threads_does_not(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["annealing", "lns"])
+@pytest.mark.parametrize("queue", ["priority", "in_order"])
 @pytest.mark.parametrize("links", ["parallel", "serial", "duplex"])
-def test_orders_that_are_found_are_worth_what_is_said(name, links, monkeypatch):
+def test_orders_that_are_found_are_worth_what_is_said(name, queue, links, monkeypatch):
     graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
-    queue, curve = SEARCHES[name].queue, CurveRecorder()
-    options = {"evaluations": 6000, "objective": dj.Objective(links), "queue": queue}
+    queue, curve = SEARCHES[name].queue or queue, CurveRecorder()
+    options = {"evaluations": 60_000, "objective": dj.Objective(links), "queue": queue}
     found = run(name, graph, costs, curve=curve, **options)
     values = [
         seconds(graph, costs, [placement], links=links, queue=queue, priority=rank)[0]
@@ -170,6 +172,11 @@ def test_of_its_starts_it_takes_one_that_fits_whatever_its_makespan():
     )
 
 
+def _plans(graph, costs, placements):
+    if placements is not None:
+        return make_search_problem(graph, costs, dj.Objective()).ordered(placements)
+
+
 @pytest.mark.parametrize("name", [name for name in SEARCHES if name != "random"])
 def test_starts_that_come_in_late_are_taken_up(name):
     graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
@@ -178,7 +185,7 @@ def test_starts_that_come_in_late_are_taken_up(name):
     comes = iter([None, bad, good])
     found = run(
         name, graph, costs, evaluations=300, starts=bad,
-        late_starts=lambda: next(comes, None),
+        late_starts=lambda: _plans(graph, costs, next(comes, None)),
     )  # fmt: skip
     assert found.evaluations <= 300
     assert next(comes, None) is None  # all that came was taken
@@ -193,16 +200,17 @@ def test_members_learn_what_is_better(name):
     graph, costs = random_problem(np.random.default_rng(8), 40, DEVICES)
     problem, search = make_search_problem(graph, costs, dj.Objective()), SEARCHES[name]
     bad = random_placements(costs, np.random.default_rng(0), 2)
-    member = search.begin(problem, bad[0], 0)
+    member = search.begin(problem, bad[0], problem.rank, 0)
     search.run(problem, member, 1, 0.0, 0.0)
     good = run("lns", graph, costs, evaluations=20_000).placements[:1]
-    value_s, energy = problem.score(np.concatenate([good, bad]))
+    value_s, energy = problem.score(problem.ordered(np.concatenate([good, bad])))
     assert energy[0] < min(energy[1:])
     for told in (0, 2):  # what is worse is not taken
-        search.learn(member, [*good, *bad][told], energy[told])
+        search.learn(member, [*good, *bad][told], problem.rank, energy[told])
         search.run(problem, member, 1, 1.0, 1.0)
-        assert search.best(member)[1].min() <= value_s[0]
-        assert member.worth[0] < energy[1]
+        _, values, _ = search.best(problem, member)
+        assert values.min() <= value_s[0]
+        assert values[1] < energy[1]
 
 
 def test_a_search_without_a_bound_is_refused():
@@ -229,6 +237,7 @@ def test_limits_that_come_in_sight_during_a_search_are_minded(name, queue):
     assert problem.memory_share(np.arange(3), problem.rank) <= anytime.ROOMY
     assert problem.memory_share(np.zeros(3, int), problem.rank) > 1
     curve, budget = CurveRecorder(), dj.Budget(evaluations=2000)
-    found = run_search(SEARCHES[name], problem, np.arange(3)[None], 0, budget, curve)
+    plans = problem.ordered(np.arange(3)[None])
+    found = run_search(SEARCHES[name], problem, plans, 0, budget, curve)
     assert seconds(graph, costs, found.placements[:1])[0] == 4
     assert {len(set(placement.tolist())) for placement in found.placements} <= {2, 3}
