@@ -517,6 +517,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
     worth, moved = w.worth, w.moved
     n, devices = aim.problem.compute_s.shape
     temperature, fall = hot / n, (cold / hot) ** (1.0 / max(steps, 1))
+    has_times = aim.waits and aim.is_listed and len(w.trial.rows.finish_s) > 0
     for step in range(steps):
         if worth[BEST] <= target_s:
             return step
@@ -555,7 +556,9 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         if is_taken:
             worth[ENERGY], worth[VALUE] = energy, value_s
             w.count[1] += 1
-            if aim.is_plain and w.count[1] >= TAKEN:
+            if (aim.is_plain or has_times) and w.count[1] >= TAKEN:
+                if has_times:
+                    _copy(w.trial.rows.finish_s[0], w.done_s[0])
                 note_chain(aim, w)
                 w.count[1] = 0
             if value_s < worth[BEST]:

@@ -133,8 +133,8 @@ class LNS(OnePlan):
 
 
 def can_walk(problem: SearchProblem) -> bool:
-    """Returns whether a changed plan is evaluated from the changed position on."""
-    return problem.queue == "in_order" and bool(problem.aim.is_plain)
+    """Returns whether changing a plan in order is cheaper, or may find another that fits."""
+    return problem.queue == "in_order" and (problem.is_limited or bool(problem.aim.is_plain))
 
 
 def _listed(problem: SearchProblem) -> SearchProblem:

@@ -111,7 +111,7 @@ def make_walker(
         best_rank=rank.copy(),
         worth=np.full(3, np.inf),
         moved=np.zeros((2, GROUP), np.uint32),
-        done_s=np.zeros((2, kept)),
+        done_s=np.zeros((2, n)),
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
         mark_s=np.zeros((2, kept // STRIDE + 1, state)),
         state_s=np.zeros(state),
