@@ -110,9 +110,7 @@ class PolicySearch:
         given = (request.graph, request.costs, source, key_words(request.random), count)
         with Child(_send_samples, *given, keep_compiled=request.keep_compiled) as child:
             late_starts = _incoming(request, child)
-            return _search_from(
-                request, self.search, rivals, rivals, late_starts=late_starts
-            )
+            return _search_from(request, self.search, rivals, rivals, late_starts=late_starts)
 
 
 def _joined(parts: Sequence[Plans]) -> Plans:

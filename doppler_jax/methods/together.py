@@ -67,9 +67,10 @@ def _choose(request: Request, groups: Sequence[np.ndarray]) -> tuple[Request, in
         return best, spent
     for choice in choices:
         held = _hold(request, groups, choice)
-        problem, start = held.problem_for(LNS.queue), _heft(request, held.costs)
+        problem, start = held.problem_for(LNS.queue), _heft(request, held.costs)[None]
         budget = Budget(evaluations=steps)
-        found = run_search(LNS(), problem, start[None], 0, budget, CurveRecorder())
+        plans = problem.ordered(start)
+        found = run_search(LNS(), problem, plans, 0, budget, CurveRecorder())
         spent += found.evaluations
         if len(found.placements):
             plans = Plans(found.placements, request.orders_of(found))
@@ -113,9 +114,8 @@ def _likely(
         for k, (group, may) in enumerate(zip(groups, able, strict=True)):
             trials = np.tile(placement, (len(may), 1))
             trials[:, group] = may[:, None]
-            scores = zip(
-                *(score.tolist() for score in request.problem.score(trials)), strict=True
-            )
+            scored = request.problem.score(request.problem.ordered(trials))
+            scores = zip(*(part.tolist() for part in scored), strict=True)
             for device, score in zip(may.tolist(), scores, strict=True):
                 choice = (*devices[:k], device, *devices[k + 1 :])
                 seen[choice] = min(score, seen.get(choice, score))

@@ -147,7 +147,7 @@ def run_search(
     run = _Run(search, problem, budget, curve, late_starts, target_s)
     interrupted = False
     try:
-        run.start(starts if len(starts.ranks) else problem.ordered(starts.placements), seed)
+        run.start(problem.ranked(starts), seed)
         while run.advance():
             if on_chunk is not None:
                 on_chunk(run.evaluations)
@@ -274,7 +274,7 @@ class _Run:
         late = self.late_starts() if self.late_starts is not None else None
         if late is None or self.plans + len(late.placements) > self.limit:
             return
-        plans, energy = self._score(late)
+        plans, energy = self._score(self.problem.ranked(late))
         for member, *plan in zip(self.members, *plans, energy, strict=False):
             self.search.learn(member, *plan)
 

@@ -6,9 +6,10 @@ threads may run several at once, and what comes out depends on the states and th
 steps alone.
 
 Under `in_order` with links whose arrivals are known when a task starts, a plan is evaluated
-from the first position that its move can change; elsewhere as a whole, by the simulator. Behind
-the last such position the order is as it was, and so is what every task there still has before
-it: its tail. Under `parallel` links a move is given up there if by these tails it takes too long.
+from the first position that its move can change; elsewhere as a whole, by the simulator. Under
+`parallel` links that may end early. Behind the last position that is changed, each task's tail
+(the seconds from its start to the end) is as it was: by the tails a move may take too long. And
+once all that later tasks wait for is as it was, so is the makespan.
 
 Rows are copied by loops, for Numba compiles each assignment to a slice as a function.
 """
@@ -44,7 +45,8 @@ SWAP, NEAR, TOGETHER = 0.15, 0.6, 0.25
 """How often a move is a swap; else, goes to a neighbour's device; moves several tasks."""
 
 SHIFT, NEXT = 0.5, 0.7
-"""How often, under `in_order`, a move is one of the order; and then, past tasks of its device."""
+"""How often, under `in_order`, a move is one of the order; and of these, just past the next
+tasks of the same device."""
 
 CRITICAL, TAKEN = 0.6, 16
 """How often, under `in_order`, a move is of a task of the critical chain, and after how many
@@ -389,10 +391,10 @@ def pass_from(
 ) -> tuple[float, int]:
     """Executes a plan from position `first` on; returns its makespan and how far it came.
 
-    Before it everything is as it was, and behind position `last` the plan is. If it takes longer
-    than the limit it is given up there, and the makespan is inf; and it ends where all is as in
-    the accepted plan again, behind `high` at least. Times are those of the simulator, in every
-    bit.
+    Before it everything is as it was, and behind position `last` the plan is. If it takes
+    longer than the limit it is given up there, and the makespan is inf. It also ends where all
+    is as in the accepted plan again, behind `high` at least. Times are those of the simulator,
+    in every bit.
     """
     p, serial, devices = aim.problem, aim.links == SERIAL, aim.input_s.shape[1]
     placement, order, state = w.placement, w.order, w.state_s

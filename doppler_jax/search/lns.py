@@ -95,8 +95,11 @@ class LNS(OnePlan):
         found = super().best(problem, member.state)
         if problem.queue != "in_order" or member.walks:
             return found
-        # The plan's ranks are not an order, and the best one's only where devices wait.
-        return found[0][:1], found[1][:1], self._order(problem, member)[None]
+        order = self._order(problem, member)
+        if problem.is_limited:  # the plan's ranks are not its order
+            return found[0][:1], found[1][:1], order[None]
+        now = problem.order_of(member.ruins.placement, member.ruins.rank)
+        return found[0], found[1], np.stack([order, now])
 
     def learn(
         self, member: Member, placement: np.ndarray, rank: np.ndarray, energy: float

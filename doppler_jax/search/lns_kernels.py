@@ -557,5 +557,6 @@ def warm() -> None:
 
     graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 1.0)], num_devices=2)
     problem = make_search_problem(graph, costs, Objective())
-    example = (problem.aim, make_ruins(problem, np.zeros(2), problem.rank, 0, 8), 4, 0.5, 0.1, 0.5, 0.0)
+    ruins = make_ruins(problem, np.zeros(2), problem.rank, 0, 8)
+    example = (problem.aim, ruins, 4, 0.5, 0.1, 0.5, 0.0)
     recreate.compile(tuple(map(numba.typeof, example)))

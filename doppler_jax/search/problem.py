@@ -151,11 +151,16 @@ class SearchProblem:
                 ranks[k] = self.order_of(placement, self.rank)
         return Plans(np.asarray(placements, np.int64), ranks)
 
+    def ranked(self, plans: Plans) -> Plans:
+        """Returns plans, with the problem's ranks if they have none."""
+        return plans if len(plans.ranks) else self.ordered(plans.placements)
+
     def order_of(self, placement: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Returns the order of starts `[N]` under `priority` by ranks `[N]`, as ranks."""
         options: dict[str, Any] = {"queue": "priority", "priority": rank}
         options["links"] = self.objective.links
-        return start_order(simulate_one(self.graph, self.costs, placement, **options), self.rank)
+        schedule = simulate_one(self.graph, self.costs, placement, **options)
+        return start_order(schedule, self.rank)
 
     def score(self, plans: Plans) -> tuple[np.ndarray, np.ndarray]:
         """Returns values and energies `[B]` of plans, in seconds.

@@ -19,7 +19,6 @@ from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.observed import Refit, shows_handling
-from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.padded import pad_array
 from doppler_jax.objective import Objective
 from doppler_jax.policies import model, rollout
@@ -30,7 +29,6 @@ from doppler_jax.search.anytime import run_search
 from doppler_jax.search.lns import LNS
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.simulator.disciplines import rank_order
-from doppler_jax.simulator.finalists import start_order
 from doppler_jax.simulator.oracle import makespan_s, simulate_plan
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch

@@ -11,7 +11,7 @@ import pytest
 from doppler_jax.baselines.critical_path import critical_path
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.costs.build import from_edge_delays
-from doppler_jax.learners.doppler import policy_candidates
+from doppler_jax.learners.doppler import draw_plans
 from doppler_jax.methods import PolicySearch, direct, searches
 from doppler_jax.methods.child import Child
 from doppler_jax.objective import Objective
@@ -71,7 +71,7 @@ def test_where_seconds_count_samples_join_the_search_as_they_come_in(monkeypatch
     good = place(
         graph, costs, method="annealing", max_evaluations=20_000, queue="fifo"
     ).placement
-    said, ended = iter([None, good[None]]), []
+    said, ended = iter([None, (good[None], good[None][:0])]), []
 
     class Child:
         def __init__(self, work, *given, keep_compiled):
@@ -110,8 +110,9 @@ def test_a_child_draws_what_is_drawn_here(policy):
         while True:
             drawn.append(child.receive(100.0))
     assert len(drawn) > 1
-    expected = policy_candidates(make_policy_inputs(graph, costs), policy, key, 6)
-    np.testing.assert_array_equal(np.concatenate(drawn), expected)
+    expected = draw_plans(make_policy_inputs(graph, costs), policy, key, 6)
+    for here, there in zip(drawn, expected, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, here, tuple(there))
 
 
 def _say_where_programs_are_kept(send):
@@ -150,10 +151,24 @@ def test_the_search_starts_from_list_schedules_beside_the_samples(drawn_from, mo
     search = mock.Mock(wraps=searches.run_search)
     monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, max_evaluations=BOUND)
-    starts = search.call_args.args[2].tolist()
+    starts = search.call_args.args[2].placements.tolist()
     assert len(drawn_from) == 1
     for method in LISTED:
         assert place(graph, costs, method=method).placement.tolist() in starts
+
+
+def test_samples_keep_the_orders_that_the_policy_placed_tasks_in(drawn_from, monkeypatch):
+    graph, costs = make("unequal")
+    search = mock.Mock(wraps=searches.run_search)
+    monkeypatch.setattr(searches, "run_search", search)
+    draw, drawn = searches._draw, []
+    monkeypatch.setattr(searches, "_draw", lambda *given: drawn.extend(draw(*given)) or drawn)
+    place(graph, costs, max_evaluations=BOUND)
+    ranks = np.concatenate([plans.ranks for plans in drawn])
+    np.testing.assert_array_equal(search.call_args.args[2].ranks[: len(ranks)], ranks)
+    assert len(drawn_from) == 1
+    place(graph, costs, max_evaluations=BOUND, queue="fifo")
+    assert not len(search.call_args.args[2].ranks)
 
 
 def test_a_given_policy_is_taken_in_place_of_the_base_policy(policy, drawn_from):
@@ -180,7 +195,7 @@ def test_searches_start_from_placements_made_to_fit(drawn_from, monkeypatch, met
     search = mock.Mock(wraps=searches.run_search)
     monkeypatch.setattr(searches, "run_search", search)
     place(graph, costs, method=method, max_evaluations=BOUND)
-    began = search.call_args.args[2].tolist()
+    began = search.call_args.args[2].placements.tolist()
     exceeding = [critical_path(graph, costs)]
     if drawn_from:
         exceeding.append(np.array(began[0]))  # the greedy placement

@@ -151,7 +151,7 @@ def test_searches_start_from_all_that_was_measured(tmp_path, taught_nothing, sea
     system, state, _ = once(tmp_path / "log", exact, FEW)
     incumbent = plan_of(state)
     system_update(state, system)
-    starts = searches.call_args.args[2]
+    starts = searches.call_args.args[2].placements
     np.testing.assert_array_equal(starts[0], incumbent.placement)
     measured = {tuple(m.candidate.placement.tolist()) for m in system.log.before(1)}
     assert len(measured) > 2
@@ -170,7 +170,7 @@ def test_proposals_simulate_better_than_the_incumbent(searches):
     while found := propose([POOR], [incumbent] * 100):
         incumbent_s = makespan_s(simulated(incumbent))
         assert all(makespan_s(simulated(p)) < incumbent_s for p in found)
-        assert len(searches.call_args.args[2]) == 64  # an eighth of the evaluations
+        assert len(searches.call_args.args[2].placements) == 64  # an eighth of the evaluations
         incumbent = found[0]
     assert makespan_s(simulated(incumbent)) < makespan_s(simulated(POOR))
     known = set(propose([POOR], [POOR]))
