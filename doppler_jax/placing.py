@@ -282,7 +282,7 @@ def _best(candidates: Candidates, request: Request) -> tuple[np.ndarray, Judgeme
     if len(ranked) > MOST_JUDGED and not request.problem.is_limited:
         ranked = _finalists(ranked, request)
     if len(placements) > MOST_JUDGED:
-        value_s, energy = request.problem.score(placements)
+        value_s, energy = request.problem.score(request.problem.ordered(placements))
         order = np.lexsort((energy, np.isinf(value_s)))
         placements = placements[np.sort(order[:NUM_FINALISTS])]
     judged = [(p, request.judge(p), "fifo") for p in placements]

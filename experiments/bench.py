@@ -140,12 +140,13 @@ def time_annealing(context: Context[Asked], annealed: str) -> Record:
     """Returns rows: moves a second on one core, by how a move is evaluated."""
     problem, usual = context.problem(annealed), Annealing()
     search = make_search_problem(problem.graph, problem.costs, dj.Objective(), queue="in_order")
-    start = random_placements(problem.costs, np.random.default_rng(0), 1)[0]
+    drawn = random_placements(problem.costs, np.random.default_rng(0), 1)
+    (start,), (rank,) = search.ordered(drawn)
     # What is not plain is evaluated as a whole, by the simulator.
     whole = search.aim._replace(is_plain=False)
 
     def anneal(aim: Aim) -> int:
-        walker = make_walker(search, *(part[0] for part in search.ordered(start[None])), 0)
+        walker = make_walker(search, start, rank, 0)
         return walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, 0.0)
 
     aims = {"from what a move changes": search.aim, "as a whole": whole}
