@@ -1,6 +1,7 @@
 """Searches that change one plan step by step: what they share, and simulated annealing.
 
-Reference: Kirkpatrick et al. 1983.
+References: Kirkpatrick et al. 1983; moves on the critical chain, van Laarhoven et al. 1992,
+where a task passes one neighbour on its device, and here at times several.
 """
 
 import dataclasses
