@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from doppler_jax.engine.automatic import place_and_compile as place_and_compile
     from doppler_jax.engine.calibrate import measure_calibration as measure_calibration
     from doppler_jax.engine.devices import TaskError as TaskError
+    from doppler_jax.engine.distribute import distribute as distribute
     from doppler_jax.engine.local import LocalDevices as LocalDevices
     from doppler_jax.engine.measure import make_paired_measure as make_paired_measure
     from doppler_jax.engine.measure import measure_s as measure_s
@@ -103,6 +104,7 @@ _LATE = {
     "ProcessDevices": "engine.processes.driver",
     "TaskError": "engine.devices",
     "compile": "engine.placed",
+    "distribute": "engine.distribute",
     "load_policy": "policy_files",
     "make_paired_measure": "engine.measure",
     "measure_calibration": "engine.calibrate",
