@@ -95,11 +95,8 @@ class LNS(OnePlan):
         found = super().best(problem, member.state)
         if problem.queue != "in_order" or member.walks:
             return found
-        order = self._order(problem, member)
-        if problem.is_limited:  # the plan's ranks are not its order
-            return found[0][:1], found[1][:1], order[None]
-        now = problem.order_of(member.ruins.placement, member.ruins.rank)
-        return found[0], found[1], np.stack([order, now])
+        # The plan's ranks are not its order.
+        return found[0][:1], found[1][:1], self._order(problem, member)[None]
 
     def learn(
         self, member: Member, placement: np.ndarray, rank: np.ndarray, energy: float
@@ -127,8 +124,8 @@ class LNS(OnePlan):
         from doppler_jax.search.kernels import BEST
 
         best = member.ruins
-        if problem.is_limited:
-            return best.best_rank
+        if problem.is_limited or _listed(problem).aim.is_listed:  # it is that of starts
+            return best.best_rank.copy()
         if member.best_rank is None or best.worth[BEST] < member.best_s:
             member.best_s = best.worth[BEST]
             member.best_rank = problem.order_of(best.best_placement, best.best_rank)

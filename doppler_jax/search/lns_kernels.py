@@ -388,7 +388,7 @@ def list_schedule(aim: Aim, r: Ruins, weight: float, ranked: bool, minds: bool) 
         r.queued_s[here] -= p.compute_s[u, here]
         r.start_s[u], r.finish_s[u] = start, finish
         r.before[u], last[here] = last[here], u
-        if aim.waits:
+        if ranked:
             r.patient.rows.order[0, count] = u
         if waits:
             _hold(aim, r, q, u)
@@ -533,7 +533,7 @@ def recreate(
                 worth[BEST] = value_s
                 _copy(placement, r.best_placement)
                 _copy(r.rank, r.best_rank)
-                if aim.waits:
+                if aim.waits or (ranked and aim.is_listed):  # replayed, it is as long
                     for k in range(n):
                         r.best_rank[r.patient.rows.order[0, k]] = k
         else:

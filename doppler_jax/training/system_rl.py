@@ -19,6 +19,7 @@ from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.observed import Refit, shows_handling
+from doppler_jax.graphs.build import topological_order
 from doppler_jax.graphs.padded import pad_array
 from doppler_jax.objective import Objective
 from doppler_jax.policies import model, rollout
@@ -29,6 +30,7 @@ from doppler_jax.search.anytime import run_search
 from doppler_jax.search.lns import LNS
 from doppler_jax.search.problem import SearchProblem
 from doppler_jax.simulator.disciplines import rank_order
+from doppler_jax.simulator.finalists import start_order
 from doppler_jax.simulator.oracle import makespan_s, simulate_plan
 from doppler_jax.training.paired import Measurement, MeasurementLog
 from doppler_jax.training.reinforce import Descent, count_batch, descend_batch
@@ -281,18 +283,18 @@ def propose(
     placements = np.stack([plan.placement for plan in starts[:most]])
     found = run_search(
         LNS(members=2 * config.proposals),
-        SearchProblem(graph, costs, objective, queue="in_order"),
+        SearchProblem(graph, costs, objective, queue="priority"),
         Plans(placements, placements[:0]),
         int(jax.random.bits(key)),
         Budget(evaluations=config.proposal_evaluations),
         CurveRecorder(),
     )
     least_s = makespan_s(simulate_plan(graph, costs, starts[0], config.links))
-    proposed = []
+    topological, proposed = np.argsort(topological_order(graph)), []
     for placement, rank in zip(found.placements, found.ranks, strict=True):
-        plan = Plan(placement, rank, "in_order")
-        makespan = makespan_s(simulate_plan(graph, costs, plan, config.links))
-        if makespan < least_s and plan not in known:
+        run = simulate_plan(graph, costs, Plan(placement, rank, "priority"), config.links)
+        plan = Plan(placement, start_order(run, topological), "in_order")  # does the same
+        if makespan_s(run) < least_s and plan not in known:
             proposed.append(plan)
     return proposed[: config.proposals]
 
