@@ -39,7 +39,7 @@ def graph(tmp_path_factory):
 
 
 def stage_command(stage, graph, runs, save_every_s=0.2):
-    command = [sys.executable, "-m", "doppler_jax", stage, "--graph", str(graph)]
+    command = [sys.executable, "-m", "doppler_jax", "train", stage, "--graph", str(graph)]
     command += ["--cluster", "reference_x4", "--runs", str(runs)]
     command += ["--num-updates", str(UPDATES[stage]), "--save-every-s", str(save_every_s)]
     if stage == "stage1":
