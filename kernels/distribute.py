@@ -227,6 +227,8 @@ def _call_on(device: jax.Device, jitted: Callable[..., Any], *args: Any, **kwarg
 
 def _shape_of(leaf: Any) -> Hashable:
     """Returns what a call has to have in common with another to run like it."""
+    if isinstance(leaf, jax.Array):  # at every call, so it has to be quick
+        return leaf.shape, leaf.dtype, leaf.weak_type
     with contextlib.suppress(ValueError):
         aval = leaf_aval((), leaf)
         return aval.shape, aval.dtype, aval.weak_type

@@ -69,8 +69,7 @@ def _choose(request: Request, groups: Sequence[np.ndarray]) -> tuple[Request, in
         held = _hold(request, groups, choice)
         problem, start = held.problem_for(LNS.queue), _heft(request, held.costs)[None]
         budget = Budget(evaluations=steps)
-        plans = problem.ordered(start)
-        found = run_search(LNS(), problem, plans, 0, budget, CurveRecorder())
+        found = run_search(LNS(), problem, Plans(start, start[:0]), 0, budget, CurveRecorder())
         spent += found.evaluations
         if len(found.placements):
             plans = Plans(found.placements, request.orders_of(found))

@@ -1,6 +1,6 @@
 """A report in one file that opens offline: timelines, chain, links, memory, the search.
 
-Bokeh (extra `report`) draws it, and comes with it: about 2 MB of each file.
+Bokeh (extra `report`) draws it, and is in each file.
 """
 
 import html

@@ -194,7 +194,10 @@ def score_rows(
     value_s: Array,
     energy: Array,
 ) -> None:
-    """Writes what plans are worth: devices, ranks, and tasks by rank, `[B, N]` each."""
+    """Writes what plans are worth: devices, ranks, and tasks by rank, `[B, N]` each.
+
+    The last may be `[B, 0]` where the discipline does not look at it.
+    """
     for b in range(len(placements)):
         _copy(placements[b], trial.rows.placements[0])
         _copy(orders[b], trial.rows.order[0])

@@ -107,15 +107,26 @@ class LNS(OnePlan):
         super().share([member.state for member in members])
 
     def _turn(self, problem: SearchProblem, member: Member, walks: bool) -> None:
-        """Lets a member walk, or ruin, from the best that it has found by the other."""
+        """Lets a member walk, or ruin, from the best that it has found by the other.
+
+        Where none of that fits into memory, it goes on from where it is.
+        """
+        from doppler_jax.search.kernels import BEST
+
         walker, ruins = member.walker, member.ruins
         if walker is None or walks == member.walks:
             return
-        if walks:
+        fits = np.isfinite(member.state.worth[BEST])
+        if walks and fits:
             walker.placement[:] = ruins.best_placement
             walker.rank[:] = self._order(problem, member)
-        else:
+        elif walks:
+            walker.placement[:] = ruins.placement
+            walker.rank[:] = problem.order_of(ruins.placement, ruins.rank)
+        elif fits:
             ruins.placement[:], ruins.rank[:] = walker.best_placement, walker.best_rank
+        else:
+            ruins.placement[:], ruins.rank[:] = walker.placement, walker.rank
         member.walks, member.best_rank = walks, None
         member.state.worth[:] = np.inf
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.engine import automatic
 from doppler_jax.engine.agenda import RULES
 from doppler_jax.engine.crew import AT_REST
 from doppler_jax.engine.processes.ray import end_ray
@@ -317,3 +318,13 @@ def seconds_until_ctrl_c(call, after_s):
         while not came.is_set():  # it was sent, and its handler runs in this thread
             time.sleep(0.01)
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def known_host(monkeypatch):
+    """The host's rates without measuring them, and kernels measured once each."""
+    four = dj.make_cluster("reference_x4")
+    two = jax.tree.map(lambda array: array[(slice(2),) * array.ndim], four)
+    monkeypatch.setattr(automatic, "measure_host", lambda devices: two)
+    once = functools.partial(automatic.measure_calibration, repeats=1)
+    monkeypatch.setattr(automatic, "measure_calibration", once)

@@ -1,7 +1,5 @@
 """`place_and_compile`: from a function to a callable, in one call."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,15 +9,7 @@ import doppler_jax as dj
 from doppler_jax.engine import automatic
 from doppler_jax.training.paired import Paired
 
-
-@pytest.fixture(autouse=True)
-def known_host(monkeypatch):
-    """The host's rates without measuring them, and kernels measured once each."""
-    four = dj.make_cluster("reference_x4")
-    two = jax.tree.map(lambda array: array[(slice(2),) * array.ndim], four)
-    monkeypatch.setattr(automatic, "measure_host", lambda devices: two)
-    once = partial(automatic.measure_calibration, repeats=1)
-    monkeypatch.setattr(automatic, "measure_calibration", once)
+pytestmark = pytest.mark.usefixtures("known_host")
 
 
 def fn(params, x):

@@ -1,6 +1,5 @@
 """`distribute`: a plan runs where its whole calls beat `jit`, and else `jit` does."""
 
-from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import automatic, distribute
+from doppler_jax.engine import distribute
 
 ARGS = {"w": jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)}, jnp.ones((8, 16))
 
@@ -19,14 +18,7 @@ def fn(params, x, *, scale=1.0):
     return scale * jax.nn.relu(x @ params["w"]) @ params["w"]
 
 
-@pytest.fixture(autouse=True)
-def known_host(monkeypatch):
-    """The host's rates without measuring them, and kernels measured once each."""
-    four = dj.make_cluster("reference_x4")
-    two = jax.tree.map(lambda array: array[(slice(2),) * array.ndim], four)
-    monkeypatch.setattr(automatic, "measure_host", lambda devices: two)
-    once = partial(automatic.measure_calibration, repeats=1)
-    monkeypatch.setattr(automatic, "measure_calibration", once)
+pytestmark = pytest.mark.usefixtures("known_host")
 
 
 @pytest.fixture

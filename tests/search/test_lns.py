@@ -9,7 +9,7 @@ import doppler_jax as dj
 from doppler_jax.graphs.pipelines import make_pipeline
 from doppler_jax.objective import Objective
 from doppler_jax.search import lns_kernels as kernels
-from doppler_jax.search.lns import make_ruins
+from doppler_jax.search.lns import LNS, make_ruins
 from doppler_jax.search.problem import make_search_problem
 from doppler_jax.simulator.simulate import simulate
 from tests.generators import random_problem, some_unable
@@ -88,6 +88,28 @@ def short_of_memory(seed):
     problem = make_search_problem(graph, costs, Objective(), queue="in_order")
     again = make_ruins(problem, placement, ruins.rank, seed, MOST)
     return problem, again
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_turns_go_on_from_the_best_that_fits_or_from_where_a_member_is(fits):
+    problem, start = short_of_memory(0)
+    search = LNS()
+    plan = problem.ordered(start.placement[None].astype(int))
+    member = search.begin(problem, plan.placements[0], plan.ranks[0], 0)
+    search.run(problem, member, 40, 0.0, 0.01)
+    ruins, walker = member.ruins, member.walker
+    ruins.worth[kernels.BEST] = 1.0 if fits else np.inf
+    ruins.best_placement[:] = (ruins.placement + 1) % problem.costs.num_devices
+    search._turn(problem, member, walks=True)
+    expected = ruins.best_placement if fits else ruins.placement
+    np.testing.assert_array_equal(walker.placement, expected)
+    np.testing.assert_array_equal(np.sort(walker.rank), range(len(walker.rank)))
+    walker.worth[kernels.BEST] = 1.0 if fits else np.inf
+    walker.best_placement[:], walker.best_rank[:] = ruins.placement, walker.rank[::-1]
+    search._turn(problem, member, walks=False)
+    now = (walker.best_placement, walker.best_rank) if fits else (walker.placement, walker.rank)
+    for found, wanted in zip((ruins.placement, ruins.rank), now, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_in_order_devices_wait_for_room_and_values_are_those_of_the_order_of_starts():
