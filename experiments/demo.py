@@ -7,6 +7,7 @@ isolated ones where Ray is installed: a process each, pinned to a core.
 
 import dataclasses
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import doppler_jax as dj
 from doppler_jax import cli
 from doppler_jax.engine.processes import LAUNCHERS
 from doppler_jax.files import write_json_atomic
+from doppler_jax.native import wait_until_compiled
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.problems import local_devices, use_host_devices
 from doppler_jax.reports.tables import format_seconds, print_table
@@ -67,6 +69,8 @@ def main(settings: DemoSettings) -> None:
     check_settings(settings)
     check_names("--backend", [settings.backend], ("auto", "local", *LAUNCHERS))
     use_host_devices(NUM_DEVICES)
+    # Beside training, so that `dj.place` has its 5 s to search in a fresh clone, too.
+    wait_until_compiled(time.monotonic())
     # Every tensor is cut alike, as in the paper; the planner's cut is a row of its own.
     preset, planned = (
         load_problem(f"{settings.workload}:{settings.cluster}:{cut}")

@@ -41,6 +41,12 @@ GROUP = 8
 STRIDE = 16
 """Positions between two at which the state of an `in_order` execution is kept."""
 
+OFTEN = 0.35
+"""Share of moves that are taken, above which to keep tails up takes longer than they save."""
+
+MANY = 64
+"""Tasks that end at another time, after which nothing is looked for that is as it was."""
+
 SWAP, NEAR, TOGETHER = 0.15, 0.6, 0.25
 """How often a move is a swap; else, goes to a neighbour's device; moves several tasks."""
 
@@ -103,6 +109,7 @@ class Walker(NamedTuple):
     arrival_s: Array  # [2, E] by edge as readers list them, under `serial` links
     mark_s: Array  # [2, M, S] latest finish, devices and `serial` links, every STRIDE
     state_s: Array  # [S], scratch
+    taken: Array  # [1] float64, share of the last moves; where it is small there are tails:
     tail_s: Array  # [N] seconds from a start to the end, of the accepted plan
     next_one: Array  # [M + 1, D] uint32, each device's first task from a mark on, or NOBODY
     chain: Array  # [N] uint32, a critical chain of an accepted plan
@@ -403,7 +410,7 @@ def pass_from(
     placement, order, state = w.placement, w.order, w.state_s
     done_s, arrival_s, marks = w.done_s[1], w.arrival_s[1], w.mark_s[1]
     sent, sent_s = w.trial.work.device[0], w.trial.work.device_s[0]
-    begin = first // STRIDE * STRIDE
+    begin, changed = first // STRIDE * STRIDE, 0
     for i in range(len(state)):
         state[i] = marks[begin // STRIDE, i]
     for d in range(devices):
@@ -429,7 +436,10 @@ def pass_from(
                 move_s = p.in_bytes[e] * p.seconds_per_byte[there, here]
                 start = max(start, done_s[u] + (p.latency_s[there, here] + move_s))
         finish = start + p.compute_s[v, here]
-        if k >= first and finish != w.done_s[0, v]:
+        if high < len(order) and k >= first and finish != w.done_s[0, v]:
+            changed += 1
+            if changed > MANY:
+                high = len(order)
             for e in range(p.first_move[v], p.first_move[v + ONE]):
                 high = max(high, int(w.rank[p.reader[e]]))
         done_s[v] = free_s[here] = finish
@@ -548,7 +558,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         if aim.is_plain:
             if aim.links == SERIAL:
                 high = n
-            stop = last if high < n else n
+            stop = last if w.taken[0] < OFTEN and high < n else n
             value_s, end = pass_from(aim, w, first, stop, high, limit)
             energy = value_s
         else:
@@ -556,8 +566,6 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
         is_taken = is_new or energy <= limit
         if aim.is_plain:
             _copy_between(aim, w, first, end, int(is_taken))
-            if is_taken and aim.links != SERIAL:
-                _note_tails(aim, w, first, last, low)
         if is_taken:
             worth[ENERGY], worth[VALUE] = energy, value_s
             w.count[1] += 1
@@ -575,6 +583,13 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
                 placement[moved[0, k]] = moved[1, k]
             if source != goal:
                 _move_task(order, rank, goal, source)
+        if aim.is_plain and aim.links != SERIAL:
+            is_tailed = not is_new and w.taken[0] < OFTEN
+            w.taken[0] += (int(is_taken) - w.taken[0]) / 32.0
+            if w.taken[0] < OFTEN and not is_tailed:
+                _note_tails(aim, w, 0, n - 1, 0)
+            elif w.taken[0] < OFTEN and is_taken:
+                _note_tails(aim, w, first, last, low)
     return steps
 
 

@@ -116,6 +116,7 @@ def make_walker(
         arrival_s=np.zeros((2, len(aim.out_in) if kept and is_serial else 0)),
         mark_s=np.zeros((2, kept // STRIDE + 1, state)),
         state_s=np.zeros(state),
+        taken=np.ones(1),
         tail_s=np.zeros(kept),
         next_one=np.full((kept // STRIDE + 2, devices), NOBODY),
         chain=np.zeros(n, np.uint32),
