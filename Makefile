@@ -33,7 +33,7 @@ $(error give GRAPH=file or WORKLOAD=name, not both)
 endif
 endif
 
-.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow test-gpu lint bench gpu clean
+.PHONY: help setup demo stage1 stage2 stage3 pretrain test test-slow test-gpu lint docs bench gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo 'make test-gpu   tests of simulator and policies on a GPU'
 	@echo 'make gpu        everything once on a GPU, in eight minutes: docs/results/gpu.md'
 	@echo 'make lint       ruff and mypy'
+	@echo 'make docs       the documentation, build/site/index.html'
 	@echo 'make stage1     learn by imitation; stage2: in simulation; stage3: on measured times'
 	@echo '                WORKLOAD=chainmm (or another) or GRAPH=file, and CLUSTER=p100x4 (or another)'
 	@echo 'make pretrain   one policy for many graphs, 80 minutes; what ships is checkpoints/base'
@@ -96,6 +97,11 @@ lint: $(INSTALLED)
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+
+# Strict: a warning, a broken link or anchor, a page outside the navigation is an error.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(INSTALLED)
+	$(RUN) mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
