@@ -6,7 +6,7 @@ from tests.commands import ROOT, printed
 
 
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path):
-    words = "-m mkdocs build --strict --quiet --site-dir".split()
+    words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
     assert printed(*words, str(tmp_path), cwd=ROOT, NO_MKDOCS_2_WARNING="1") == ""
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))  # and the one for 404
