@@ -181,8 +181,8 @@ def list_names(command: List) -> None:
     """Prints what there is to choose from."""
     names = {
         "methods": dj.list_methods(),
-        "clusters": dj.list_clusters(),
-        "workloads": dj.list_workloads(),
+        "clusters": dj.clusters.list_clusters(),
+        "workloads": dj.workloads.list_workloads(),
     }
     if command.json:
         print(json.dumps(names))
@@ -238,7 +238,7 @@ def place(command: Place) -> None:
     if command.gantt is not None:
         names = [f"task {v}" for v in range(graph.num_tasks)]
         panels = [(plan.method, plan.schedule, names) for plan in plans]
-        dj.plot_gantt(command.gantt, panels, num_devices=costs.num_devices)
+        dj.reports.plot_gantt(command.gantt, panels, num_devices=costs.num_devices)
     if command.json:
         print(json.dumps({**source, "plans": [_as_json(plan) for plan in plans]}))
         return

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 PathLike = str | os.PathLike[str]
 
@@ -181,3 +182,9 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"field {name!r} is given twice")
         fields[name] = value
     return fields
+
+
+def nulls(values: ArrayLike) -> Any:
+    """Returns numbers, in lists if there are several, with None for what is not finite."""
+    array = np.asarray(values, np.float64)
+    return np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist()

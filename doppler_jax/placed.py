@@ -161,6 +161,12 @@ class Placed:
 def load_placed(path: PathLike, graph: TaskGraph, costs: Costs) -> Placed:
     """Returns the placement in a file that `Placed.save` or `place --output` wrote.
 
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> dj.place(graph, costs, method="heft").save("plan.json")
+      >>> dj.load_placed("plan.json", graph, costs).makespan_s
+      3.0
+
     Args:
       path: the file.
       graph: the task graph that it is of.

@@ -67,6 +67,12 @@ def place(
     has compiled so much that it comes near the system's bound on memory maps, what JAX has
     compiled is dropped first, other functions' programs included.
 
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 3.0, 3.0], [(0, 1, 1.0), (0, 2, 1.0)])
+      >>> placed = dj.place(graph, costs, max_evaluations=100)
+      >>> placed.makespan_s, placed.proven
+      (6.0, True)
+
     Args:
       graph: the task graph, or the program, which knows the names of its tasks.
       costs: its costs, seconds. Where memory is limited only placements that fit are

@@ -36,6 +36,11 @@ def load_base_policy() -> Policy | None:
 def load_policy(path: str | pathlib.Path) -> Policy:
     """Returns the policy of a checkpoint, of the newest one if `path` is a run's folder.
 
+    Example:
+      >>> policy = dj.load_policy("checkpoints/base")
+      >>> policy.method
+      'doppler'
+
     Raises:
       ValueError: there is no checkpoint there, or one of another feature version, of an
         unknown method or with unknown settings.

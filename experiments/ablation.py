@@ -49,7 +49,11 @@ class Variant:
     imitates: bool = False
 
     def __call__(
-        self, graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
+        self,
+        graph: dj.graphs.TaskGraph,
+        costs: dj.Costs,
+        budget: dj.search.Budget,
+        key: jax.Array,
     ) -> np.ndarray:
         """Returns the best placement `[N]` that training met or its policy proposes."""
         if self.imitates:
@@ -101,7 +105,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
 
 
 def imitate(
-    graph: dj.TaskGraph, costs: dj.Costs, budget: dj.Budget, key: jax.Array
+    graph: dj.graphs.TaskGraph, costs: dj.Costs, budget: dj.search.Budget, key: jax.Array
 ) -> np.ndarray:
     """Returns the best sample `[N]` of a policy that imitates as long as seconds last.
 
@@ -115,7 +119,7 @@ def imitate(
     state, interrupted = run_phase(first, first.begin(doppler.init(params_key, inputs)), budget)
     if interrupted:
         raise KeyboardInterrupt
-    policy = dj.Policy(jax.device_get(state.params), doppler.policy)
+    policy = dj.policies.Policy(jax.device_get(state.params), doppler.policy)
     drawn = policy_candidates(inputs, policy, draw_key, NUM_SAMPLES)
     return best_placement(graph, costs, drawn)[0]
 

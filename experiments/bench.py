@@ -113,7 +113,10 @@ def time_simulators(context: Context[Asked], problem: str, batch: int) -> Record
         "yardstick-serial": (yardstick(links="serial"), batch),
         "yardstick-1": (yardstick(1), batch),
         "float32": (core, len(most)),
-        "oracle": (lambda: [dj.simulate_oracle(graph, costs, p) for p in few], len(few)),
+        "oracle": (
+            lambda: [dj.simulator.simulate_oracle(graph, costs, p) for p in few],
+            len(few),
+        ),
     }
     grid.check_names("--calls", asked.calls, [*known, "annealing"])
     with cold():
@@ -174,7 +177,7 @@ def random_orders(problem: Problem, rng: np.random.Generator, count: int) -> np.
     costs, n = problem.costs, problem.graph.num_tasks
     free = {name: 0 * getattr(costs, name) for name in ("latency_s", "seconds_per_byte")}
     unit = dataclasses.replace(costs, compute_s=np.ones_like(costs.compute_s), **free)
-    level, orders = dj.t_level(problem.graph, unit), np.empty((count, n), np.int32)
+    level, orders = dj.graphs.t_level(problem.graph, unit), np.empty((count, n), np.int32)
     for order in orders:
         order[np.argsort(level + rng.random(n))] = np.arange(n)
     return orders

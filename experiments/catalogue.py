@@ -91,16 +91,16 @@ class Problem:
     """A graph with its costs, and what is known of them."""
 
     name: str
-    graph: dj.TaskGraph
+    graph: dj.graphs.TaskGraph
     costs: dj.Costs
     cluster: dj.Cluster | None = None
     workload: Workload | None = None
-    sharded: dj.ShardedProgram | None = None
+    sharded: dj.programs.ShardedProgram | None = None
     best_known_s: float | None = None  # proven optimal where equal to the bound
     bound_s: float | None = None  # published: no schedule is shorter
 
     @property
-    def program(self) -> dj.ShardedProgram:
+    def program(self) -> dj.programs.ShardedProgram:
         """What is run, of a workload that was cut."""
         assert self.sharded is not None
         return self.sharded
@@ -138,7 +138,9 @@ def load_problem(name: str, shared: pathlib.Path = pathlib.Path("../shared")) ->
         return Problem(name, *load_dnn_partitioning(folder / f"{name[4:]}.json"))
     if name in SIZED:
         kind, sizes, cluster = SIZED[name]
-        return _cut(name, dj.make_workload(kind, "paper", **sizes), cluster, "uniform", None)
+        return _cut(
+            name, dj.workloads.make_workload(kind, "paper", **sizes), cluster, "uniform", None
+        )
     if found := re.fullmatch(r"layers(\d*)-(\d+)", stem):
         width = int(found[1] or WIDTH)
         return Problem(name, *layered_problem(int(found[2]), int(devices or 4), width))
@@ -202,7 +204,9 @@ def _stg(name: str, folder: pathlib.Path, stem: str, num_devices: int) -> Proble
     optima = load_optima(folder / f"Case50_{num_devices}_OPT.csv")
     if stem not in optima:
         raise ValueError(f"{name}: no makespan is published for {num_devices} devices")
-    problem = dj.from_edge_delays(*dj.load_stg(folder / f"{stem}.stg"), num_devices=num_devices)
+    problem = dj.from_edge_delays(
+        *dj.graphs.load_stg(folder / f"{stem}.stg"), num_devices=num_devices
+    )
     bound_s, best_s = optima[stem]
     return Problem(name, *problem, best_known_s=best_s, bound_s=bound_s)
 
@@ -222,7 +226,7 @@ def _named_cut(name: str, shared: pathlib.Path) -> Problem:
     found = re.fullmatch(r"(planner|uniform)(\d*)", cut or "planner")
     if found is None:
         raise ValueError(f"{name}: unknown cut {cut!r}; known: planner, uniform, uniform8")
-    workload = dj.make_workload(kind, preset or "paper")
+    workload = dj.workloads.make_workload(kind, preset or "paper")
     return _cut(name, workload, cluster, found[1], int(found[2]) if found[2] else None)
 
 
@@ -265,7 +269,7 @@ def island_family(number: int) -> str:
 
 
 def _on_random_cluster(
-    name: str, graph: dj.TaskGraph, rng: np.random.Generator, kind: ClusterKind
+    name: str, graph: dj.graphs.TaskGraph, rng: np.random.Generator, kind: ClusterKind
 ) -> Problem:
     """Returns a graph on a cluster whose links make a random CCR."""
     ccr = float(np.exp(rng.uniform(*np.log(CCR))))
@@ -287,7 +291,7 @@ def _tiny_problem(name: str, number: int) -> Problem:
 
 def layered_problem(
     num_tasks: int, num_devices: int, width: int = WIDTH
-) -> tuple[dj.TaskGraph, dj.Costs]:
+) -> tuple[dj.graphs.TaskGraph, dj.Costs]:
     """Returns a graph of layers of `width` tasks, on equal devices.
 
     A task reads its counterpart in the layer above and up to two others there, so that

@@ -127,9 +127,9 @@ def place(
             pathlib.Path(made, name)
             for name in ("graph.json", "cluster.json", "out.json", "log")
         )
-        dj.save_graph(graph, loaded.graph)
+        dj.graphs.save_graph(graph, loaded.graph)
         reference = f"reference_x{loaded.costs.num_devices}"
-        dj.save_cluster(cluster, loaded.cluster or dj.make_cluster(reference))
+        dj.clusters.save_cluster(cluster, loaded.cluster or dj.make_cluster(reference))
         options = {"cluster": cluster, "output": output, "method": method, "seed": seed}
         options |= {"budget-s": seconds, "queue": queue}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -82,7 +82,9 @@ def main(settings: DemoSettings) -> None:
     with Machine(NUM_DEVICES, settings.backend) as machine:
         if machine.backend == "local":
             machine.num_devices = len(local_devices())
-        here = machine.calibrated(dj.make_workload(settings.workload, "small"), settings.folder)
+        here = machine.calibrated(
+            dj.workloads.make_workload(settings.workload, "small"), settings.folder
+        )
         measured = train_measured(settings, machine, here, simulated.policy)
         measured_rows = compare_measured(settings, machine, here, measured.plan)
         error = run_learned(settings, machine, here, measured)
@@ -151,18 +153,22 @@ def compare_simulated(
     listed = dj.place(planned.graph, planned.costs, method="critical_path")
     schedules["critical path, cut by the planner"] = listed.schedule
     schedules["learned (stages 1 and 2)"] = simulate_plan(*args, learned)
-    makespans = {name: dj.makespan_s(schedule) for name, schedule in schedules.items()}
+    makespans = {
+        name: dj.simulator.makespan_s(schedule) for name, schedule in schedules.items()
+    }
     bound = format_seconds(dj.lower_bound_s(*args))
     title = f"{preset.name}: {preset.graph.num_tasks} tasks, simulated"
     lines = [(name, format_seconds(s)) for name, s in makespans.items()]
     print_table(f"{title} (no plan below {bound})", ("method", "makespan"), lines)
     drawn = [(name, schedules[name], preset.program.names) for name in [*schedules][::4]]
-    dj.plot_gantt(settings.folder / "gantt.png", drawn, num_devices=preset.costs.num_devices)
+    dj.reports.plot_gantt(
+        settings.folder / "gantt.png", drawn, num_devices=preset.costs.num_devices
+    )
     return makespans
 
 
 def train_measured(
-    settings: DemoSettings, machine: Machine, here: Problem, policy: dj.Policy
+    settings: DemoSettings, machine: Machine, here: Problem, policy: dj.policies.Policy
 ) -> StageResult:
     """Runs stage 3 on this machine's devices, from a search that stage 2's policy begins."""
     key = settings.seed
@@ -186,7 +192,9 @@ def compare_measured(
     plans = place_simply(settings, here) | {"learned (stages 1 to 3)": learned}
     rows, lines = [], []
     for name, seconds in measure_plans(machine, here, plans, ROUNDS).items():
-        simulated_s = dj.makespan_s(simulate_plan(here.graph, here.costs, plans[name]))
+        simulated_s = dj.simulator.makespan_s(
+            simulate_plan(here.graph, here.costs, plans[name])
+        )
         low_s, median_s, high_s = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
         row = {"method": name, "simulated_s": simulated_s, "measured_s": median_s}
         rows.append(row | {"quartiles_s": [low_s, high_s], **plan_record(plans[name])})

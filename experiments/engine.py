@@ -119,7 +119,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
             add("transfers", machine, time_transfers, num_bytes=size)
         if machine.backend not in LAUNCHERS:
             add("copies", machine, time_copies)
-        for workload in dj.list_workloads():
+        for workload in dj.workloads.list_workloads():
             run = partial(time_idle, context)
             add("idle", machine, run, workload=workload, placements=asked.placements)
     return found
@@ -129,11 +129,11 @@ def time_calls(
     context: Context[Asked], machine: Machine, rounds: int, workload: str, preset: str
 ) -> Rows:
     """Measures a workload by the engine and by one `jax.jit`."""
-    made = dj.make_workload(workload, preset)
+    made = dj.workloads.make_workload(workload, preset)
     problem = machine.calibrated(made, context.folder, "planner")
     sharded, args = problem.program, arguments(problem)
     placed = dj.place(problem.graph, problem.costs, method="critical_path")
-    steps: dict[str, dj.PlacedFunction] = {}
+    steps: dict[str, dj.engine.PlacedFunction] = {}
 
     def call(what: str, where: np.ndarray, fuse: bool) -> Any:
         if what not in steps:  # a cold call compiles
@@ -141,7 +141,7 @@ def time_calls(
             steps[what] = machine.compile(sharded, plan, fuse_segments=fuse)
         return steps[what](*args)
 
-    def traced_s(step: dj.PlacedFunction) -> float:
+    def traced_s(step: dj.engine.PlacedFunction) -> float:
         return float(np.median([machine.makespan_s(step, args) for _ in range(rounds)]))
 
     kinds = {"engine": (placed.placement, False), "engine, fused": (placed.placement, True)}
@@ -178,13 +178,13 @@ def shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:
 
 
 WHERE = ("all on the first", "random on all", "placed and compiled")
-"""Placements that `modes` runs; the last is `dj.place_and_compile`'s."""
+"""Placements that `modes` runs; the last is `dj.engine.place_and_compile`'s."""
 
 
 def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where: str) -> Rows:
     """Returns whether a workload's outputs and traces are right in each mode, and seconds."""
-    made, devices = dj.make_workload(workload, preset), as_devices(machine.devices)
-    args = jax.device_put(dj.make_arrays(made, jax.random.key(1)), jax.devices()[0])
+    made, devices = dj.workloads.make_workload(workload, preset), as_devices(machine.devices)
+    args = jax.device_put(dj.workloads.make_arrays(made, jax.random.key(1)), jax.devices()[0])
     plain = jax.jit(made.fn)
     expected = jax.device_get(plain(*args))
     jit_s = warm([seconds_of(lambda: plain(*args)) for _ in range(1 + rounds)])
@@ -194,7 +194,7 @@ def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where:
 
     def compiled(mode: str) -> Any:
         if where == "placed and compiled":
-            return dj.place_and_compile(
+            return dj.engine.place_and_compile(
                 made.fn, *args, devices=devices, budget_s=5.0, method="lns", mode=mode
             )
         return machine.compile(sharded, random * (where == "random on all"), mode=mode)
@@ -204,7 +204,7 @@ def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where:
         error = relative_error(step(*args), expected)
         calls = [seconds_of(lambda: step(*args)) for _ in range(rounds)]
         makespans = [machine.makespan_s(step, args) for _ in range(rounds)]
-        dj.validate(step.graph, step.schedule)
+        dj.simulator.validate(step.graph, step.schedule)
         same = f"{'equal' if error < 1e-4 else 'DIFFERENT'} ({error:.0e})"
         found = {"outputs": same, "traces": f"valid, {step.graph.num_tasks} tasks"}
         medians = {"makespan_s": np.median(makespans), "call_s": np.median(calls)}
@@ -370,7 +370,9 @@ def time_idle(
     percentile of a task's median gap is the engine's own, since an interruption hits another
     gap in every round; idle is the share of a device's time, though a task was ready.
     """
-    problem = machine.calibrated(dj.make_workload(workload, "small"), context.folder, "planner")
+    problem = machine.calibrated(
+        dj.workloads.make_workload(workload, "small"), context.folder, "planner"
+    )
     args, rng = arguments(problem), np.random.default_rng(0)
     gaps, task_gaps, shares = [], [], []
     for _ in range(placements):
@@ -390,7 +392,7 @@ def time_idle(
 
 def tiny_program(
     num_tasks: int, length: int, is_chain: bool
-) -> tuple[dj.ShardedProgram, tuple[jax.Array, ...]]:
+) -> tuple[dj.programs.ShardedProgram, tuple[jax.Array, ...]]:
     """Returns tasks on vectors, each of the argument or of the task before, and arguments."""
 
     def fn(x: jax.Array, one: jax.Array) -> list[jax.Array]:

@@ -78,7 +78,9 @@ def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
     the rounds' kernels, and refitted to what the first `teaching` placements showed.
     """
     asked, sharded = context.settings, problem.program
-    calibration = dj.load_calibration(context.folder / f"calibration-{problem.name}.json")
+    calibration = dj.clusters.load_calibration(
+        context.folder / f"calibration-{problem.name}.json"
+    )
     args = arguments(problem)
     placements = choose_placements(problem, asked.placements + asked.teaching)
     teaching = np.zeros(len(placements), bool)  # evenly spread; they come first
@@ -113,7 +115,7 @@ def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
     return {
         "tasks": sharded.graph.num_tasks,
         "queues": [queue for queue, _ in rest],
-        "measured_s": [[dj.makespan_s(t) for t in found[key][1:]] for key in rest],
+        "measured_s": [[dj.simulator.makespan_s(t) for t in found[key][1:]] for key in rest],
         "simulated_s": {
             name: simulated_s(
                 sharded.graph, one, placements[asked.teaching :], ranks[asked.teaching :]
@@ -124,7 +126,7 @@ def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Reco
 
 
 def simulated_s(
-    graph: dj.TaskGraph, costs: dj.Costs, placements: np.ndarray, ranks: np.ndarray
+    graph: dj.graphs.TaskGraph, costs: dj.Costs, placements: np.ndarray, ranks: np.ndarray
 ) -> dict[str, list[float]]:
     """Returns makespans by links: of placements `[B, N]` under `fifo`, then by their ranks."""
     found = {}
@@ -162,7 +164,7 @@ def choose_placements(problem: Problem, count: int, seed: int = 0) -> np.ndarray
 
 def random_orders(problem: Problem, count: int, seed: int = 1) -> np.ndarray:
     """Returns ranks `[count, N]` of orders that devices can keep: by b-level, disturbed."""
-    urgency, rng = dj.b_level(problem.graph, problem.costs), np.random.default_rng(seed)
+    urgency, rng = dj.graphs.b_level(problem.graph, problem.costs), np.random.default_rng(seed)
     spread = urgency.max(initial=0.0) * np.exp(rng.uniform(np.log(0.01), 0.0, count))
     noise = rng.normal(size=(count, urgency.size)) * spread[:, None]
     orders = (topological_order(problem.graph, rank) for rank in noise - urgency)

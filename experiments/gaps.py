@@ -94,12 +94,12 @@ def expert(context: Context[Asked], problem: str) -> Record:
     return found | {"lower_bound_s": dj.lower_bound_s(graph, costs)}
 
 
-def _memory(graph: dj.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Record:
-    schedule = dj.simulate_oracle(graph, costs, placement)
+def _memory(graph: dj.graphs.TaskGraph, costs: dj.Costs, placement: np.ndarray) -> Record:
+    schedule = dj.simulator.simulate_oracle(graph, costs, placement)
     limited = np.isfinite(costs.capacity_bytes)
-    peak = dj.peak_memory_bytes(graph, costs, schedule)[limited]
+    peak = dj.simulator.peak_memory_bytes(graph, costs, schedule)[limited]
     return {
-        "makespan_s": dj.makespan_s(schedule),
+        "makespan_s": dj.simulator.makespan_s(schedule),
         "filled": float((peak / costs.capacity_bytes[limited]).max(initial=0.0)),
         "accelerators": int(np.isin(np.flatnonzero(limited), placement).sum()),
         "tasks_elsewhere": int((~limited[placement]).sum()),

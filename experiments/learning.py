@@ -21,9 +21,9 @@ class Learned(NamedTuple):
 
 def learn(
     learner: Learner,
-    graph: dj.TaskGraph,
+    graph: dj.graphs.TaskGraph,
     costs: dj.Costs,
-    budget: dj.Budget,
+    budget: dj.search.Budget,
     key: jax.Array,
     *,
     samples: int,

@@ -72,15 +72,15 @@ class Machine(contextlib.ExitStack):
         return {"devices": self.num_devices, "backend": self.backend}
 
     def compile(
-        self, sharded: dj.ShardedProgram, plan: dj.Plan | ArrayLike, **options: Any
-    ) -> dj.PlacedFunction:
+        self, sharded: dj.programs.ShardedProgram, plan: dj.Plan | ArrayLike, **options: Any
+    ) -> dj.engine.PlacedFunction:
         """Returns the placed function; devices keep what they have compiled before."""
         return dj.compile(sharded, plan, devices=self.devices, **options)
 
     @staticmethod
-    def makespan_s(step: dj.PlacedFunction, args: Sequence[Any]) -> float:
+    def makespan_s(step: dj.engine.PlacedFunction, args: Sequence[Any]) -> float:
         """Runs a placed function and returns the makespan of its trace, in seconds."""
-        return dj.makespan_s(step.run_traced(*args))
+        return dj.simulator.makespan_s(step.run_traced(*args))
 
     def calibrated(
         self,
@@ -100,21 +100,21 @@ class Machine(contextlib.ExitStack):
         name = f"{workload.name}-{strategy}{count}-{self.backend}x{self.num_devices}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"calibration-{name}.json"
-        measured = dj.measure_calibration(sharded, self.devices, path=path)
+        measured = dj.engine.measure_calibration(sharded, self.devices, path=path)
         costs = dj.make_costs(sharded, measured)
         return Problem(name, sharded.graph, costs, workload=workload, sharded=sharded)
 
     def pair_measure(self, problem: Problem, seed: int = 0) -> Measure:
         """Returns what runs two plans of a problem in alternation."""
         args = arguments(problem, seed)
-        return dj.make_paired_measure(problem.program, args, self.devices)
+        return dj.engine.make_paired_measure(problem.program, args, self.devices)
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineSettings(Settings):
     """Options of a study that measures workloads on this machine's devices."""
 
-    workloads: tuple[str, ...] = tuple(dj.list_workloads())
+    workloads: tuple[str, ...] = tuple(dj.workloads.list_workloads())
     preset: str = "medium"
     """Sizes of the workloads."""
     backend: str = "auto"
@@ -139,10 +139,10 @@ def measured_cells(
     Raises:
       ValueError: there is no such workload.
     """
-    check_names("--workloads", workloads, dj.list_workloads())
+    check_names("--workloads", workloads, dj.workloads.list_workloads())
 
     def run(workload: str) -> Record:
-        made = dj.make_workload(workload, preset)
+        made = dj.workloads.make_workload(workload, preset)
         return measure(machine, machine.calibrated(made, context.folder, strategy, num_shards))
 
     return cells_of(run, {"workload": workloads}, preset=preset, **machine.key, **more)
@@ -151,7 +151,7 @@ def measured_cells(
 def arguments(problem: Problem, seed: int = 0) -> tuple[Any, ...]:
     """Returns random arguments of a problem's workload."""
     assert problem.workload is not None
-    return dj.make_arrays(problem.workload, jax.random.key(seed))
+    return dj.workloads.make_arrays(problem.workload, jax.random.key(seed))
 
 
 def relative_error(found: Any, expected: Any) -> float:

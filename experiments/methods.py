@@ -19,7 +19,7 @@ import doppler_jax as dj
 from experiments.catalogue import Problem, file_digest
 from experiments.grid import Cell, Context, Record, Settings, check_names
 
-Method = Callable[[dj.TaskGraph, dj.Costs, dj.Budget, jax.Array], Any]
+Method = Callable[[dj.graphs.TaskGraph, dj.Costs, dj.search.Budget, jax.Array], Any]
 """A method of one's own: returns the device of each task, `[N]`, or a `dj.Placed`."""
 
 
@@ -31,7 +31,7 @@ class MethodSettings(Settings):
     """Names as in experiments/catalogue.py."""
     method: tuple[str, ...] = ()
     """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn`, that takes graph,
-    costs, a `dj.Budget` and a key, and returns device per task (or a `dj.Placed`)."""
+    costs, a `dj.search.Budget` and a key, and returns device per task (or a `dj.Placed`)."""
     links: tuple[str, ...] = ("parallel",)
     queue: str = "fifo"
     """That plans are for; this one is the paper's runtime."""
@@ -49,7 +49,7 @@ class MethodSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Spend:
-    """What a run may spend; in keys of records, so without a clock (as `dj.Budget` has)."""
+    """What a run may spend; in keys of records, so without a clock (as a `Budget` has)."""
 
     evaluations: int | None = None  # simulated executions
     seconds: float | None = None
@@ -73,7 +73,7 @@ def method_cells(
     seeds: int = 1,
     links: Sequence[str] = ("parallel",),
     queue: str = "fifo",
-    policy: dj.Policy | None = None,
+    policy: dj.policies.Policy | None = None,
     own: Mapping[str, Method] = MappingProxyType({}),
     **more: Any,
 ) -> list[Cell]:
@@ -121,7 +121,7 @@ def place_cell(
     seed: int,
     links: str = "parallel",
     queue: str = "fifo",
-    policy: dj.Policy | None = None,
+    policy: dj.policies.Policy | None = None,
     own: Method | None = None,
 ) -> Record:
     """Returns what a method finds for a problem, by the float64 oracle.
@@ -137,7 +137,7 @@ def place_cell(
     objective, known = dj.Objective(links), {"budget": str(spend)}
     try:
         with cold() if spend.seconds else contextlib.nullcontext():
-            budget = dj.Budget(evaluations=spend.evaluations, seconds=spend.seconds)
+            budget = dj.search.Budget(evaluations=spend.evaluations, seconds=spend.seconds)
             if own is not None:
                 found = own(graph, costs, budget, key)
             else:
@@ -154,8 +154,8 @@ def place_cell(
     result = known | {"tasks": graph.num_tasks, "placement": placement.tolist()}
     result |= {"seconds_spent": seconds, "lower_bound_s": dj.lower_bound_s(graph, costs)}
     if own is not None:
-        schedule = dj.simulate_oracle(graph, costs, placement, links=links)
-        return result | {"makespan_s": dj.makespan_s(schedule)}
+        schedule = dj.simulator.simulate_oracle(graph, costs, placement, links=links)
+        return result | {"makespan_s": dj.simulator.makespan_s(schedule)}
     curve = found.curve
     return result | {
         "makespan_s": found.makespan_s,

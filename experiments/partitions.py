@@ -36,7 +36,7 @@ FORMS: dict[str, Callable[[Record], str]] = {
 class Asked(Settings):
     """Which workloads are cut, and for what."""
 
-    workloads: tuple[str, ...] = tuple(dj.list_workloads())
+    workloads: tuple[str, ...] = tuple(dj.workloads.list_workloads())
     presets: tuple[str, ...] = ("small", "paper")
     """Sizes of the workloads."""
     clusters: tuple[str, ...] = tuple(name for name in list_clusters() if name != "host")
@@ -45,7 +45,7 @@ class Asked(Settings):
 def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per workload, size, cluster and strategy."""
     asked = context.settings
-    grid.check_names("--workloads", asked.workloads, dj.list_workloads())
+    grid.check_names("--workloads", asked.workloads, dj.workloads.list_workloads())
     grid.check_names("--clusters", asked.clusters, list_clusters())
     axes = {"preset": asked.presets, "workload": asked.workloads, "cluster": asked.clusters}
     return grid.cells_of(measure, {**axes, "strategy": STRATEGIES})
@@ -53,7 +53,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
 
 def measure(preset: str, workload: str, cluster: str, strategy: str) -> Record:
     """Returns the figures of a workload cut for a cluster's devices by one strategy."""
-    made, on = dj.make_workload(workload, preset), dj.make_cluster(cluster)
+    made, on = dj.workloads.make_workload(workload, preset), dj.make_cluster(cluster)
     began = time.perf_counter()
     program = dj.trace(made.fn, *made.args)
     traced = time.perf_counter()
@@ -74,7 +74,7 @@ def measure(preset: str, workload: str, cluster: str, strategy: str) -> Record:
     }
 
 
-def moved_bytes(graph: dj.TaskGraph, schedule: dj.Schedule) -> float:
+def moved_bytes(graph: dj.graphs.TaskGraph, schedule: dj.simulator.Schedule) -> float:
     """Returns the bytes that the transfers of a schedule carry."""
     sizes = np.concatenate([graph.tensor_bytes, graph.input_bytes[::-1]])  # input i is ~i
     return float(sizes[schedule.transfer_tensor].sum())

@@ -86,24 +86,30 @@ def place(seconds: float, seed: int, **case: object) -> Record:
     return found | plan
 
 
-def yardsticks(pipeline: Pipeline) -> dict[str, dj.Schedule]:
+def yardsticks(pipeline: Pipeline) -> dict[str, dj.simulator.Schedule]:
     """Returns the schedules by hand that there are of such backwards, and that of `fifo`."""
     whole = any(kind == "BW" for kind, _, _ in pipeline.tasks)
     names = [name for name in SCHEDULES if not (whole and name == "zb_h1")]
     found = {name: executed(pipeline, *hand_written(name, pipeline)) for name in names}
     stages = np.array([stage for _, stage, _ in pipeline.tasks])
-    return found | {"fifo": dj.simulate_oracle(pipeline.graph, pipeline.costs, stages)}
+    return found | {
+        "fifo": dj.simulator.simulate_oracle(pipeline.graph, pipeline.costs, stages)
+    }
 
 
-def executed(pipeline: Pipeline, placement: np.ndarray, priority: np.ndarray) -> dj.Schedule:
+def executed(
+    pipeline: Pipeline, placement: np.ndarray, priority: np.ndarray
+) -> dj.simulator.Schedule:
     """Returns the schedule of a plan."""
     graph, costs = pipeline.graph, pipeline.costs
-    return dj.simulate_oracle(graph, costs, placement, queue="in_order", priority=priority)
+    return dj.simulator.simulate_oracle(
+        graph, costs, placement, queue="in_order", priority=priority
+    )
 
 
-def fits(pipeline: Pipeline, schedule: dj.Schedule) -> bool:
+def fits(pipeline: Pipeline, schedule: dj.simulator.Schedule) -> bool:
     """Returns whether every stage has room for its activations."""
-    peak = dj.peak_memory_bytes(pipeline.graph, pipeline.costs, schedule)
+    peak = dj.simulator.peak_memory_bytes(pipeline.graph, pipeline.costs, schedule)
     return bool((peak <= pipeline.costs.capacity_bytes).all())
 
 
@@ -125,7 +131,7 @@ def row(case: Record, runs: Sequence[Record]) -> Record:
     there = {name: s for name, s in yardsticks(pipeline).items() if fits(pipeline, s)}
     shown: Record = {name: case[name] for name in ("backward", "room")}
     for name in (*SCHEDULES, "fifo"):
-        shown[name] = f"{dj.makespan_s(there[name]):.6g}" if name in there else None
+        shown[name] = f"{dj.simulator.makespan_s(there[name]):.6g}" if name in there else None
     done = [run for run in runs if "makespan_s" in run]
     for heading, field, pick in (
         ("found", "makespan_s", min),
@@ -150,7 +156,7 @@ def draw(runs: Sequence[Record], path: pathlib.Path) -> None:
     plan = np.array(best["placement"]), np.array(best["priority"])
     schedules = yardsticks(pipeline) | {"found": executed(pipeline, *plan)}
     panels = [(name, schedules[name], names) for name in (*SCHEDULES, "found")]
-    dj.plot_gantt(path, panels, num_devices=best["size"][0])
+    dj.reports.plot_gantt(path, panels, num_devices=best["size"][0])
 
 
 QUICK = {"sizes": ((4, 8),), "seconds": 2.0}

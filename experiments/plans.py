@@ -102,14 +102,14 @@ def executed(problem: Problem, plan: dj.Plan, draws: int) -> Iterator[tuple[str,
     graph, costs = problem.graph, problem.costs
     order = {} if plan.queue == "fifo" else {"priority": plan.priority}
 
-    def mean_s(wrong: dj.Costs, factors: dj.Factors | None = None) -> float:
+    def mean_s(wrong: dj.Costs, factors: dj.simulator.Factors | None = None) -> float:
         options = {"queue": plan.queue, "factors": factors, **order}
         return float(dj.simulate(graph, wrong, plan.placement, **options).makespan_s.mean())
 
     yield "none", mean_s(costs)
     for sigma in SIGMAS:
         drawn = jax.random.key(1), graph, costs.num_devices, draws, sigma, sigma
-        yield f"sigma {sigma:g}", mean_s(costs, dj.draw_factors(*drawn))
+        yield f"sigma {sigma:g}", mean_s(costs, dj.simulator.draw_factors(*drawn))
     changed = partial(dataclasses.replace, costs)
     slow = 1 + 0.3 * np.eye(costs.num_devices)
     slower = [mean_s(changed(compute_s=costs.compute_s * row)) for row in slow]

@@ -70,7 +70,7 @@ def time_method(
     inputs = make_policy_inputs(problem.graph, problem.costs)
     params_key, phases = learner.phases(jax.random.key(0), inputs, "parallel")
     params = learner.init(params_key, inputs)
-    policy = dj.Policy(params, learner.settings, learner.name)
+    policy = dj.policies.Policy(params, learner.settings, learner.name)
     state = phases[-1].begin(params)
     # One proposal, what it simulates on its way and its judgement.
     proposal = learner.proposal_evaluations(inputs.padded.padded_tasks) + 1

@@ -90,7 +90,11 @@ def improve(
     config: SystemConfig,
 ) -> Record:
     """Trains by stages 1 and 2 at a problem's costs, and by stage 3 from there."""
-    graph, costs, budget = problem.graph, problem.costs, dj.Budget(evaluations=evaluations)
+    graph, costs, budget = (
+        problem.graph,
+        problem.costs,
+        dj.search.Budget(evaluations=evaluations),
+    )
     key, links = jax.random.key(0), config.links
     before = learn(Doppler(), graph, costs, budget, key, samples=NUM_SAMPLES, links=links)
     first = dj.Plan(before.placement)

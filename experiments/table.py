@@ -92,8 +92,8 @@ def cells(context: Context[Asked]) -> list[Cell]:
 def with_barriers(context: Context[Asked], name: str, result: Record) -> Record:
     """Returns a result with the cost of barriers: makespan with them over that without."""
     problem, placement = context.problem(name), np.array(result["placement"])
-    schedule = dj.simulate_synchronous(problem.graph, problem.costs, placement)
-    return result | {"barriers": dj.makespan_s(schedule) / result["makespan_s"]}
+    schedule = dj.simulator.simulate_synchronous(problem.graph, problem.costs, placement)
+    return result | {"barriers": dj.simulator.makespan_s(schedule) / result["makespan_s"]}
 
 
 def measure(context: Context[Asked], machine: Machine, problem: Problem) -> Record:

@@ -99,7 +99,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
             f"{asked.training.batch} episodes"
         )
     for name in (*asked.source, *asked.target, *asked.islands):
-        grid.check_names("workloads", [name.split("/")[0]], dj.list_workloads())
+        grid.check_names("workloads", [name.split("/")[0]], dj.workloads.list_workloads())
     sources, targets = ([*dict.fromkeys(pair[k] for pair in pairs)] for k in (0, 1))
     found = [
         cell.then(partial(with_shares, context, cell.key["problem"]), shares=True)
@@ -135,7 +135,7 @@ def use(
         greedy = best = policy_candidates(inputs, initial, jax.random.key(0), 1)[0]
     else:
         learner = Doppler(policy=asked.policy, simulate=asked.training)
-        budget, params = dj.Budget(episodes=episodes), initial and initial.params
+        budget, params = dj.search.Budget(episodes=episodes), initial and initial.params
         key = jax.random.key(seed)
         trained, drawn, best = learn(
             learner, graph, costs, budget, key, samples=1, params=params
@@ -144,7 +144,7 @@ def use(
     if source is None:
         folder = _folder(context, target, episodes, seed)
         shutil.rmtree(folder, ignore_errors=True)
-        dj.save_policy(folder, trained.policy)
+        dj.policies.save_policy(folder, trained.policy)
     best_s, greedy_s = dj.simulate(graph, costs, np.stack([best, greedy])).makespan_s.tolist()
     return {"makespan_s": best_s, "greedy_s": greedy_s, "placement": best.tolist()}
 
@@ -171,7 +171,7 @@ def islands(cluster: dj.Cluster) -> np.ndarray:
 
 
 def traffic_shares(
-    graph: dj.TaskGraph, cluster: dj.Cluster, placement: np.ndarray
+    graph: dj.graphs.TaskGraph, cluster: dj.Cluster, placement: np.ndarray
 ) -> np.ndarray:
     """Returns the shares `[3]` of the bytes read: inside a device, inside an island, across.
 

@@ -45,3 +45,27 @@ def _give_way() -> None:
 
 if __name__ == "kernels":
     _give_way()
+else:
+    from .automatic import place_and_compile
+    from .calibrate import measure_calibration
+    from .devices import TaskError
+    from .distributed import distribute
+    from .local import LocalDevices
+    from .measure import make_paired_measure, measure_s
+    from .placed import PlacedFunction, compile
+    from .processes.driver import ProcessDevices
+    from .processes.ray import ray_devices
+
+__all__ = [
+    "LocalDevices",
+    "PlacedFunction",
+    "ProcessDevices",
+    "TaskError",
+    "compile",
+    "distribute",
+    "make_paired_measure",
+    "measure_calibration",
+    "measure_s",
+    "place_and_compile",
+    "ray_devices",
+]

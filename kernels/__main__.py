@@ -50,7 +50,7 @@ def main(settings: CalibrateSettings) -> None:
     """Measures with a progress bar, writes the file and prints what is in it."""
     if settings.num_devices < 1:
         raise ValueError(f"--num-devices is {settings.num_devices}; expected at least 1")
-    workload = dj.make_workload(settings.workload, settings.preset)
+    workload = dj.workloads.make_workload(settings.workload, settings.preset)
     jax.config.update("jax_num_cpu_devices", settings.num_devices)
     num_shards = settings.num_shards or 1 << (settings.num_devices - 1).bit_length()
     program = dj.trace(workload.fn, *workload.args)

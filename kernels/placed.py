@@ -43,13 +43,21 @@ def compile(
 ) -> "PlacedFunction":
     """Returns the program as a function that runs each task where it is placed.
 
+    Example:
+      >>> sharded = dj.partition(dj.trace(jnp.matmul, jnp.eye(4), jnp.eye(4)), num_shards=2)
+      >>> placement = np.arange(sharded.graph.num_tasks) % 2
+      >>> step = dj.compile(sharded, placement, devices=jax.devices("cpu")[:2])
+      >>> float(step(jnp.eye(4), jnp.eye(4)).sum())
+      4.0
+
     Args:
       sharded: the program, N tasks.
       plan: what `dj.place` found, or a `dj.Plan`; or a placement alone, `[N]` int, position in
         `devices` of each task, whose queue is `fifo`.
       devices: where to run: JAX devices, on which threads of this process run tasks, or
-        `dj.ray_devices(...)`, a process per device. `dj.LocalDevices(...)` in place of a list
-        keeps compiled kernels for other plans; processes always do.
+        `dj.ray_devices(...)`, a process per device. In place of a list,
+        `dj.engine.LocalDevices(...)` keeps compiled kernels for other plans; processes
+        always do.
       mode: "in_order" (every device runs its own tasks in the plan's order, without one in
         the topological order of smallest ids), "work_conserving" (a device takes its next
         ready task: under `fifo` the one that was ready first, else the one of least rank) or

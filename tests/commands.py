@@ -87,7 +87,9 @@ def save_tiny_checkpoint(folder):
     params = jax.tree.map(
         lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(init, jax.random.key(0))
     )
-    dj.save_policy(folder / "checkpoints", dj.Policy(params=params, config=config))
+    dj.policies.save_policy(
+        folder / "checkpoints", dj.policies.Policy(params=params, config=config)
+    )
 
 
 def set_feature_version(folder, version):

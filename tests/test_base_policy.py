@@ -31,7 +31,7 @@ def test_it_is_loaded_once_from_the_first_folder_there_is(tmp_path, monkeypatch)
     policy = load_base_policy()
     assert load_base_policy() is policy
     load.assert_called_once_with(folders[1])
-    assert isinstance(policy, dj.Policy)
+    assert isinstance(policy, dj.policies.Policy)
 
 
 def test_none_where_none_ships_and_a_folder_without_is_refused(tmp_path, monkeypatch):

@@ -132,8 +132,8 @@ def test_place_writes_what_it_found(command, capsys):
     written = json.loads(pathlib.Path("out.json").read_text())
     graph = dj.load_graph("g.txt")
     costs = dj.make_costs(graph, dj.make_cluster("p100x4"))
-    schedule = dj.simulate_oracle(graph, costs, written["placement"])
-    assert written["makespan_s"] == dj.makespan_s(schedule)
+    schedule = dj.simulator.simulate_oracle(graph, costs, written["placement"])
+    assert written["makespan_s"] == dj.simulator.makespan_s(schedule)
     assert sorted(written["priority"]) == [0, 1, 2]
     assert written["source"] == {"graph": "g.txt", "cluster": "p100x4"}
     placed = dj.load_placed("out.json", graph, costs)
@@ -156,7 +156,7 @@ def test_a_published_graph_is_placed_on_a_preset_cluster(command, capsys, refere
 
 def test_place_with_a_policy_and_a_cluster_file(command, capsys):
     save_tiny_checkpoint(pathlib.Path("run"))
-    dj.save_cluster("c.json", dj.Cluster(flops_per_s=[1.0, 1.0], link_bytes_per_s=1.0))
+    dj.clusters.save_cluster("c.json", dj.Cluster(flops_per_s=[1.0, 1.0], link_bytes_per_s=1.0))
     words = ["--policy", "run", "--max-evaluations", "4", "--cluster", "c.json"]
     words += ["--method", "doppler"]
     assert command("place", "g.txt", *words) == 0
@@ -167,13 +167,17 @@ def test_place_with_a_policy_and_a_cluster_file(command, capsys):
 def test_list_names_everything(command, capsys):
     assert command("list") == 0
     out = capsys.readouterr().out
-    for name in [*dj.list_methods(), *dj.list_clusters(), *dj.list_workloads()]:
+    for name in [
+        *dj.list_methods(),
+        *dj.clusters.list_clusters(),
+        *dj.workloads.list_workloads(),
+    ]:
         assert name in out
     assert command("list", "--json") == 0
     names = json.loads(capsys.readouterr().out)
     assert names["methods"] == dj.list_methods()
-    assert names["clusters"] == dj.list_clusters()
-    assert names["workloads"] == dj.list_workloads()
+    assert names["clusters"] == dj.clusters.list_clusters()
+    assert names["workloads"] == dj.workloads.list_workloads()
 
 
 def test_several_methods_stand_in_one_table_and_the_best_is_kept(command, capsys):

@@ -26,7 +26,9 @@ def folder(tmp_path_factory):
     problem = make_policy_inputs(*random_problem(np.random.default_rng(0), 3, 2))
     params = random_params(lambda key, p: init_params(key, CONFIG, p), problem)
     params = jax.device_put(params, jax.devices()[-1])  # one that others need not have
-    dj.save_policy(folder / "policy", dj.Policy(params=params, config=CONFIG), {"seed": 7})
+    dj.policies.save_policy(
+        folder / "policy", dj.policies.Policy(params=params, config=CONFIG), {"seed": 7}
+    )
     return folder
 
 

@@ -38,10 +38,10 @@ def test_objectives_are_what_is_minimised_and_reported(objective):
     assert 95 * BOUND < placed.evaluations <= 100 * BOUND
     assert placed.objective_s < listed.objective_s
     links = objective.links
-    schedule = dj.simulate_oracle(graph, costs, placed.placement, links=links)
-    assert placed.makespan_s == dj.makespan_s(schedule)
+    schedule = dj.simulator.simulate_oracle(graph, costs, placed.placement, links=links)
+    assert placed.makespan_s == dj.simulator.makespan_s(schedule)
     assert (placed.objective_s == placed.makespan_s) == (not objective.num_noise)
-    replayed = dj.simulate_oracle(
+    replayed = dj.simulator.simulate_oracle(
         graph, costs, placed.placement, links=links, queue="priority", priority=placed.priority
     )
     np.testing.assert_array_equal(replayed.start_s, schedule.start_s)
@@ -57,13 +57,13 @@ def test_devices_keep_to_the_order_of_a_plan(method, links):
         fifo = dj.place(graph, costs, queue="fifo", **options)
         plan = dj.place(graph, costs, **options)
         assert (fifo.queue, plan.queue) == ("fifo", "in_order")
-        schedule = dj.simulate_oracle(
+        schedule = dj.simulator.simulate_oracle(
             graph, costs, plan.placement, links=links, queue="in_order", priority=plan.priority
         )
         np.testing.assert_array_equal(schedule.start_s, plan.schedule.start_s)
-        assert plan.makespan_s == plan.objective_s == dj.makespan_s(schedule)
-        by_fifo = dj.simulate_oracle(graph, costs, plan.placement, links=links)
-        gains.append(dj.makespan_s(by_fifo) - plan.makespan_s)
+        assert plan.makespan_s == plan.objective_s == dj.simulator.makespan_s(schedule)
+        by_fifo = dj.simulator.simulate_oracle(graph, costs, plan.placement, links=links)
+        gains.append(dj.simulator.makespan_s(by_fifo) - plan.makespan_s)
     assert method == "heft" or sum(gains) > 0  # searches look for orders, too
 
 
@@ -111,7 +111,7 @@ def test_under_noise_a_plan_is_for_the_queue_that_is_better():
         )  # fmt: skip
         queues.add(plan.queue)
         noise_key, _ = jax.random.split(jax.random.key(seed))
-        factors = dj.draw_factors(noise_key, graph, 3, 8, 0.5, 0.5)
+        factors = dj.simulator.draw_factors(noise_key, graph, 3, 8, 0.5, 0.5)
         options = {"factors": factors, "priority": plan.priority}
         values_s = {
             queue: dj.simulate(graph, costs, plan.placement, queue=queue, **options).makespan_s
@@ -129,13 +129,15 @@ def test_what_is_returned_fits_into_memory():
     with pytest.raises(ValueError, match="'single' found no placement that fits: device"):
         dj.place(graph, costs, method="single")
     placed = dj.place(graph, costs, method="annealing", max_evaluations=40 * BOUND)
-    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
+    assert (
+        dj.simulator.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes
+    ).all()
     assert np.isfinite(placed.objective_s)
 
 
 def test_where_nothing_fits_nothing_is_returned():
     # Three weights of 6 bytes on two devices of 10: any one fits, two do not.
-    weights = [(dj.RESIDENT, 6, [v]) for v in range(3)]
+    weights = [(dj.graphs.RESIDENT, 6, [v]) for v in range(3)]
     graph, costs = small_problem([1, 1, 1], [], 2, weights)
     costs = costs.replace(capacity_bytes=np.full(2, 10.0))
     with pytest.raises(ValueError, match=r"found no placement that fits: device \d needs 12"):
@@ -147,7 +149,7 @@ def test_where_nothing_fits_nothing_is_returned():
     [
         ({"method": "heft9"}, "unknown method 'heft9'; known: annealing, cpop"),
         (
-            {"method": "single", "policy": dj.Policy(params={}, config=SMALL)},
+            {"method": "single", "policy": dj.policies.Policy(params={}, config=SMALL)},
             "method 'single' takes no policy",
         ),
         ({"budget_s": 0.0}, "budget_s is 0.0; expected more than 0"),
@@ -183,7 +185,7 @@ def test_ablations_are_settings_and_take_policies_of_their_method():
     graph, costs = make("unequal")
     config = dataclasses.replace(SMALL, select="b_level")
     params = init_params(jax.random.key(1), config, make_policy_inputs(graph, costs))
-    policy = dj.Policy(params=params, config=config)
+    policy = dj.policies.Policy(params=params, config=config)
     placed = dj.place(graph, costs, method=doppler(config), policy=policy, max_evaluations=4)
     assert (placed.method, placed.evaluations) == ("doppler", 4)
     assert not {"doppler_sel", "doppler_plc", "placeto_once"} & set(dj.list_methods())

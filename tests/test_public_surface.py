@@ -1,27 +1,66 @@
 """What users are promised is there, under those names and with those arguments."""
 
+import doctest
 import inspect
+import io
 
 import jax
+import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 
 import doppler_jax as dj
-from tests.commands import run_python
+from tests.commands import ROOT, run_python
 
 NO_DEFAULT = inspect.Parameter.empty
 
 
 def test_every_public_name_exists_once():
-    names = dir(dj)
-    assert {"compile", "ray_devices", "load_policy"} < set(names)  # are imported late
-    assert len(set(names)) == len(names)
-    for name in names:
-        assert getattr(dj, name) is not None, name
-    with pytest.raises(AttributeError, match="'doppler_jax' has no attribute 'no_such_name'"):
-        dj.no_such_name  # noqa: B018
-    with pytest.raises(AttributeError, match="'load_polcy'; the nearest: load_policy"):
-        dj.load_polcy  # noqa: B018
+    assert len(set(dj.__all__)) == len(dj.__all__) <= 30
+    assert {*dj.__all__, *dj.MODULES} < set(dir(dj))
+    homes = [dj, *(getattr(dj, module) for module in dj.MODULES)]
+    for home in homes:
+        assert home.__all__
+        for name in home.__all__:
+            assert getattr(home, name) is not None, f"{home.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("no_such_name", r"$"),
+        ("load_polcy", "; the nearest: dj.load_policy"),
+        ("save_graph", r"; the nearest: dj.graphs.save_graph$"),
+        ("measure_s", r"; the nearest: dj.engine.measure_s$"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_where_it_is(name, hint):
+    with pytest.raises(AttributeError, match=f"'doppler_jax' has no attribute '{name}'{hint}"):
+        getattr(dj, name)
+
+
+UNRUN = {"distribute": "plans for seconds; README's runs", "ray_devices": "starts Ray"}
+
+
+@pytest.mark.parametrize("name", dj.__all__)
+def test_public_names_are_described_and_their_examples_run(name, tmp_path, monkeypatch):
+    thing = getattr(dj, name)
+    text = inspect.getdoc(thing)
+    assert text
+    if inspect.isclass(thing):
+        return
+    assert "Example:" in text
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("doppler_jax.methods.registry.OWN", {})
+    given = {"dj": dj, "jax": jax, "jnp": jnp, "np": np, "nx": nx}
+    example = doctest.DocTestParser().get_doctest(text, given, name, None, 0)
+    assert example.examples
+    if name not in UNRUN:
+        said = io.StringIO()
+        runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+        assert not runner.run(example, out=said.write).failed, said.getvalue()
 
 
 # Positional arguments, then those given by name with their defaults.
@@ -29,7 +68,7 @@ SURFACE = [
     (dj.trace, ["fn"], {}),
     (dj.partition, ["program"], {"num_shards": 4}),
     (dj.load_graph, ["path"], {}),
-    (dj.save_graph, ["path", "graph"], {}),
+    (dj.graphs.save_graph, ["path", "graph"], {}),
     (dj.from_networkx, ["nx_graph"], {}),
     (dj.make_cluster, ["name"], {}),
     (dj.load_cluster, ["path"], {}),
@@ -39,7 +78,7 @@ SURFACE = [
     (dj.from_edge_delays, ["weights", "edges"], {"num_devices": 4}),
     (dj.simulate, ["graph", "costs", "placements"], {}),
     (dj.load_policy, ["path"], {}),
-    (dj.save_policy, ["path", "policy"], {"meta": None}),
+    (dj.policies.save_policy, ["path", "policy"], {"meta": None}),
     (
         dj.place,
         ["graph", "costs"],

@@ -11,3 +11,11 @@ and problems for good, `random_clusters.py` draws clusters to train on,
 A preset goes into the table of `clusters.py`; a field of `Costs` into `types.py`,
 `check_costs` and the simulators.
 """
+
+from doppler_jax.costs.build import check_costs
+from doppler_jax.costs.observed import refit_costs
+
+__all__ = [
+    "check_costs",
+    "refit_costs",
+]

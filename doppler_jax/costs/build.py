@@ -19,8 +19,13 @@ def make_costs(graph: TaskGraph | ShardedProgram, cluster: Cluster | Calibration
     """Returns the costs of a task graph on a cluster, or of a program as calibrated.
 
     On a cluster: roofline tasks, linear transfers; memory is limited if the graph `has_bytes`.
-    `dj.measure_calibration` has measured seconds of each kernel, so a calibration needs the
-    program, which knows its kernels.
+    A calibration (`dj.engine.measure_calibration`) has measured seconds of each kernel, so it
+    needs the program, which knows its kernels.
+
+    Example:
+      >>> costs = dj.make_costs(dj.make_graph(flops=[1e12, 2e12]), dj.make_cluster("p100x4"))
+      >>> costs.compute_s.shape
+      (2, 4)
 
     Raises:
       ValueError: a kernel was not measured, a calibration is given with a bare graph, or a
@@ -50,6 +55,10 @@ def reference_costs(graph: TaskGraph, num_devices: int = 4) -> Costs:
     A task takes flops / 1e10 seconds on any device and a tensor bytes / 1e10 seconds to
     any other device; there is no latency and no launch overhead.
 
+    Example:
+      >>> dj.reference_costs(dj.make_graph(flops=[2e10]), num_devices=2).compute_s
+      array([[2., 2.]])
+
     Raises:
       ValueError: fewer than one device.
     """
@@ -63,6 +72,11 @@ def from_edge_delays(
 
     Every edge has a tensor of its own. A task of weight w has w flops and a delay of c is
     c bytes, on devices of 1 flop/s whose links carry 1 byte/s.
+
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> dj.simulate(graph, costs, [[0, 0], [0, 1]]).makespan_s
+      array([3., 4.])
 
     Args:
       weights: `[N]` seconds of each task on any device.

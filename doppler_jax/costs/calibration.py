@@ -1,7 +1,6 @@
 """Measured costs: a calibration of devices, its file, and the costs that it gives.
 
-`dj.measure_calibration` makes one through the engine; `make_costs` takes it in place of a
-cluster.
+`dj.engine.measure_calibration` makes one; `make_costs` takes it in place of a cluster.
 """
 
 import dataclasses
@@ -10,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from doppler_jax.costs.clusters import nulls
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.observed import fit_line
-from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
+from doppler_jax.files import PathLike, nulls, read_fields, read_numbers, write_fields
 from doppler_jax.types import Costs, ShardedProgram
 
 FORMAT = "doppler_jax.calibration"

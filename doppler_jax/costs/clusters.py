@@ -7,15 +7,24 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
-from doppler_jax.files import PathLike, read_fields, read_numbers, write_fields
+from doppler_jax.costs.calibration import Calibration, load_calibration, save_calibration
+from doppler_jax.files import PathLike, nulls, read_fields, read_numbers, write_fields
 from doppler_jax.types import Cluster
+
+__all__ = [
+    "Calibration",
+    "list_clusters",
+    "load_calibration",
+    "load_cluster",
+    "make_cluster",
+    "save_calibration",
+    "save_cluster",
+]
 
 FORMAT = "doppler_jax.cluster"
 _DEPTH = {
@@ -98,6 +107,11 @@ def _h200x8() -> Cluster:
 def load_cluster(path: PathLike) -> Cluster:
     """Returns the cluster in a JSON file (see `save_cluster`); `null` stands for infinity.
 
+    Example:
+      >>> dj.clusters.save_cluster("four.json", dj.make_cluster("p100x4"))
+      >>> dj.load_cluster("four.json").num_devices
+      4
+
     Raises:
       ValueError: the file cannot be read or holds no valid cluster. The message starts
         with the path and names the field.
@@ -123,12 +137,6 @@ def save_cluster(path: PathLike, cluster: Cluster) -> None:
     """
     fields = {name: nulls(getattr(cluster, name)) for name in _DEPTH}
     write_fields(path, FORMAT, **fields)
-
-
-def nulls(values: ArrayLike) -> Any:
-    """Returns numbers, in lists if there are several, with None for what is not finite."""
-    array = np.asarray(values, np.float64)
-    return np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist()
 
 
 def measure_host(devices: Sequence[jax.Device] | None = None) -> Cluster:
@@ -252,6 +260,10 @@ def list_clusters() -> list[str]:
 
 def make_cluster(name: str) -> Cluster:
     """Returns the cluster of that name; `host` is this machine, measured now (about 2 s).
+
+    Example:
+      >>> dj.make_cluster("p100x4").num_devices
+      4
 
     Raises:
       ValueError: no cluster has that name; the message lists those that exist.

@@ -20,6 +20,12 @@ Together = Sequence[str | Sequence[str]]
 def pin(graph: TaskGraph | ShardedProgram, costs: Costs, pins: Pins) -> Costs:
     """Returns costs by which tasks of some names run on some devices alone.
 
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> dj.pin(graph, costs, {"1": 1}).compute_s
+      array([[ 2.,  2.],
+             [inf,  1.]])
+
     Args:
       graph: the program, whose names count; a bare graph's tasks are called by their ids.
       costs: its costs, `compute_s` `[N, D]`; what is returned has inf there elsewhere.

@@ -8,3 +8,18 @@ steps in stages, and schedules of them written by hand. `padded.py` is what comp
 
 Another file format goes into `formats.py`, another random family into `families.py`.
 """
+
+from doppler_jax.graphs.formats import load_stg, save_graph
+from doppler_jax.graphs.levels import b_level, b_path, t_level, t_path
+from doppler_jax.types import RESIDENT, TaskGraph
+
+__all__ = [
+    "RESIDENT",
+    "TaskGraph",
+    "b_level",
+    "b_path",
+    "load_stg",
+    "save_graph",
+    "t_level",
+    "t_path",
+]

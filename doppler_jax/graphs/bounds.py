@@ -94,6 +94,11 @@ def common_divisor(values: np.ndarray) -> float:
 def lower_bound_s(graph: TaskGraph, costs: Costs) -> float:
     """Returns seconds that no plan's makespan can be below, without noise; see the module.
 
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> dj.lower_bound_s(graph, costs)
+      3.0
+
     Raises:
       ValueError: the costs are of another graph.
     """

@@ -27,6 +27,12 @@ def make_graph(
     Repeated reads of a tensor (or graph input) by one task collapse to one edge.
     Without `input_home` and `input_maker` every graph input is resident.
 
+    Example:
+      >>> made = {"tensor_producer": [0], "tensor_bytes": [8.0]}
+      >>> read = {"edge_tensor": [0], "edge_reader": [1]}
+      >>> dj.make_graph(flops=[2.0, 1.0], **made, **read).num_tasks
+      2
+
     Raises:
       ValueError: lengths differ, an id does not exist, a size is negative or not
         finite, or the tasks form a cycle; the message names the first offender.

@@ -33,6 +33,11 @@ def load_graph(path: PathLike) -> TaskGraph:
     `has_bytes` False: no cluster's memory limits it. Graph inputs are left out, since the
     file says neither their size nor who reads them.
 
+    Example:
+      >>> dj.graphs.save_graph("two.json", dj.make_graph(flops=[2.0, 1.0]))
+      >>> dj.load_graph("two.json").num_tasks
+      2
+
     Raises:
       ValueError: the file cannot be read, or holds no valid task graph of at least one
         task. The message starts with the path and names the line or the field.
@@ -218,6 +223,14 @@ def from_networkx(
 
     Every node has its flops as an attribute. A size is on every node (a tensor per task, read
     along all its out-edges) or on every edge (a tensor per edge).
+
+    Example:
+      >>> drawn = nx.DiGraph()
+      >>> drawn.add_node("a", flops=2.0, bytes=8.0)
+      >>> drawn.add_node("b", flops=1.0, bytes=0.0)
+      >>> drawn.add_edge("a", "b")
+      >>> dj.from_networkx(drawn).num_tasks
+      2
 
     Args:
       nx_graph: `DiGraph` or `MultiDiGraph`; nodes are any hashable objects.

@@ -40,9 +40,46 @@ LEARNED = ("doppler", "gdp", "giph", "joint", "placeto")
 """Those of `learners.registry`, loaded when one is asked for: Flax and Optax take a while."""
 
 
+OWN: dict[str, Method] = {}
+"""Those that users have registered, in this process."""
+
+
+def register_method(name: str, method: Method) -> None:
+    """Gives a method of your own a name, by which `place` and all that calls it know it.
+
+    It can be given another method later, but none of ours can.
+
+    Example:
+      >>> def backwards(request):
+      ...     last = request.costs.num_devices - 1
+      ...     return dj.methods.Candidates(np.full((1, request.graph.num_tasks), last), 0)
+      >>> dj.register_method("backwards", backwards)
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> dj.place(graph, costs, method="backwards").makespan_s
+      3.0
+
+    Args:
+      name: what it is called.
+      method: a function from a `methods.Request` to `methods.Candidates`.
+
+    Raises:
+      ValueError: the name is one of ours or no word, or the method cannot be called.
+    """
+    if not isinstance(name, str) or not name or name in METHODS or name in LEARNED:
+        raise ValueError(f"name is {name!r}; expected a word that names none of our methods")
+    if not callable(method):
+        raise ValueError(f"method {name!r} is {method!r}; expected a function")
+    OWN[name] = method
+
+
 def list_methods() -> list[str]:
-    """Returns the names that `place` knows."""
-    return sorted({*METHODS, *LEARNED})
+    """Returns the names that `place` knows.
+
+    Example:
+      >>> "heft" in dj.list_methods()
+      True
+    """
+    return sorted({*METHODS, *LEARNED, *OWN})
 
 
 def find_method(method: str | Method) -> Method:
@@ -53,8 +90,8 @@ def find_method(method: str | Method) -> Method:
     """
     if callable(method):
         return method
-    if method in METHODS:
-        return METHODS[method]
+    if found := METHODS.get(method) or OWN.get(method):
+        return found
     if method in LEARNED:
         from doppler_jax.learners.registry import LEARNERS
         from doppler_jax.methods.learned import Learned

@@ -14,3 +14,9 @@ In the order of the work, which is the order to read in:
 * `explain`: for people, what a program was cut into.
 * `workloads/`: named functions to try all this on.
 """
+
+from doppler_jax.types import ShardedProgram
+
+__all__ = [
+    "ShardedProgram",
+]

@@ -12,6 +12,11 @@ from doppler_jax.types import InputRef, Ref, ShardedProgram
 def evaluate(sharded: ShardedProgram, *args: Any, **kwargs: Any) -> Any:
     """Returns what the traced function returns, by running the tasks one after another.
 
+    Example:
+      >>> sharded = dj.partition(dj.trace(jnp.matmul, jnp.eye(4), jnp.eye(4)), num_shards=2)
+      >>> float(dj.evaluate(sharded, jnp.eye(4), jnp.eye(4)).sum())
+      4.0
+
     Raises:
       ValueError: the arguments are not like those that the function was traced with.
     """

@@ -98,6 +98,11 @@ def explain(sharded: ShardedProgram, cluster: Cluster | None = None) -> Explanat
     For each task: the primitives fused in it and the source line of the first, shapes,
     flops and bytes made. For each tensor: its partition and why. And the totals.
 
+    Example:
+      >>> sharded = dj.partition(dj.trace(jnp.matmul, jnp.eye(4), jnp.eye(4)), num_shards=2)
+      >>> print(dj.explain(sharded))
+      2 tasks, 128 flops, 64 bytes made, ...
+
     Args:
       sharded: the program.
       cluster: whose devices' times the parallelism counts, by default those of `p100x4`.

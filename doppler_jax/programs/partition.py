@@ -72,6 +72,11 @@ def partition(
     simulation on the cluster. Otherwise it is one task; where that holds most of the work, a
     line on standard error says so (by `logging`).
 
+    Example:
+      >>> program = dj.trace(jnp.matmul, jnp.eye(4), jnp.eye(4))
+      >>> dj.partition(program, num_shards=4).graph.num_tasks >= 4
+      True
+
     Args:
       program: what `trace` made.
       num_shards: blocks per tensor, a power of two; a tensor whose dimensions cannot be

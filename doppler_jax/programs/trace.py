@@ -63,6 +63,9 @@ def trace(
 ) -> Program:
     """Returns the tensor program of `fn` at the shapes and dtypes of the arguments.
 
+    Example:
+      >>> program = dj.trace(lambda x: jnp.tanh(x @ x), jax.ShapeDtypeStruct((4, 4), float))
+
     Args:
       fn: any function of pytrees of arrays that `jax.jit` accepts. It may print with
         `jax.debug.print`; other side effects are refused, and so is what runs on the devices

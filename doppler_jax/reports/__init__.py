@@ -6,3 +6,17 @@ a timeline viewer; `page.py` writes the page that shows it in a browser, `timeli
 part of that; `pictures.py` draws what studies compare. A new kind of picture goes there, beside
 the others.
 """
+
+from doppler_jax.programs.explain import Explanation
+from doppler_jax.reports.compare import Comparison
+from doppler_jax.reports.gantt import plot_gantt
+from doppler_jax.reports.perfetto import write_chrome_trace
+from doppler_jax.reports.schedules import ScheduleExplanation
+
+__all__ = [
+    "Comparison",
+    "Explanation",
+    "ScheduleExplanation",
+    "plot_gantt",
+    "write_chrome_trace",
+]

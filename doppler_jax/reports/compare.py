@@ -2,14 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from doppler_jax.files import PathLike
-from doppler_jax.placed import Placed
 from doppler_jax.reports.schedules import ScheduleExplanation
 from doppler_jax.reports.tables import format_bytes, format_seconds, format_table
 from doppler_jax.types import Costs
+
+if TYPE_CHECKING:  # it needs this package
+    from doppler_jax.placed import Placed
 
 SHOWN = 15
 """Moved tasks that `str` of a comparison lists: those that take longest."""
@@ -29,8 +32,8 @@ class Comparison:
         their device.
     """
 
-    first: Placed
-    second: Placed
+    first: "Placed"
+    second: "Placed"
     explained: tuple[ScheduleExplanation, ScheduleExplanation]
     renamed: np.ndarray
     moved: np.ndarray
@@ -135,12 +138,16 @@ class Comparison:
         return text + ("\n" + format_table(columns, rows) if rows else "")
 
 
-def compare(first: Placed, second: Placed, names: Sequence[str] | None = None) -> Comparison:
+def compare(
+    first: "Placed", second: "Placed", names: Sequence[str] | None = None
+) -> Comparison:
     """Returns what differs between two plans, and why one is faster; print it to read it.
 
-        before, after = (dj.place(graph, costs, method=name) for name in ("heft", "annealing"))
-        print(dj.compare(before, after))
-        dj.compare(before, after).report("comparison.html")
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> one, other = (dj.place(graph, costs, method=m) for m in ("heft", "round_robin"))
+      >>> dj.compare(one, other).moved
+      array([1])
 
     Args:
       first: a plan, as `place` returns it.
@@ -187,7 +194,7 @@ def _name_alike(first: np.ndarray, second: np.ndarray, num_devices: int) -> np.n
     return linear_sum_assignment(shared, maximize=True)[1]
 
 
-def _rename(placed: Placed, names: np.ndarray) -> Placed:
+def _rename(placed: "Placed", names: np.ndarray) -> "Placed":
     """Returns the same plan, its devices of other names."""
     old = placed.schedule
     schedule = dataclasses.replace(
@@ -199,7 +206,7 @@ def _rename(placed: Placed, names: np.ndarray) -> Placed:
     return dataclasses.replace(placed, placement=names[placed.placement], schedule=schedule)
 
 
-def _turn(placed: Placed, stays: np.ndarray) -> np.ndarray:
+def _turn(placed: "Placed", stays: np.ndarray) -> np.ndarray:
     """Returns how many `[N]` of those that stay start before each on its device."""
     turn = np.zeros(len(stays), np.int64)
     order = np.argsort(placed.priority)

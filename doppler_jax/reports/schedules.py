@@ -133,6 +133,12 @@ def explain_schedule(
 ) -> ScheduleExplanation:
     """Returns why a schedule takes as long as it does; print it to read it.
 
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> schedule = dj.place(graph, costs, method="heft").schedule
+      >>> dj.explain_schedule(graph, costs, schedule).makespan_s
+      3.0
+
     Args:
       graph: the task graph, N tasks.
       costs: its costs on D devices: sizes and capacities.

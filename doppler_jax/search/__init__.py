@@ -6,3 +6,9 @@ budget), then the searches: `lns` (ruin and recreate, that of the default method
 Numba compiles: moves, evaluation, steps. A new search is a frozen dataclass of
 `anytime.Search`, with its loop in a module of compiled code.
 """
+
+from doppler_jax.budget import Budget
+
+__all__ = [
+    "Budget",
+]

@@ -14,3 +14,27 @@ Read in this order:
   several placements.
 - `synchronous`: bulk-synchronous execution, the contrast.
 """
+
+from doppler_jax.simulator.critical_chain import critical_chain
+from doppler_jax.simulator.memory import peak_memory_bytes
+from doppler_jax.simulator.noise import Factors, draw_factors, makespan_statistics, random_ranks
+from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.simulate import SimulationResult
+from doppler_jax.simulator.synchronous import simulate_synchronous
+from doppler_jax.simulator.validate import validate
+from doppler_jax.types import Schedule
+
+__all__ = [
+    "Factors",
+    "Schedule",
+    "SimulationResult",
+    "critical_chain",
+    "draw_factors",
+    "makespan_s",
+    "makespan_statistics",
+    "peak_memory_bytes",
+    "random_ranks",
+    "simulate_oracle",
+    "simulate_synchronous",
+    "validate",
+]

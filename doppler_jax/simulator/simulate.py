@@ -76,6 +76,13 @@ def simulate(
 ) -> SimulationResult:
     """Simulates the asynchronous execution of placements, on all cores of the process.
 
+    Example:
+      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> result = dj.simulate(graph, costs, [[0, 0], [0, 1]])
+      >>> result.makespan_s, result.start_s
+      (array([3., 4.]), array([[0., 2.],
+             [0., 3.]]))
+
     Args:
       graph: the task graph, N tasks; N = 0 is legal.
       costs: its costs on D devices, seconds.

@@ -162,6 +162,10 @@ def ray_devices(
     share cores as those of one process do. On a Ray cluster of several nodes they are
     spread over the nodes, which need this package and the same JAX.
 
+    Example:
+      >>> with dj.ray_devices(2) as devices:
+      ...     step = dj.compile(sharded, placed, devices=devices)
+
     Args:
       num_devices: how many.
       address: of a running Ray cluster, as for `ray.init`; None: the one that this process

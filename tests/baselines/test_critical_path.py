@@ -14,7 +14,7 @@ def test_every_task_takes_the_first_device_of_earliest_start(num_tasks):
     graph, costs, _ = case(num_tasks)
     placement = critical_path(graph, costs)
     assert placement.shape == (num_tasks,)
-    tasks = frontier_order(graph, dj.b_level(graph, costs))
+    tasks = frontier_order(graph, dj.graphs.b_level(graph, costs))
     for step in reference.steps(graph, costs, tasks, placement[tasks]):
         assert step.device == np.argmin(step.est_s)
 
@@ -24,7 +24,7 @@ def test_a_case_by_hand():
     # 3 + 2; then task 2 there at 5, elsewhere at 3 + 1. Task 3 fills the idle device 2.
     edges = [(0, 1, 2.0), (0, 2, 1.0)]
     graph, costs = dj.from_edge_delays([3.0, 2.0, 2.0, 1.0], edges, num_devices=3)
-    assert dj.b_level(graph, costs).tolist() == [7.0, 2.0, 2.0, 1.0]
+    assert dj.graphs.b_level(graph, costs).tolist() == [7.0, 2.0, 2.0, 1.0]
     assert critical_path(graph, costs).tolist() == [0, 0, 1, 2]
 
 

@@ -23,7 +23,7 @@ def product_of_blocks(cells, parts, num_devices, *, delay=1.0):
 
 
 def makespan_s(graph, costs, placement):
-    return dj.makespan_s(dj.simulate_oracle(graph, costs, placement))
+    return dj.simulator.makespan_s(dj.simulator.simulate_oracle(graph, costs, placement))
 
 
 def moved_s(graph, costs, placement):
@@ -160,7 +160,7 @@ def test_an_input_with_a_home_draws_its_reader():
 
 @pytest.mark.parametrize("name", ["chainmm", "ffnn", "llama_block", "llama_layer"])
 def test_it_beats_critical_path_on_the_papers_workloads(name):
-    workload, cluster = dj.make_workload(name, "paper"), dj.make_cluster("p100x4")
+    workload, cluster = dj.workloads.make_workload(name, "paper"), dj.make_cluster("p100x4")
     program = dj.trace(workload.fn, *workload.args)
     graph = dj.partition(program, num_shards=4, strategy="uniform", cluster=cluster).graph
     costs = dj.make_costs(graph, cluster)

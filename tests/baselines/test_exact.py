@@ -126,7 +126,7 @@ def test_a_schedule_that_fits_as_it_is_executed_is_proven():
     graph, costs = dj.from_edge_delays([1, 1, 1, 1, 1, 3, 3, 2, 2, 2.1], chain, num_devices=2)
     costs = costs.replace(capacity_bytes=np.full(2, 12.0))
     placed = dj.place(graph, costs, method="exact", budget_s=BUDGET_S)
-    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= 12).all()
+    assert (dj.simulator.peak_memory_bytes(graph, costs, placed.schedule) <= 12).all()
     assert placed.proven
 
 
@@ -135,7 +135,7 @@ def test_where_no_placement_surely_fits_lists_do_and_the_bound_stays():
     with pytest.raises(NoneFitsError, match="surely fits") as refused:
         exact(graph, costs, budget_s=BUDGET_S)
     placed = dj.place(graph, costs, method="exact", budget_s=BUDGET_S)
-    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= 400).all()
+    assert (dj.simulator.peak_memory_bytes(graph, costs, placed.schedule) <= 400).all()
     assert placed.lower_bound_s >= refused.value.bound_s
 
 
@@ -206,7 +206,9 @@ def test_published_optima_are_proven(neutral_graphs, name, num_devices):
     folder = neutral_graphs / "stg50"
     bound_s, best_s = load_optima(folder / f"Case50_{num_devices}_OPT.csv")[name]
     assert bound_s == best_s
-    problem = dj.from_edge_delays(*dj.load_stg(folder / f"{name}.stg"), num_devices=num_devices)
+    problem = dj.from_edge_delays(
+        *dj.graphs.load_stg(folder / f"{name}.stg"), num_devices=num_devices
+    )
     result = exact(*problem, budget_s=BUDGET_S)
     assert_legal(*problem, result)
     assert (result.makespan_s, result.bound_s, result.proven) == (best_s, best_s, True)
@@ -217,7 +219,7 @@ def test_what_it_cannot_do_is_refused(monkeypatch):
     zero = np.zeros(2)
     with pytest.raises(ValueError, match="costs have handling_s, which method 'exact'"):
         exact(graph, costs.replace(handling_s=zero, handling_s_per_byte=zero), budget_s=1)
-    made = small_graph([1.0], inputs=[(dj.RESIDENT, 1.0, [0])])
+    made = small_graph([1.0], inputs=[(dj.graphs.RESIDENT, 1.0, [0])])
     made = made.replace(input_maker=np.zeros(1, int))
     with pytest.raises(ValueError, match="graph input 0 has a maker, which method 'exact'"):
         exact(made, free_costs(made, [[1.0, 1.0]]), budget_s=1)
@@ -228,7 +230,7 @@ def test_what_it_cannot_do_is_refused(monkeypatch):
 
 def weighted(times, weights, num_devices, capacity, tensors=()):
     """A problem whose tasks have resident weights, on devices of little memory."""
-    inputs = [(dj.RESIDENT, weight, [v]) for v, weight in enumerate(weights)]
+    inputs = [(dj.graphs.RESIDENT, weight, [v]) for v, weight in enumerate(weights)]
     graph, costs = small_problem(times, tensors, num_devices, inputs)
     return graph, costs.replace(capacity_bytes=np.full(num_devices, float(capacity)))
 
@@ -264,15 +266,15 @@ def test_memory_is_respected_and_the_bound_holds(seed):
     assert_legal(graph, costs, result)
     order = topological_order(graph, result.start_s)
     executed = {"queue": "in_order", "priority": np.argsort(order)}
-    schedule = dj.simulate_oracle(graph, costs, result.placement, **executed)
-    assert dj.makespan_s(schedule) == result.makespan_s
+    schedule = dj.simulator.simulate_oracle(graph, costs, result.placement, **executed)
+    assert dj.simulator.makespan_s(schedule) == result.makespan_s
     assert (peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes).all()
     free = costs.replace(capacity_bytes=np.full(2, np.inf))
     assert exact(graph, free, budget_s=BUDGET_S).makespan_s <= result.bound_s
     for placement in itertools.product(range(2), repeat=4):
-        schedule = dj.simulate_oracle(graph, costs, placement)
+        schedule = dj.simulator.simulate_oracle(graph, costs, placement)
         if (peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes).all():
-            assert result.bound_s <= dj.makespan_s(schedule)
+            assert result.bound_s <= dj.simulator.makespan_s(schedule)
 
 
 def test_what_cannot_fit_is_refused():

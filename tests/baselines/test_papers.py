@@ -33,7 +33,7 @@ def test_example_of_topcuoglu():
     np.testing.assert_allclose(b_level(graph, costs), ranks, atol=5e-4)
     # 1-2-9-10 in the paper's numbering is the critical path.
     assert b_path(graph, costs).tolist() == [1, 8, 6, 8, 8, 7, 9, 9, 9, -1]
-    assert dj.t_path(graph, costs).tolist() == [-1, 0, 0, 0, 0, 0, 2, 1, 1, 8]
+    assert dj.graphs.t_path(graph, costs).tolist() == [-1, 0, 0, 0, 0, 0, 2, 1, 1, 8]
     assert t_level(graph, costs)[9] == pytest.approx(108 - 44 / 3)
     critical = [0, 1, 8, 9]
     np.testing.assert_allclose((b_level(graph, costs) + t_level(graph, costs))[critical], 108.0)

@@ -76,9 +76,11 @@ def test_brute_force_finds_the_best_of_all_placements(seed, num_devices):
         equal[3, 1] = np.inf
         off = 1.0 - np.eye(3)
         costs = costs.replace(compute_s=equal, latency_s=off, seconds_per_byte=0.3 * off)
-        graph = graph.replace(input_home=np.full(graph.num_inputs, dj.RESIDENT))
+        graph = graph.replace(input_home=np.full(graph.num_inputs, dj.graphs.RESIDENT))
     every = {
-        placement: dj.makespan_s(dj.simulate_oracle(graph, costs, np.array(placement)))
+        placement: dj.simulator.makespan_s(
+            dj.simulator.simulate_oracle(graph, costs, np.array(placement))
+        )
         for placement in itertools.product(range(num_devices), repeat=5)
     }
     best = tuple(brute_force(graph, costs).tolist())

@@ -44,7 +44,7 @@ def test_unequal_devices_and_links(graph, cluster):
     assert costs.input_bytes.tolist() == [3.0]
 
 
-@pytest.mark.parametrize("name", sorted(set(dj.list_clusters()) - {"host"}))
+@pytest.mark.parametrize("name", sorted(set(dj.clusters.list_clusters()) - {"host"}))
 def test_every_preset_gives_valid_costs(graph, name):
     costs = dj.make_costs(graph, dj.make_cluster(name))
     assert costs.compute_s.shape == (2, dj.make_cluster(name).num_devices)
@@ -70,17 +70,21 @@ def test_good_placements_have_their_published_makespans(reference_graphs):
     for name, entry in good.items():
         graph = dj.load_graph(reference_graphs / f"{name}.txt")
         costs = dj.reference_costs(graph, entry["num_devices"])
-        schedule = dj.simulate_oracle(graph, costs, entry["placement"])
-        assert dj.makespan_s(schedule) == pytest.approx(entry["makespan"], rel=1e-12), name
+        schedule = dj.simulator.simulate_oracle(graph, costs, entry["placement"])
+        assert dj.simulator.makespan_s(schedule) == pytest.approx(
+            entry["makespan"], rel=1e-12
+        ), name
 
 
 def test_edge_delays_wait_only_between_devices():
     graph, costs = dj.from_edge_delays(
         [1.0, 2.0, 4.0], [(0, 1, 8.0), (0, 2, 0.5)], num_devices=2
     )
-    assert dj.makespan_s(dj.simulate_oracle(graph, costs, [0, 0, 0])) == 7.0
-    assert dj.makespan_s(dj.simulate_oracle(graph, costs, [0, 1, 0])) == 11.0
-    assert dj.makespan_s(dj.simulate_oracle(graph, costs, [0, 0, 1])) == 5.5
+    assert dj.simulator.makespan_s(dj.simulator.simulate_oracle(graph, costs, [0, 0, 0])) == 7.0
+    assert (
+        dj.simulator.makespan_s(dj.simulator.simulate_oracle(graph, costs, [0, 1, 0])) == 11.0
+    )
+    assert dj.simulator.makespan_s(dj.simulator.simulate_oracle(graph, costs, [0, 0, 1])) == 5.5
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,9 @@ def test_faults_in_edge_delays_are_refused(weights, edges, num_devices, message)
 
 def test_costs_may_pin_a_task(graph, cluster):
     costs = dj.make_costs(graph, cluster)
-    dj.check_costs(graph, costs.replace(compute_s=np.array([[1.0, np.inf], [np.inf, 2.0]])))
+    dj.costs.check_costs(
+        graph, costs.replace(compute_s=np.array([[1.0, np.inf], [np.inf, 2.0]]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_costs_may_pin_a_task(graph, cluster):
 def test_faults_in_costs_are_refused(graph, cluster, field, value, message):
     costs = dj.make_costs(graph, cluster).replace(**{field: np.asarray(value, dtype=float)})
     with pytest.raises(ValueError, match=message):
-        dj.check_costs(graph, costs)
+        dj.costs.check_costs(graph, costs)
 
 
 def test_capacity_is_the_memory_of_the_cluster(graph, cluster):

@@ -54,8 +54,8 @@ def calibration(sharded):
 
 def test_a_file_brings_a_calibration_back(tmp_path, calibration):
     path = tmp_path / "here.json"
-    dj.save_calibration(path, calibration)
-    found = dj.load_calibration(path)
+    dj.clusters.save_calibration(path, calibration)
+    found = dj.clusters.load_calibration(path)
     for field in dataclasses.fields(Calibration):
         np.testing.assert_equal(getattr(found, field.name), getattr(calibration, field.name))
 
@@ -75,10 +75,10 @@ def test_a_file_brings_a_calibration_back(tmp_path, calibration):
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, calibration, field, value, message):
     path = tmp_path / "here.json"
-    dj.save_calibration(path, calibration)
+    dj.clusters.save_calibration(path, calibration)
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(ValueError, match=message) as caught:
-        dj.load_calibration(path)
+        dj.clusters.load_calibration(path)
     assert str(caught.value).startswith(str(path))
 
 
@@ -127,7 +127,9 @@ def test_what_a_calibration_cannot_tell_is_named(sharded, calibration):
 def simulated_traces(sharded, costs, seeds=range(4), links="serial"):
     size = len(seeds), sharded.graph.num_tasks
     placements = np.random.default_rng(0).integers(0, 2, size)
-    return [dj.simulate_oracle(sharded.graph, costs, p, links=links) for p in placements]
+    return [
+        dj.simulator.simulate_oracle(sharded.graph, costs, p, links=links) for p in placements
+    ]
 
 
 def test_refitting_finds_the_costs_that_executions_had(sharded, calibration):
@@ -136,7 +138,7 @@ def test_refitting_finds_the_costs_that_executions_had(sharded, calibration):
     np.testing.assert_allclose(believed.handling_s, [1e-6, 2e-6])
     np.testing.assert_allclose(believed.handling_s_per_byte, 1e-10)
     truth = believed.replace(compute_s=believed.compute_s * 3.0)
-    found = dj.refit_costs(sharded, believed, simulated_traces(sharded, truth)[:3])
+    found = dj.costs.refit_costs(sharded, believed, simulated_traces(sharded, truth)[:3])
     # Handling is not taken for the tasks.
     np.testing.assert_allclose(found.compute_s, truth.compute_s, rtol=1e-9)
     np.testing.assert_array_equal(found.handling_s, believed.handling_s)
@@ -160,7 +162,11 @@ def test_a_task_pays_for_what_it_sends_and_the_first_reader_for_what_comes():
     found = task_handling_s(graph, costs, placement)
     assert found.tolist() == [2 * (1.0 + 8.0), 10.0, 0.0, 100.0, 0.0]
     # Nobody pays for sending a graph input: from device 0, and from where task 3 runs.
-    inputs = [(0, 2.0, [1, 2]), (dj.RESIDENT, 3.0, [0, 3]), (dj.RESIDENT, 9.0, [4])]
+    inputs = [
+        (0, 2.0, [1, 2]),
+        (dj.graphs.RESIDENT, 3.0, [0, 3]),
+        (dj.graphs.RESIDENT, 9.0, [4]),
+    ]
     graph = small_graph([1.0] * 5, tensors, inputs).replace(input_maker=np.array([-1, 3, -1]))
     costs = costs.replace(input_bytes=graph.input_bytes)
     found = task_handling_s(graph, costs, placement)
@@ -188,7 +194,7 @@ def test_refitting_takes_the_time_to_dispatch_for_the_tasks(sharded, calibration
     late = [trace.replace(start_s=trace.start_s + 1e-6) for trace in traces]
     overheads = [y for row in observe(sharded, late).overheads.values() for y in row]
     np.testing.assert_allclose(overheads, 1e-6, rtol=1e-6)
-    found = dj.refit_costs(sharded, costs, late)
+    found = dj.costs.refit_costs(sharded, costs, late)
     np.testing.assert_allclose(found.compute_s, costs.compute_s)
 
 
@@ -198,7 +204,7 @@ def test_refitting_refuses_traces_of_other_programs_or_devices(sharded, calibrat
     placement = np.array(placement[:n] if len(placement) > 2 else placement)
     trace = make_schedule(placement, *np.zeros((2, len(placement))))
     with pytest.raises(ValueError, match=f"expected {n} tasks on 2 devices"):
-        dj.refit_costs(sharded, dj.make_costs(sharded, calibration), [trace])
+        dj.costs.refit_costs(sharded, dj.make_costs(sharded, calibration), [trace])
 
 
 def test_a_line_ignores_an_odd_transfer_and_never_falls():
@@ -226,7 +232,7 @@ TRUE = free_costs(
 
 
 def simulated(placement, costs=TRUE):
-    return dj.simulate_oracle(GRAPH, costs, np.asarray(placement), links="serial")
+    return dj.simulator.simulate_oracle(GRAPH, costs, np.asarray(placement), links="serial")
 
 
 def falsified(compute=1.0, latency=1.0, per_byte=1.0):

@@ -42,7 +42,7 @@ def test_fields_of_a_file(tmp_path):
     expected = [[3, 3, 30, 30], [1, 1, 10, 10], [inf, inf, 20, 20]]
     np.testing.assert_allclose(costs.compute_s, 1e-3 * np.array(expected))
     assert costs.input_bytes.tolist() == [20, 50, 90]
-    assert graph.input_home.tolist() == [dj.RESIDENT] * 3
+    assert graph.input_home.tolist() == [dj.graphs.RESIDENT] * 3
     assert graph.input_edge_reader.tolist() == [0, 1, 2]
     assert costs.capacity_bytes.tolist() == [100, 100, inf, inf]
 
@@ -58,8 +58,8 @@ def test_fields_of_a_file(tmp_path):
 )
 def test_results_go_through_the_memory_of_the_host(tmp_path, placement, expected):
     problem = load_dnn_partitioning(write(tmp_path, network()))
-    schedule = dj.simulate_oracle(*problem, placement)
-    assert dj.makespan_s(schedule) == pytest.approx(1e-3 * expected)
+    schedule = dj.simulator.simulate_oracle(*problem, placement)
+    assert dj.simulator.makespan_s(schedule) == pytest.approx(1e-3 * expected)
     if placement == [1, 0, 2]:
         assert schedule.start_s[0] == pytest.approx(1e-3 * (1 + 4 + 4))  # out and in
 

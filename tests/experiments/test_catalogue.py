@@ -33,7 +33,7 @@ def shared(reference_graphs, neutral_graphs):
 )
 def test_published_and_generated_graphs(shared, name, num_tasks, num_devices):
     problem = load_problem(name, shared)
-    dj.check_costs(problem.graph, problem.costs)
+    dj.costs.check_costs(problem.graph, problem.costs)
     assert problem.name == name
     assert (problem.graph.num_tasks, problem.costs.num_devices) == (num_tasks, num_devices)
 
@@ -60,7 +60,7 @@ def test_random_problems_are_the_same_every_time(name):
     again = load_problem(name)
     np.testing.assert_array_equal(first.costs.compute_s, again.costs.compute_s)
     np.testing.assert_array_equal(first.graph.edge_reader, again.graph.edge_reader)
-    dj.check_costs(first.graph, first.costs)
+    dj.costs.check_costs(first.graph, first.costs)
 
 
 def test_held_out_graphs_are_on_every_kind_of_cluster():
@@ -90,7 +90,7 @@ def test_a_file_on_a_cluster_is_known_by_what_it_holds(tmp_path, monkeypatch):
     assert before == catalogue.file_digest(f"{path}:v100x8")
     path.write_text(TEXT.replace("7,28", "8,28"))
     assert catalogue.file_digest("my.txt:p100x4") != before
-    dj.save_cluster("c.json", dj.make_cluster("p100x4"))
+    dj.clusters.save_cluster("c.json", dj.make_cluster("p100x4"))
     assert catalogue.file_digest("my.txt:c.json") != catalogue.file_digest("my.txt:p100x4")
     assert catalogue.file_digest("chain_mm_112nodes") is None
 
@@ -137,10 +137,12 @@ def test_placements_found_here_are_worth_what_is_said(shared):
             problem = load_problem(name, shared)
             assert problem.costs.num_devices == entry["num_devices"]
             ranks = {"queue": queue, "priority": entry.get("priority")}
-            schedule = dj.simulate_oracle(
+            schedule = dj.simulator.simulate_oracle(
                 problem.graph, problem.costs, np.array(entry["placement"]), **ranks
             )
-            dj.validate(problem.graph, schedule, problem.costs, **ranks)
-            assert dj.makespan_s(schedule) == pytest.approx(entry["makespan_s"], rel=1e-12)
+            dj.simulator.validate(problem.graph, schedule, problem.costs, **ranks)
+            assert dj.simulator.makespan_s(schedule) == pytest.approx(
+                entry["makespan_s"], rel=1e-12
+            )
             if queue == "in_order" and name in kept["fifo"]:
                 assert entry["makespan_s"] <= kept["fifo"][name]["makespan_s"] * (1 + 1e-12)

@@ -79,12 +79,12 @@ def test_figures_and_pictures_can_be_had_again(finished):
     folder = finished[0]
     summary = json.loads((folder / "summary.json").read_text())
     here = load_problem("chainmm/small:p100x4:uniform2")
-    calibration = dj.load_calibration(folder / f"calibration-{HERE}.json")
+    calibration = dj.clusters.load_calibration(folder / f"calibration-{HERE}.json")
     costs = dj.make_costs(here.sharded, calibration)
     for row in summary["measured"]:
         plan = dj.Plan(row["placement"], row["priority"], row["queue"])
         schedule = simulate_plan(here.graph, costs, plan)
-        assert row["simulated_s"] == dj.makespan_s(schedule)
+        assert row["simulated_s"] == dj.simulator.makespan_s(schedule)
     written = json.loads((folder / "placement.json").read_text())
     assert written["placement"] == summary["measured"][-1]["placement"]
     assert written["tasks"] == list(here.sharded.names)

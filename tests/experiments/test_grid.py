@@ -306,7 +306,7 @@ def test_a_method_of_a_users_own_from_outside_the_repository(tmp_path, monkeypat
     assert command() == 0
     graph, costs = load_problem("tiny-1").graph, load_problem("tiny-1").costs
     placement = np.arange(graph.num_tasks) % costs.num_devices
-    makespan_s = dj.makespan_s(dj.simulate_oracle(graph, costs, placement))
+    makespan_s = dj.simulator.makespan_s(dj.simulator.simulate_oracle(graph, costs, placement))
     record = lines(tmp_path / "runs" / "search" / "records.jsonl")[-1]
     assert record["result"]["makespan_s"] == makespan_s
     assert record["cell"]["method"] == "mine:alternate"

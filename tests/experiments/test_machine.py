@@ -30,7 +30,7 @@ def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
 
 @pytest.mark.slow
 def test_a_calibrated_workload_is_measured_once(tmp_path, monkeypatch):
-    workload = dj.make_workload("chainmm", "small")
+    workload = dj.workloads.make_workload("chainmm", "small")
     with Machine(2, "local") as here:
         first = here.calibrated(workload, tmp_path)
         again = here.calibrated(workload, tmp_path)

@@ -89,7 +89,7 @@ def test_a_study_computes_once_and_says_what_it_found(
 ):
     study = load(name)
     assert study.name == name
-    once = partial(dj.measure_calibration, repeats=1)  # whatever it finds
+    once = partial(dj.engine.measure_calibration, repeats=1)  # whatever it finds
     monkeypatch.setattr(dj, "measure_calibration", once)
     settings = TINY.get(name, dict(study.quick))
     if name == "zero_shot":
@@ -351,4 +351,4 @@ def test_false_costs_are_of_transfers_alone():
     np.testing.assert_array_equal(wrong.compute_s, costs.compute_s)
     for name in ("latency_s", "seconds_per_byte", "handling_s", "handling_s_per_byte"):
         np.testing.assert_array_equal(getattr(wrong, name), 10.0 * getattr(costs, name))
-    dj.check_costs(graph, wrong)
+    dj.costs.check_costs(graph, wrong)

@@ -45,11 +45,13 @@ def test_no_random_plan_is_below_the_bound_in_graphs_of_any_size(links, queue):
         graph, costs = random_problem(rng, num_tasks, 3)
         able = np.isfinite(costs.compute_s)
         placement = np.argmax(rng.random(able.shape) * able, axis=1)
-        rank = dj.t_level(graph, costs.replace(tensor_bytes=costs.tensor_bytes + 1.0))
+        rank = dj.graphs.t_level(graph, costs.replace(tensor_bytes=costs.tensor_bytes + 1.0))
         rank = {} if queue == "fifo" else {"priority": rank}
-        ran = dj.simulate_oracle(graph, costs, placement, links=links, queue=queue, **rank)
+        ran = dj.simulator.simulate_oracle(
+            graph, costs, placement, links=links, queue=queue, **rank
+        )
         bound_s = lower_bound_s(graph, costs)
-        assert path_or_load_s(graph, costs) <= bound_s <= dj.makespan_s(ran)
+        assert path_or_load_s(graph, costs) <= bound_s <= dj.simulator.makespan_s(ran)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def assert_refused(path, message, load=dj.load_graph):
 
 def test_text_has_no_bytes_and_so_no_memory_to_limit(reference_graphs, tmp_path):
     graph = dj.load_graph(reference_graphs / "ffnn_192nodes.txt")
-    dj.save_graph(tmp_path / "g.json", graph)
+    dj.graphs.save_graph(tmp_path / "g.json", graph)
     again = dj.load_graph(tmp_path / "g.json")
     assert_same(again, graph)
     assert not graph.has_bytes
@@ -130,16 +130,16 @@ def test_text_cut_after_a_line_is_refused(tmp_path, num_lines):
         (b"0\n\n\n\n", "expected 4"),
     ],
 )
-@pytest.mark.parametrize("load", [dj.load_graph, dj.load_stg])
+@pytest.mark.parametrize("load", [dj.load_graph, dj.graphs.load_stg])
 def test_what_is_no_graph_file_is_refused(tmp_path, load, content, message):
     path = tmp_path / "bad"
     path.write_bytes(content)
-    if load is dj.load_stg and content.startswith(b"0"):
+    if load is dj.graphs.load_stg and content.startswith(b"0"):
         message = "0 task lines follow"
     assert_refused(path, message, load)
 
 
-@pytest.mark.parametrize("load", [dj.load_graph, dj.load_stg])
+@pytest.mark.parametrize("load", [dj.load_graph, dj.graphs.load_stg])
 def test_missing_file_and_directory_are_refused(tmp_path, load):
     assert_refused(tmp_path / "absent.txt", r"absent\.txt: No such file", load)
     assert_refused(tmp_path, ": Is a directory", load)
@@ -150,7 +150,7 @@ def test_missing_file_and_directory_are_refused(tmp_path, load):
 def test_json_round_trip_is_exact(tmp_path, num_tasks, seed):
     rng = np.random.default_rng([seed, num_tasks])
     graph, _ = random_problem(rng, num_tasks, 4, makers=bool(seed % 2))
-    dj.save_graph(tmp_path / "g.json", graph)
+    dj.graphs.save_graph(tmp_path / "g.json", graph)
     assert_same(dj.load_graph(tmp_path / "g.json"), graph)
 
 
@@ -191,13 +191,13 @@ def test_saving_replaces_or_does_nothing(tmp_path):
     path = write(tmp_path / "g.json", "precious")
     graph = dj.make_graph(flops=[1.0])
     with pytest.raises(ValueError, match=r"flops\[0\]|not JSON compliant"):
-        dj.save_graph(path, graph.replace(flops=np.array([np.nan])))
+        dj.graphs.save_graph(path, graph.replace(flops=np.array([np.nan])))
     names = ("tensor_producer", "tensor_bytes", "edge_tensor", "edge_reader")
     cyclic = graph.replace(**dict.fromkeys(names, np.array([0])))
     with pytest.raises(ValueError, match="cycle"):
-        dj.save_graph(path, cyclic)
+        dj.graphs.save_graph(path, cyclic)
     assert path.read_text() == "precious"
-    dj.save_graph(path, graph)
+    dj.graphs.save_graph(path, graph)
     assert_same(dj.load_graph(path), graph)
     assert [entry.name for entry in tmp_path.iterdir()] == ["g.json"]
 
@@ -205,10 +205,10 @@ def test_saving_replaces_or_does_nothing(tmp_path):
 def test_saving_where_nothing_can_be_is_refused(tmp_path):
     graph = dj.make_graph(flops=[1.0])
     with pytest.raises(ValueError, match=r"absent/g\.json: No such file"):
-        dj.save_graph(tmp_path / "absent" / "g.json", graph)
+        dj.graphs.save_graph(tmp_path / "absent" / "g.json", graph)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="folder: Is a directory"):
-        dj.save_graph(tmp_path / "folder", graph)
+        dj.graphs.save_graph(tmp_path / "folder", graph)
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
@@ -217,7 +217,10 @@ STG = ["  1", "0 0 0", "1 9 1 0", "2 0 2 0 1", "# a comment"]
 
 def test_standard_task_graph_by_hand(tmp_path):
     path = write(tmp_path / "g.stg", "\n".join(STG))
-    assert dj.load_stg(path) == ([0.0, 9.0, 0.0], [(0, 1, 0.0), (0, 2, 0.0), (1, 2, 0.0)])
+    assert dj.graphs.load_stg(path) == (
+        [0.0, 9.0, 0.0],
+        [(0, 1, 0.0), (0, 2, 0.0), (1, 2, 0.0)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_standard_task_graph_by_hand(tmp_path):
 def test_faults_in_standard_task_graphs_name_the_line(tmp_path, line, replacement, message):
     lines = list(STG)
     lines[line - 1] = replacement
-    assert_refused(write(tmp_path / "bad.stg", "\n".join(lines)), message, dj.load_stg)
+    assert_refused(write(tmp_path / "bad.stg", "\n".join(lines)), message, dj.graphs.load_stg)
 
 
 def test_networkx_with_a_size_per_node_or_edge():

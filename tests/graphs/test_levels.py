@@ -23,23 +23,23 @@ def test_means_and_levels_of_two_tasks_by_hand():
     graph, costs = chain_problem()
     # Mean latency 2, mean 0.375 s per byte: 8 bytes take 5 s.
     assert mean_transfer_s(costs).tolist() == [5.0]
-    assert dj.b_level(graph, costs).tolist() == [10.0, 3.0]
-    assert dj.t_level(graph, costs).tolist() == [0.0, 7.0]
+    assert dj.graphs.b_level(graph, costs).tolist() == [10.0, 3.0]
+    assert dj.graphs.t_level(graph, costs).tolist() == [0.0, 7.0]
     _, costs = chain_problem(compute_s=[[4.0, np.inf], [1.0, 3.0]])
     assert mean_compute_s(costs).tolist() == [4.0, 2.0]
     graph, costs = dj.from_edge_delays([1.0, 1.0], [(0, 1, 9.0)], num_devices=1)
     assert mean_transfer_s(costs).tolist() == [0.0]
-    assert dj.b_level(graph, costs).tolist() == [2.0, 1.0]
+    assert dj.graphs.b_level(graph, costs).tolist() == [2.0, 1.0]
 
 
 def test_the_largest_output_counts_and_ties_go_to_the_smaller_id():
     graph, costs = dj.from_edge_delays([1, 5, 1], [(0, 1, 2.0), (0, 2, 7.0)])
-    assert dj.b_level(graph, costs).tolist() == [9.0, 5.0, 1.0]
-    assert dj.b_path(graph, costs).tolist() == [2, -1, -1]
+    assert dj.graphs.b_level(graph, costs).tolist() == [9.0, 5.0, 1.0]
+    assert dj.graphs.b_path(graph, costs).tolist() == [2, -1, -1]
     edges = [(3, 2, 0.0), (3, 1, 0.0), (2, 0, 0.0), (1, 0, 0.0)]
     graph, costs = dj.from_edge_delays([0.0] * 4, edges)
-    assert dj.b_path(graph, costs).tolist() == [-1, 0, 0, 1]
-    assert dj.t_path(graph, costs).tolist() == [1, 3, 3, -1]
+    assert dj.graphs.b_path(graph, costs).tolist() == [-1, 0, 0, 1]
+    assert dj.graphs.t_path(graph, costs).tolist() == [1, 3, 3, -1]
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 2, 8, 12])
@@ -63,7 +63,10 @@ def test_levels_equal_the_longest_enumerated_path(num_tasks, seed):
             if w == v:
                 yield from (rest + compute[u] + seconds for rest in lengths_from_entry(u))
 
-    for level, lengths in ((dj.b_level, lengths_to_exit), (dj.t_level, lengths_from_entry)):
+    for level, lengths in (
+        (dj.graphs.b_level, lengths_to_exit),
+        (dj.graphs.t_level, lengths_from_entry),
+    ):
         expected = [max(lengths(v)) for v in range(num_tasks)]
         np.testing.assert_allclose(level(graph, costs), expected, rtol=1e-12)
 
@@ -71,24 +74,31 @@ def test_levels_equal_the_longest_enumerated_path(num_tasks, seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_following_the_paths_adds_up_to_the_levels(seed):
     graph, costs = random_problem(np.random.default_rng(seed), 30, 4)
-    level, head = dj.b_level(graph, costs), dj.t_level(graph, costs)
+    level, head = dj.graphs.b_level(graph, costs), dj.graphs.t_level(graph, costs)
     compute, transfer = mean_compute_s(costs), mean_transfer_s(costs)
     senders, receivers = task_edges(graph)
     seconds = {}
     for u, v, x in zip(senders, receivers, graph.edge_tensor, strict=True):
         seconds[u, v] = max(seconds.get((u, v), 0.0), transfer[x])
-    for v, w in enumerate(dj.b_path(graph, costs)):
+    for v, w in enumerate(dj.graphs.b_path(graph, costs)):
         rest = 0.0 if w < 0 else seconds[v, w] + level[w]
         assert level[v] == pytest.approx(compute[v] + rest, rel=1e-12)
         assert (w < 0) == (v not in senders)
-    for v, u in enumerate(dj.t_path(graph, costs)):
+    for v, u in enumerate(dj.graphs.t_path(graph, costs)):
         before = 0.0 if u < 0 else head[u] + compute[u] + seconds[u, v]
         assert head[v] == pytest.approx(before, rel=1e-12)
         assert (u < 0) == (v not in receivers)
 
 
 @pytest.mark.parametrize(
-    "measure", [dj.b_level, dj.t_level, dj.b_path, dj.t_path, dj.lower_bound_s]
+    "measure",
+    [
+        dj.graphs.b_level,
+        dj.graphs.t_level,
+        dj.graphs.b_path,
+        dj.graphs.t_path,
+        dj.lower_bound_s,
+    ],
 )
 def test_costs_of_another_graph_are_refused(measure):
     graph, _ = dj.from_edge_delays([1.0, 2.0], [(0, 1, 1.0)])

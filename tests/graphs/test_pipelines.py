@@ -24,7 +24,7 @@ def test_hand_written_schedules_take_what_their_authors_say(
             hand_written(name, pipeline)
         return
     placement, rank = hand_written(name, pipeline)
-    schedule = dj.simulate_oracle(
+    schedule = dj.simulator.simulate_oracle(
         pipeline.graph, pipeline.costs, placement, queue="in_order", priority=rank
     )
     waits = stages - 1
@@ -32,10 +32,10 @@ def test_hand_written_schedules_take_what_their_authors_say(
     if name == "zb_h1" and batches >= stages:
         bubble_s = waits
     if batches >= stages or name != "zb_h1":
-        assert dj.makespan_s(schedule) == 3 * batches + bubble_s
+        assert dj.simulator.makespan_s(schedule) == 3 * batches + bubble_s
     i = np.arange(stages)
     room = {"gpipe": batches + 0 * i, "1f1b": stages - i, "zb_h1": stages + 0 * i}
-    peak = dj.peak_memory_bytes(pipeline.graph, pipeline.costs, schedule)
+    peak = dj.simulator.peak_memory_bytes(pipeline.graph, pipeline.costs, schedule)
     assert (peak == np.minimum(room[name], batches)).all()
 
 

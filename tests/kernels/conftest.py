@@ -53,7 +53,7 @@ KERNELS = {
 @pytest.fixture(scope="session")
 def local():
     """All devices, with what all tests that place the kernels above compile once."""
-    return dj.LocalDevices()
+    return dj.engine.LocalDevices()
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def build(tasks, outputs):
     kernels = tuple(KERNELS[kind] for kind, _ in tasks)
     whole = jax.ShapeDtypeStruct((4 * len(outputs),), jnp.float32)
     x = jax.ShapeDtypeStruct((8,), jnp.float32)
-    return dj.ShardedProgram(
+    return dj.programs.ShardedProgram(
         graph=task_graph(kernels, refs, np.ones(len(tasks)), np.full(3, 16.0)),
         names=tuple(f"{kind}{v}" for v, (kind, _) in enumerate(tasks)),
         kernels=kernels,
@@ -137,7 +137,7 @@ FAILING_PROGRAM = build(
 def fails(step, match, task=None, device=None):
     """A call ends in one error that names task and device, and in no thread; returns it."""
     threads = num_threads()
-    with pytest.raises(dj.TaskError, match=match) as caught:
+    with pytest.raises(dj.engine.TaskError, match=match) as caught:
         step(X)
     assert num_threads() == threads
     assert task in (None, caught.value.task)
@@ -193,7 +193,7 @@ def check(sharded, step, x=X, rtol=1e-5):
 def check_trace(step):
     """The trace is a legal one, also by the queue of its plan."""
     order = {"queue": step.plan.queue, "priority": step.plan.priority}
-    dj.validate(step.graph, step.schedule, tolerance=0, **order)
+    dj.simulator.validate(step.graph, step.schedule, tolerance=0, **order)
 
 
 def check_whole_call(step, chores):
@@ -220,10 +220,10 @@ def spin_chain(num_tasks):
 
 def partitioned(name, num_shards, strategy="planner", **sizes):
     """A workload cut into blocks, arguments for it, and its function."""
-    workload = dj.make_workload(name, **sizes)
+    workload = dj.workloads.make_workload(name, **sizes)
     program = dj.trace(workload.fn, *workload.args)
     sharded = dj.partition(program, num_shards, strategy=strategy)
-    return sharded, dj.make_arrays(workload, jax.random.key(0)), jax.jit(workload.fn)
+    return sharded, dj.workloads.make_arrays(workload, jax.random.key(0)), jax.jit(workload.fn)
 
 
 def random_program(seed, num_tasks):

@@ -24,7 +24,7 @@ ARGS = (
 
 def compiled(args=ARGS, **options):
     options = {"devices": jax.devices()[:2], "method": "critical_path", **options}
-    return dj.place_and_compile(fn, *args, **options)
+    return dj.engine.place_and_compile(fn, *args, **options)
 
 
 def pairing(monkeypatch, ratio):
@@ -52,7 +52,7 @@ def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
     step = compiled()
     np.testing.assert_allclose(step(*ARGS), fn(*ARGS), rtol=1e-5)
     assert step.device_names == tuple(map(str, jax.devices()[:2]))
-    dj.validate(step.graph, step.schedule)
+    dj.simulator.validate(step.graph, step.schedule)
     ((candidate, single),) = asked
     np.testing.assert_array_equal(step.schedule.placement, candidate.placement)
     assert set(single.placement) == {found["costs"].compute_s.sum(0).argmin()}
@@ -64,7 +64,7 @@ def test_the_faster_of_the_placement_and_one_device_is_returned(monkeypatch):
 
 def test_arguments_may_come_with_each_call():
     step = compiled(resident=(0,))
-    assert set(step.graph.input_home) == {dj.RESIDENT, 0}
+    assert set(step.graph.input_home) == {dj.graphs.RESIDENT, 0}
     again = (ARGS[0], 2 * ARGS[1])
     for args in (ARGS, again):
         np.testing.assert_allclose(step(*args), fn(*args), rtol=1e-5)
@@ -72,7 +72,7 @@ def test_arguments_may_come_with_each_call():
 
 def test_a_function_without_work_gets_a_plan_too():
     x = jnp.arange(4.0)
-    step = dj.place_and_compile(lambda x: (x, {"same": x}), x, devices=jax.devices()[:2])
+    step = dj.engine.place_and_compile(lambda x: (x, {"same": x}), x, devices=jax.devices()[:2])
     first, second = step(x)
     np.testing.assert_array_equal(first, x)
     np.testing.assert_array_equal(second["same"], x)
@@ -120,7 +120,7 @@ def test_pins_are_kept_to_and_forbid_a_single_device():
 
     x = jnp.ones((8, 8))
     options = {"devices": jax.devices()[:2], "method": "heft", "budget_s": 1.0, "num_shards": 1}
-    step = dj.place_and_compile(fn, x, w=x, pin={"first": 1, "last": 0}, **options)
+    step = dj.engine.place_and_compile(fn, x, w=x, pin={"first": 1, "last": 0}, **options)
     assert dict(zip(step.names, step.plan.placement, strict=True)) == {
         name: int(name.startswith("first")) for name in step.names
     }

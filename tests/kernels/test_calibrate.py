@@ -37,7 +37,7 @@ def measure(sharded, path, **options):
     """Returns the calibration of two devices, and the steps that were told of."""
     told = []
     options |= {"path": path, "progress": lambda *what: told.append(what)}
-    return dj.measure_calibration(sharded, jax.devices()[:2], **options), told
+    return dj.engine.measure_calibration(sharded, jax.devices()[:2], **options), told
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_every_kernel_and_link_is_measured(sharded, measured):
     assert {b for _, _, b in found.transfers} == {256, 1024}
     assert told[0][1:] == (0, 2)
     assert told[-1] == ("done", 2, 2)
-    np.testing.assert_equal(dj.load_calibration(path).kernels, found.kernels)
+    np.testing.assert_equal(dj.clusters.load_calibration(path).kernels, found.kernels)
 
 
 def test_devices_of_a_kind_share_their_measurements(measured):
@@ -115,17 +115,19 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        dj.measure_calibration(sharded, jax.devices()[:2], repeats=1, path=path, progress=stop)
-    kept = dj.load_calibration(path)
+        dj.engine.measure_calibration(
+            sharded, jax.devices()[:2], repeats=1, path=path, progress=stop
+        )
+    kept = dj.clusters.load_calibration(path)
     assert len(kept.kernels) == 4
     assert not kept.transfers
 
 
 def test_a_file_of_other_devices_and_no_repeats_are_refused(sharded, measured):
     with pytest.raises(ValueError, match="remove the file"):
-        dj.measure_calibration(sharded, jax.devices()[1:3], path=measured[2])
+        dj.engine.measure_calibration(sharded, jax.devices()[1:3], path=measured[2])
     with pytest.raises(ValueError, match="repeats is 0"):
-        dj.measure_calibration(sharded, jax.devices()[:2], repeats=0)
+        dj.engine.measure_calibration(sharded, jax.devices()[:2], repeats=0)
 
 
 def test_kernel_programs_wait_for_nothing():
@@ -140,7 +142,7 @@ def test_kernel_programs_wait_for_nothing():
 def test_transfer_programs_move_each_size_each_way_alone():
     program, placement = transfer_program([256, 1024], 2, 1)
     costs = dj.make_costs(program.graph, dj.make_cluster("p100x4"))
-    trace = dj.simulate_oracle(program.graph, costs, placement)
+    trace = dj.simulator.simulate_oracle(program.graph, costs, placement)
     moved_bytes = program.graph.tensor_bytes[trace.transfer_tensor]
     moved = np.stack([trace.transfer_source, trace.transfer_destination, moved_bytes], axis=1)
     expected = itertools.product((1, 2), (4.0, 256.0, 1024.0))
@@ -159,8 +161,8 @@ def test_handling_programs_differ_in_what_they_move_alone():
         assert ours == theirs
     costs = dj.make_costs(program.graph, dj.make_cluster("p100x4"))
     options = {"queue": "priority", "priority": priority}
-    moves = dj.simulate_oracle(program.graph, costs, apart, **options)
-    stays = dj.simulate_oracle(program.graph, costs, home, **options)
+    moves = dj.simulator.simulate_oracle(program.graph, costs, apart, **options)
+    stays = dj.simulator.simulate_oracle(program.graph, costs, home, **options)
     assert len(stays.transfer_tensor) == 0
     links = zip(moves.transfer_source, moves.transfer_destination, strict=True)
     assert Counter(links) == {(2, 1): NUM_SENT, (1, 2): NUM_SENT}
@@ -187,13 +189,15 @@ def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatc
                 handling_s_per_byte=np.full(3, truth["handling_per_byte"]),
             )
             order = {"queue": plan.queue, "priority": plan.priority}
-            self.trace = dj.simulate_oracle(program.graph, costs, plan.placement, **order)
+            self.trace = dj.simulator.simulate_oracle(
+                program.graph, costs, plan.placement, **order
+            )
 
         def run_traced(self, *args):
             return self.trace
 
     monkeypatch.setattr(calibrate, "load", Step)
-    found = dj.measure_calibration(sharded, jax.devices()[:3], repeats=1)
+    found = dj.engine.measure_calibration(sharded, jax.devices()[:3], repeats=1)
     assert set(pairs) == {(0, 1)}  # which stands for the other two
     costs = dj.make_costs(sharded, found)
     np.testing.assert_allclose(costs.handling_s, truth["handling"], rtol=1e-6)
@@ -206,7 +210,7 @@ def test_the_command_writes_a_file_and_prints_it(tmp_path):
     found = printed(*words, COLUMNS="120")
     assert "dot_general" in found
     assert "one end of a transfer" in found
-    assert dj.load_calibration(out).num_devices == 2
+    assert dj.clusters.load_calibration(out).num_devices == 2
 
 
 def test_the_command_refuses_with_one_line(tmp_path, monkeypatch, capsys):
@@ -217,11 +221,11 @@ def test_the_command_refuses_with_one_line(tmp_path, monkeypatch, capsys):
 
 
 def test_what_calibration_compiled_is_there_for_the_program():
-    devices = dj.LocalDevices(jax.devices()[:2])
+    devices = dj.engine.LocalDevices(jax.devices()[:2])
     sharded = random_program(0, 8)
-    dj.measure_calibration(sharded, devices, repeats=1)
+    dj.engine.measure_calibration(sharded, devices, repeats=1)
     compiled = len(devices.executables)
     dj.compile(sharded, np.arange(8) % 2, devices=devices)
     zeros = np.zeros(8, int)
-    dj.make_paired_measure(sharded, (X,), devices)(zeros, zeros, 1)
+    dj.engine.make_paired_measure(sharded, (X,), devices)(zeros, zeros, 1)
     assert len(devices.executables) == compiled

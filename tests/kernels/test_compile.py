@@ -44,7 +44,7 @@ def test_compiles_each_kernel_once_per_device(count_compiles):
 
 def test_shares_executables(count_compiles):
     sharded = random_program(0, 8)
-    shared = dj.LocalDevices()
+    shared = dj.engine.LocalDevices()
     for mode in ("in_order", "work_conserving"):
         dj.compile(sharded, np.zeros(8, int), devices=shared, mode=mode)
     assert len(count_compiles) == len(set(sharded.kernels)) == len(shared.executables)
@@ -105,7 +105,7 @@ def test_refuses_to_compile_and_to_run_where_a_mesh_is_set(count_compiles):
 
 def test_the_mode_and_the_order_follow_the_plan():
     sharded = build([("make", [])] * 3, ["t0", "t1", "t2"])
-    devices, ranks = dj.LocalDevices(jax.devices()[:1]), [2, 0, 1]
+    devices, ranks = dj.engine.LocalDevices(jax.devices()[:1]), [2, 0, 1]
 
     def starts(plan, **options):
         step = dj.compile(sharded, plan, devices=devices, **options)

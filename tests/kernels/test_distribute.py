@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import distribute
+from doppler_jax.engine import distributed as distribute
 
 ARGS = {"w": jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)}, jnp.ones((8, 16))
 

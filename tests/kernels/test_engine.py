@@ -41,7 +41,7 @@ from tests.programs.functions import CASES, assert_same, fresh
 @pytest.fixture(scope="module", params=sorted(WORKLOADS))
 def workload(request):
     sharded, args, fn = partitioned(request.param, 4, **WORKLOADS[request.param])
-    return sharded, args, fn(*args), dj.LocalDevices()
+    return sharded, args, fn(*args), dj.engine.LocalDevices()
 
 
 @all_modes
@@ -376,7 +376,7 @@ def test_placed_function_equals_the_function(name, num_devices):
     expected = jax.jit(fn)(*fresh(args))
     sharded = partition(case.trace(fn, args), num_devices)
     rng = np.random.default_rng(num_devices)
-    devices = dj.LocalDevices(jax.devices()[:num_devices])
+    devices = dj.engine.LocalDevices(jax.devices()[:num_devices])
     for mode in ("work_conserving", "in_order", "stream"):
         placement = rng.integers(num_devices, size=sharded.graph.num_tasks)
         step = compile_on(sharded, placement, devices, num_devices, mode=mode)

@@ -120,7 +120,7 @@ def test_a_device_out_of_memory_names_the_task(mode, monkeypatch):
     shrink = Kernel("shrink", lambda a: (a[:4],), (huge,), (BLOCK,))
     monkeypatch.setitem(KERNELS, "shrink", shrink)
     sharded = build([("mean", ["i0", "i1"]), ("huge", ["t0"]), ("shrink", ["t1"])], ["t2"])
-    step = compile_on(sharded, [0, 1, 1], dj.LocalDevices(), mode=mode)
+    step = compile_on(sharded, [0, 1, 1], dj.engine.LocalDevices(), mode=mode)
     for _ in range(2):
         fails(step, r"^task 1 \(huge1\) .*RESOURCE_EXHAUSTED", 1)
 
@@ -133,8 +133,8 @@ def test_a_kernel_that_does_not_compile_names_the_task(mode, monkeypatch):
     monkeypatch.setitem(KERNELS, "refuse", Kernel("refuse", refuse, (BLOCK,), (BLOCK,)))
     sharded = build([("make", []), ("refuse", ["t0"])], ["t1"])
     wanted = r"^task 1 \(refuse1\): .*compile.*no such operation"
-    with pytest.raises(dj.TaskError, match=wanted) as caught:
-        compile_on(sharded, [0, 1], dj.LocalDevices(), mode=mode)
+    with pytest.raises(dj.engine.TaskError, match=wanted) as caught:
+        compile_on(sharded, [0, 1], dj.engine.LocalDevices(), mode=mode)
     assert (caught.value.task, caught.value.device) == (1, 1)
 
 
@@ -145,8 +145,8 @@ def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
 
     lower, bad = ops._lower, KERNELS["make"]
     monkeypatch.setattr(ops, "_lower", lambda *k: Refused() if k[0] is bad else lower(*k))
-    shared = dj.LocalDevices()
-    with pytest.raises(dj.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
+    shared = dj.engine.LocalDevices()
+    with pytest.raises(dj.engine.TaskError, match=r"^task 1 \(make1\): .*no code for this"):
         compile_on(build([("mean", ["i0", "i1"]), ("make", [])], ["t0", "t1"]), [0, 1], shared)
     assert len(shared.executables) == 1  # what compiled before is kept
 
@@ -172,7 +172,7 @@ def test_a_timeout_does_not_wait_for_a_stuck_task(local, mode, monkeypatch):
     monkeypatch.setitem(FAILING, "wait", go_on)
     threads = num_threads()
     try:
-        with pytest.raises(dj.TaskError, match=r"^task 0 \(boom0\) .*TimeoutError"):
+        with pytest.raises(dj.engine.TaskError, match=r"^task 0 \(boom0\) .*TimeoutError"):
             step(X)
     finally:
         go_on.set()

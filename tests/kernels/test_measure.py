@@ -26,7 +26,7 @@ def test_measure_s_is_the_median_makespan_after_warmup(local, monkeypatch):
         return execution
 
     monkeypatch.setattr(type(step._loaded), "run", record)
-    seconds = dj.measure_s(step, X, repeats=3, warmup=2)
+    seconds = dj.engine.measure_s(step, X, repeats=3, warmup=2)
     assert len(makespans) == 5
     assert seconds == np.median(makespans[2:])
 
@@ -36,9 +36,9 @@ def test_pairs_keep_kernels_and_blocks(monkeypatch, mode):
     sharded = random_program(5, 8)
     cuts, cut = [], memory.slice_block
     monkeypatch.setattr(memory, "slice_block", lambda *a: cuts.append(a) or cut(*a))
-    devices = dj.LocalDevices(jax.devices()[:2])
+    devices = dj.engine.LocalDevices(jax.devices()[:2])
     compiled = devices.executables
-    measure = dj.make_paired_measure(sharded, (X,), devices, mode, max_slowdown=1e3)
+    measure = dj.engine.make_paired_measure(sharded, (X,), devices, mode, max_slowdown=1e3)
     assert len(compiled) == len(cuts) == 0
     zeros, ones = np.zeros(8, int), np.ones(8, int)
     measure(ones, zeros, 2)
@@ -58,14 +58,14 @@ def test_longer_work_measures_longer(local, least):
     def share():
         # Other work on the cores only lengthens: the least of all takes is compared.
         for k, step in enumerate(steps):
-            seconds[k] = min(seconds[k], dj.measure_s(step, X, repeats=3))
+            seconds[k] = min(seconds[k], dj.engine.measure_s(step, X, repeats=3))
         return seconds[0] / seconds[1]
 
     least(share, 1 / 1.5)
     with pytest.raises(ValueError, match="repeats is 0"):
-        dj.measure_s(steps[0], X, repeats=0)
+        dj.engine.measure_s(steps[0], X, repeats=0)
     with pytest.raises(ValueError, match="warmup is -1"):
-        dj.measure_s(steps[0], X, warmup=-1)
+        dj.engine.measure_s(steps[0], X, warmup=-1)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_longer_work_measures_longer(local, least):
 def test_what_measures_is_not_made_of_bad_arguments(options, message):
     arguments = {"args": (X,), "devices": jax.devices()[:1], **options}
     with pytest.raises(ValueError, match=message):
-        dj.make_paired_measure(random_program(0, 2), **arguments)
+        dj.engine.make_paired_measure(random_program(0, 2), **arguments)
 
 
 def test_measure_refuses_a_bad_placement():
-    measure = dj.make_paired_measure(random_program(0, 2), (X,), jax.devices()[:1])
+    measure = dj.engine.make_paired_measure(random_program(0, 2), (X,), jax.devices()[:1])
     with pytest.raises(ValueError, match="puts task 1 on device 1"):
         measure(np.array([0, 1]), np.array([0, 1]), 1)
 
@@ -159,7 +159,7 @@ def test_a_slow_candidate_is_run_once_and_the_trace_is_of_the_median_run():
 
 
 def test_a_candidate_that_seems_endless_is_cut_short_and_other_errors_pass():
-    error = dj.TaskError("call", 0, 0, TimeoutError("too long"))
+    error = dj.engine.TaskError("call", 0, 0, TimeoutError("too long"))
     bench = Bench(old=[1, 1], new=[error])
     paired = pairing(bench)(NEW, OLD, 9)
     ((_, first_limit), (_, limit_s)) = bench.loads
@@ -168,15 +168,15 @@ def test_a_candidate_that_seems_endless_is_cut_short_and_other_errors_pass():
     assert paired.candidate_s == (limit_s,)
     assert limit_s > 2
     assert paired.trace is None
-    error = dj.TaskError("task", 0, 0, MemoryError("out of it"))
-    with pytest.raises(dj.TaskError, match="out of it"):
+    error = dj.engine.TaskError("task", 0, 0, MemoryError("out of it"))
+    with pytest.raises(dj.engine.TaskError, match="out of it"):
         pairing(Bench(old=[1, 1], new=[error]))(NEW, OLD, 9)
 
 
 def test_a_call_out_of_time_is_recognised(local):
     """What `_Pairing` looks for is what the engine raises."""
     step = compile_on(spin_chain(2), np.zeros(2, int), local, 1, timeout_s=1e-4)
-    with pytest.raises(dj.TaskError) as caught:
+    with pytest.raises(dj.engine.TaskError) as caught:
         step(X)
     assert isinstance(caught.value.__cause__, TimeoutError)
 
@@ -184,7 +184,7 @@ def test_a_call_out_of_time_is_recognised(local):
 @pytest.mark.parametrize("queue", ["fifo", "in_order"])
 def test_plans_are_measured_in_pairs_on_devices(local, queue):
     sharded = random_program(3, 8)
-    measure = dj.make_paired_measure(sharded, (X,), local[:2], max_slowdown=1e3)
+    measure = dj.engine.make_paired_measure(sharded, (X,), local[:2], max_slowdown=1e3)
     split = np.arange(8) % 2
     ranks = np.argsort(topological_order(sharded.graph, np.arange(8)[::-1]))
     paired = measure(dj.Plan(split, ranks, queue), dj.Plan(np.zeros(8, int)), 3)
@@ -193,7 +193,7 @@ def test_plans_are_measured_in_pairs_on_devices(local, queue):
     assert paired.trace.finish_s.max() == np.median(paired.candidate_s)
     np.testing.assert_array_equal(paired.trace.placement, split)
     order = {"queue": queue, "priority": None if queue == "fifo" else ranks}
-    dj.validate(sharded.graph, paired.trace, **order)
+    dj.simulator.validate(sharded.graph, paired.trace, **order)
 
 
 def test_inferred_times_are_what_watching_proves():

@@ -55,10 +55,10 @@ def test_peak_is_the_simulators_of_the_trace(name, mode):
     sharded, args, _ = partitioned(name, 4, preset="small")
     costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
     placement = np.random.default_rng(0).integers(0, 3, sharded.graph.num_tasks)
-    step = compile_on(sharded, placement, dj.LocalDevices(), 3, mode=mode)
+    step = compile_on(sharded, placement, dj.engine.LocalDevices(), 3, mode=mode)
     for _ in range(2):
         step(*args)
-        expected = dj.peak_memory_bytes(sharded.graph, costs, step.schedule)[:3]
+        expected = dj.simulator.peak_memory_bytes(sharded.graph, costs, step.schedule)[:3]
         np.testing.assert_allclose(step.peak_bytes, expected, rtol=0.1)
 
 
@@ -71,7 +71,7 @@ def test_peak_counts_what_lies_there(local, mode):
     # Device 0: two blocks and the result, beside the block that is an output as it is.
     # Device 1: the copy and two results, beside the output once that is made.
     assert step.peak_bytes.tolist() in ([64.0, 48.0], [64.0, 64.0])
-    moved = at_home(sharded, (0, 0, dj.RESIDENT))
+    moved = at_home(sharded, (0, 0, dj.graphs.RESIDENT))
     step = compile_on(moved, [1, 0, 0], local, mode=mode)
     step(X)
     assert step.peak_bytes[1] == 48.0  # the resident block, the copy of the other, the result
@@ -80,7 +80,7 @@ def test_peak_counts_what_lies_there(local, mode):
 @all_modes
 def test_a_chain_holds_two_tensors_at_most(mode):
     sharded = big_chain(13)
-    step = compile_on(sharded, [0] * 13, dj.LocalDevices(), 1, mode=mode)
+    step = compile_on(sharded, [0] * 13, dj.engine.LocalDevices(), 1, mode=mode)
     step(X)
     assert step.peak_bytes[0] == 2 * MIN_BYTES + 16
     if mode == "stream":
@@ -101,7 +101,7 @@ def big_bytes():
 def test_results_take_the_memory_of_what_nobody_reads_any_more(mode):
     tasks = [("big", []), ("scale", ["t0"]), ("add", ["t1", "t1"]), ("add", ["t2", "t3"])]
     sharded = build([*tasks[:3], ("big", []), ("add", ["t2", "t3"])], ["t4"])
-    shared = dj.LocalDevices()
+    shared = dj.engine.LocalDevices()
     step = compile_on(sharded, [0] * 5, shared, 1, mode=mode)
     pointers, alive = {}, {}
 
@@ -127,7 +127,7 @@ def test_what_others_read_is_kept_and_stream_donates_nothing():
     read = [None, "t0", "t0", None, "t3", "t4", None, "t6"]
     tasks = [("scale", [operand]) if operand else ("big", []) for operand in read]
     sharded = build(tasks, ["t1", "t2", "t5", "t6", "t7"])
-    shared = dj.LocalDevices()
+    shared = dj.engine.LocalDevices()
     compile_on(sharded, [0] * 8, shared)
     compiled = shared.executables
     assert sorted(k.donated for k in compiled if k.kernel.name == "scale") == [(), (0,)]
@@ -135,14 +135,14 @@ def test_what_others_read_is_kept_and_stream_donates_nothing():
     out = step(X)["out"].reshape(5, -1)
     np.testing.assert_allclose(out, np.repeat([[1.0], [1.0], [0.5], [2.0], [1.0]], BIG.size, 1))
     np.testing.assert_allclose(step(X)["out"].reshape(5, -1), out)
-    shared = dj.LocalDevices()
+    shared = dj.engine.LocalDevices()
     compile_on(big_chain(2), [0, 0], shared, mode="stream")
     assert {key.donated for key in shared.executables} == {()}
 
 
 @all_modes
 def test_a_call_leaves_nothing_behind(mode):
-    step = compile_on(big_chain(2), [0, 1], dj.LocalDevices(), mode=mode)
+    step = compile_on(big_chain(2), [0, 1], dj.engine.LocalDevices(), mode=mode)
     gc.collect()
     before = big_bytes()  # other tests of this process may keep some
     for _ in range(3):
@@ -170,7 +170,7 @@ def main(mode):
     """Prints by how much a thousand calls grew peak memory (KiB), threads and arrays."""
     jax.config.update("jax_num_cpu_devices", 2)
     KERNELS.update(BIG_KERNELS)
-    step = compile_on(big_chain(7), np.arange(7) % 2, dj.LocalDevices(), mode=mode)
+    step = compile_on(big_chain(7), np.arange(7) % 2, dj.engine.LocalDevices(), mode=mode)
 
     def held():
         gc.collect()

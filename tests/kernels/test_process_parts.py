@@ -37,7 +37,7 @@ def test_no_tensor_arrives_before_it_is_sent(error_s):
     chores = Chores()
     record = driver.make_record(AGENDA, results(7.0), [10.0, 7.0 + error_s], chores)
     trace = record.schedule()
-    dj.validate(SHARDED.graph, trace, tolerance=1e-12)
+    dj.simulator.validate(SHARDED.graph, trace, tolerance=1e-12)
     assert trace.start_s.min() == 0.0
     # Moved no further than causes and effects ask for.
     np.testing.assert_allclose(trace.start_s[1], 1.1 - np.clip(error_s, -0.1, 0.1), atol=1e-9)

@@ -32,7 +32,7 @@ from tests.kernels.conftest import (
 
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
 ray = pytest.importorskip("ray")
-both_modes = pytest.mark.parametrize("mode", dj.ProcessDevices.modes)
+both_modes = pytest.mark.parametrize("mode", dj.engine.ProcessDevices.modes)
 
 
 check = functools.partial(conftest.check, x=X, rtol=1e-4)
@@ -60,7 +60,7 @@ def check_placements(ray_pair, mode, workload, count, tolerance):
         placement = rng.integers(0, 2, sharded.graph.num_tasks)
         step = compile_on(sharded, placement, ray_pair, mode=mode)
         chex.assert_trees_all_close(step(*args), expected, atol=tolerance, rtol=tolerance)
-        dj.validate(sharded.graph, step.schedule, tolerance=0)
+        dj.simulator.validate(sharded.graph, step.schedule, tolerance=0)
 
 
 @both_modes
@@ -71,7 +71,7 @@ def test_equals_the_plain_function(ray_pair, name, mode):
 
 @pytest.mark.slow
 @both_modes
-@pytest.mark.parametrize("name", dj.list_workloads())
+@pytest.mark.parametrize("name", dj.workloads.list_workloads())
 def test_every_workload_on_twenty_placements(ray_pair, name, mode):
     check_placements(ray_pair, mode, partitioned(name, 2, preset="small"), 20, 1e-3)
 
@@ -124,7 +124,7 @@ def test_moves_inputs_that_are_not_resident(ray_pair, mode):
     step = compile_on(sharded, placement, ray_pair, mode=mode)
     for scale in (1.0, 2.0):
         np.testing.assert_allclose(step(W, scale * W), W @ (scale * W), rtol=1e-5)
-        dj.validate(sharded.graph, step.schedule, tolerance=0)
+        dj.simulator.validate(sharded.graph, step.schedule, tolerance=0)
     assert (step.schedule.transfer_tensor < 0).any()
     assert (step.schedule.transfer_source[step.schedule.transfer_tensor < 0] == 0).all()
 
@@ -146,7 +146,7 @@ def test_counts_memory_as_the_simulator_does(ray_pair, mode):
     step = compile_on(sharded, np.arange(sharded.graph.num_tasks) % 2, ray_pair, mode=mode)
     step(*args)
     costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
-    predicted = dj.peak_memory_bytes(sharded.graph, costs, step.schedule)[:2]
+    predicted = dj.simulator.peak_memory_bytes(sharded.graph, costs, step.schedule)[:2]
     np.testing.assert_allclose(step.peak_bytes, predicted, rtol=0.1)
 
 
@@ -217,8 +217,8 @@ def test_closed_devices_refuse_and_start_nothing(ray_pair):
     for use in (
         lambda: compile_on(sharded, np.zeros(8, int), devices),
         lambda: compile_on(sharded, np.zeros(8, int), list(devices)),
-        lambda: dj.measure_calibration(sharded, devices),
-        lambda: dj.make_paired_measure(sharded, (X,), devices),
+        lambda: dj.engine.measure_calibration(sharded, devices),
+        lambda: dj.engine.make_paired_measure(sharded, (X,), devices),
         lambda: step(X),
     ):
         with pytest.raises(ValueError, match=r"the devices were closed; start others"):
@@ -257,7 +257,9 @@ def test_a_failing_task_ends_the_call_and_the_next_works(ray_pair):
     step = compile_on(sharded, [0, 1, 0], ray_pair)
     sound = random_program(0, 8)
     for _ in range(2):
-        with pytest.raises(dj.TaskError, match=r"task 1 \(huge1\).* device 1 .*memory") as e:
+        with pytest.raises(
+            dj.engine.TaskError, match=r"task 1 \(huge1\).* device 1 .*memory"
+        ) as e:
             step(X)
         assert (e.value.task, e.value.device) == (1, 1)
         check(sound, compile_on(sound, np.arange(8) % 2, ray_pair))
@@ -269,7 +271,7 @@ def test_checks_for_nan_on_request(ray_pair, mode):
     step = compile_on(sharded, [1, 0], ray_pair, mode=mode)
     assert np.isnan(step(-1 - X)["out"]).all()
     step = compile_on(sharded, [1, 0], ray_pair, mode=mode, check_nan=True)
-    with pytest.raises(dj.TaskError, match=r"task 0 \(log0\) .*device 1.*NaN"):
+    with pytest.raises(dj.engine.TaskError, match=r"task 0 \(log0\) .*device 1.*NaN"):
         step(-1 - X)
     check(sharded, step, x=1 + X)
 
@@ -279,7 +281,7 @@ def test_a_timeout_names_the_task_and_the_next_call_works(ray_pair, mode):
     sharded = build([("spin", ["i0"])] * 300, ["t299"])  # near a second or more on each device
     placement = np.arange(300) % 2
     step = compile_on(sharded, placement, ray_pair, mode=mode, timeout_s=0.3)
-    with pytest.raises(dj.TaskError, match=r"task \d+ \(spin\d+\).*0\.3 s") as caught:
+    with pytest.raises(dj.engine.TaskError, match=r"task \d+ \(spin\d+\).*0\.3 s") as caught:
         step(X)
     assert caught.value.device == placement[caught.value.task]
     sound = random_program(0, 8)
@@ -365,11 +367,11 @@ def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
         victim = ray.get(devices[1].call("process_id"))
         timer = threading.Timer(whole_s / 4, os.kill, (victim, signal.SIGKILL))
         timer.start()
-        with pytest.raises(dj.TaskError, match=r"^device 1 \(.*was lost") as caught:
+        with pytest.raises(dj.engine.TaskError, match=r"^device 1 \(.*was lost") as caught:
             step(X)
         timer.join()
         assert (caught.value.task, caught.value.device) == (-1, 1)
-        with pytest.raises(dj.TaskError, match=r"^device 1 \(.*was lost"):
+        with pytest.raises(dj.engine.TaskError, match=r"^device 1 \(.*was lost"):
             step(X)
         assert devices.alive() == (0,)
         check(sharded, compile_on(sharded, np.zeros(200, int), devices.without_lost()))
@@ -384,7 +386,7 @@ def test_kernels_that_do_not_compile_or_cannot_travel_are_named(ray_pair, monkey
     make = next(iter(session.export(build([("make", [])], ["t0"]))[1].values()))
     serialised = {"digest of make": make, "digest of mean": b"no kernel"}
     monkeypatch.setattr(session, "export", lambda sharded: (tuple(serialised), serialised))
-    with pytest.raises(dj.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
+    with pytest.raises(dj.engine.TaskError, match=r"task 1 \(mean1\) does not compile on.* 1"):
         compile_on(sharded, [0, 1], ray_pair)
     assert ray.get(ray_pair[1].call("missing_kernels", serialised)) == set(serialised)
 
@@ -422,7 +424,7 @@ def lose_a_node(devices, kill):
     step(X)
     timer = threading.Timer(step.schedule.finish_s.max() / 16, kill)
     timer.start()
-    with pytest.raises(dj.TaskError, match=r"^device \d \(.*was lost"):
+    with pytest.raises(dj.engine.TaskError, match=r"^device \d \(.*was lost"):
         step(X)
     timer.join()
     left = devices.without_lost()

@@ -17,7 +17,10 @@ DEVICES = 3
 
 
 def chainmm_problem(*preset, **cut):
-    workload, cluster = dj.make_workload("chainmm", *preset), dj.make_cluster("p100x4")
+    workload, cluster = (
+        dj.workloads.make_workload("chainmm", *preset),
+        dj.make_cluster("p100x4"),
+    )
     program = dj.trace(workload.fn, *workload.args)
     graph = dj.partition(program, num_shards=4, cluster=cluster, **cut).graph
     return make_policy_inputs(graph, dj.make_costs(graph, cluster))

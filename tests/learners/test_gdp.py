@@ -94,7 +94,9 @@ def test_episodes_have_the_log_probabilities_of_the_loss(problem, params):
 def test_explored_makespans_are_those_of_the_placements(case, problem, params):
     explored = explore(params, problem, jax.random.key(4), jnp.int32(0), links="parallel")
     placements = np.asarray(explored.placement)[:, :TASKS]
-    truth = [dj.makespan_s(dj.simulate_oracle(*case, p)) for p in placements]
+    truth = [
+        dj.simulator.makespan_s(dj.simulator.simulate_oracle(*case, p)) for p in placements
+    ]
     np.testing.assert_allclose(explored.makespan_s, truth, rtol=1e-4)
     best = np.argmin(truth)
     assert explored.lesson.advantage[best] == explored.lesson.advantage.max()

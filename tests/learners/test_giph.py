@@ -78,16 +78,18 @@ def test_states_carry_the_simulated_schedule():
     found = walked()
     states = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), found.state)
     for k, placement in enumerate(states.placement):
-        schedule = dj.simulate_oracle(graph, costs, placement[:TASKS])
+        schedule = dj.simulator.simulate_oracle(graph, costs, placement[:TASKS])
         np.testing.assert_allclose(states.start_s[k, :TASKS], schedule.start_s, rtol=1e-4)
         np.testing.assert_allclose(states.finish_s[k, :TASKS], schedule.finish_s, rtol=1e-4)
-        np.testing.assert_allclose(states.makespan_s[k], dj.makespan_s(schedule), rtol=1e-5)
+        np.testing.assert_allclose(
+            states.makespan_s[k], dj.simulator.makespan_s(schedule), rtol=1e-5
+        )
     assert (states.finish_s[:, TASKS:] == 0).all()
     best, best_s = jax.tree.map(np.asarray, found.best())
     np.testing.assert_array_equal(best_s, np.asarray(found.state.makespan_s).min(0))
     for placement, seconds in zip(best, best_s, strict=True):
-        again = dj.simulate_oracle(graph, costs, placement[:TASKS])
-        np.testing.assert_allclose(dj.makespan_s(again), seconds, rtol=1e-5)
+        again = dj.simulator.simulate_oracle(graph, costs, placement[:TASKS])
+        np.testing.assert_allclose(dj.simulator.makespan_s(again), seconds, rtol=1e-5)
 
 
 def test_what_is_counted_is_what_is_simulated():

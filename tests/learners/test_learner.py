@@ -187,7 +187,7 @@ def _toy():
 
 def toy_policy(logits=(0.0, 0.0, 0.0)):
     params = {"logits": np.array(logits, np.float32)}
-    return dj.Policy(params=params, config=Toy(cost=2), method="toy")
+    return dj.policies.Policy(params=params, config=Toy(cost=2), method="toy")
 
 
 @pytest.mark.parametrize("bound", [5, 300])
@@ -244,7 +244,7 @@ def test_a_policy_proposes_and_does_not_train(monkeypatch):
     ],
 )
 def test_policies_of_other_methods_are_refused(method, of, message):
-    policy = dj.Policy(params={}, config=LEARNERS.get(of, PerStep()), method=of)
+    policy = dj.policies.Policy(params={}, config=LEARNERS.get(of, PerStep()), method=of)
     with pytest.raises(ValueError, match=message):
         dj.place(*slow_device(), method=method, policy=policy)
 
@@ -270,13 +270,13 @@ def test_parameters_know_neither_tasks_nor_devices(learner):
 def test_every_policy_is_written_and_read(learner, tmp_path):
     params = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
     settings, method = dataclasses.replace(learner.settings, width=24), learner.name
-    policy = dj.Policy(params=params, config=settings, method=method)
-    dj.save_policy(tmp_path / "here", policy, {"score": 1.5})
+    policy = dj.policies.Policy(params=params, config=settings, method=method)
+    dj.policies.save_policy(tmp_path / "here", policy, {"score": 1.5})
     read = dj.load_policy(tmp_path / "here")
     assert (read.method, read.config) == (method, settings)
     chex.assert_trees_all_equal(read.params, params)
     with pytest.raises(ValueError, match="here: holds a checkpoint already"):
-        dj.save_policy(tmp_path / "here", policy)
+        dj.policies.save_policy(tmp_path / "here", policy)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_every_policy_is_written_and_read(learner, tmp_path):
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path, changes, message):
-    dj.save_policy(tmp_path, toy_policy())
+    dj.policies.save_policy(tmp_path, toy_policy())
     file = tmp_path / "0" / "meta" / "metadata"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
@@ -312,7 +312,9 @@ def test_every_rival_trains_proposes_and_keeps_to_its_bound(learner, tmp_path):
         assert np.isfinite(placed.makespan_s)
         shapes = jax.eval_shape(small.init, jax.random.key(0), make_policy_inputs(graph, costs))
         params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        dj.save_policy(tmp_path, dj.Policy(params=params, config=small, method=small.name))
+        dj.policies.save_policy(
+            tmp_path, dj.policies.Policy(params=params, config=small, method=small.name)
+        )
         policy = dj.load_policy(tmp_path)
         # As many proposals as after training, so that they share its compilation.
         each = small.proposal_evaluations(8) + 1

@@ -38,7 +38,9 @@ def problem(num_tasks=12, seed=1, devices=3):
 def test_the_default_method_solves_small_graphs_and_says_so(seed):
     graph, costs = problem(seed=seed)
     placed = dj.place(graph, costs, budget_s=60.0, queue="in_order")
-    dj.validate(graph, placed.schedule, costs, queue="in_order", priority=placed.priority)
+    dj.simulator.validate(
+        graph, placed.schedule, costs, queue="in_order", priority=placed.priority
+    )
     assert "optimal (queue 'in_order')" in repr(placed)
     exact = dj.place(graph, costs, method="exact", budget_s=60.0, queue="in_order")
     assert placed.makespan_s == pytest.approx(exact.makespan_s, rel=1e-6)
@@ -70,7 +72,7 @@ def test_memory_is_minded_and_what_surely_fits_nowhere_leaves_the_search_alone()
     costs = costs.replace(capacity_bytes=np.full(2, 24.0))
     placed = dj.place(graph, costs, budget_s=60.0, queue="in_order")
     assert placed.proven
-    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= 24).all()
+    assert (dj.simulator.peak_memory_bytes(graph, costs, placed.schedule) <= 24).all()
     request = request_of(graph, costs.replace(capacity_bytes=np.full(2, 11.0)))
     with Beside(request) as solver:
         solver._thread.join()

@@ -20,7 +20,9 @@ in_halves_or_whole = pytest.mark.parametrize("backward_tasks", [2, 1])
 
 
 def cut(backward_tasks, **sizes):
-    workload = dj.make_workload("pipeline", **SIZES | sizes, backward_tasks=backward_tasks)
+    workload = dj.workloads.make_workload(
+        "pipeline", **SIZES | sizes, backward_tasks=backward_tasks
+    )
     return workload, dj.partition(dj.trace(workload.fn, *workload.args), num_shards=1)
 
 
@@ -40,7 +42,7 @@ def plain_step(params, data):
 @in_halves_or_whole
 def test_a_step_is_that_of_the_whole_batch(backward_tasks):
     workload, sharded = cut(backward_tasks)
-    args = dj.make_arrays(workload, jax.random.key(0))
+    args = dj.workloads.make_arrays(workload, jax.random.key(0))
     expected = jax.jit(plain_step)(*args)
     assert_same(jax.jit(workload.fn)(*args), expected, SUMS)
     assert_same(jax.jit(functools.partial(dj.evaluate, sharded))(*args), expected, SUMS)
@@ -96,7 +98,9 @@ def test_pinned_stages_are_placed_on_their_devices_and_ordered():
     assert placed.queue == "in_order"
     assert placed.placement.tolist() == stages
     in_order, fifo = (
-        dj.makespan_s(dj.simulate_oracle(graph, costs, stages, queue=queue, priority=priority))
+        dj.simulator.makespan_s(
+            dj.simulator.simulate_oracle(graph, costs, stages, queue=queue, priority=priority)
+        )
         for queue, priority in (("in_order", placed.priority), ("fifo", None))
     )
     assert in_order == pytest.approx(placed.makespan_s, rel=1e-5)

@@ -170,19 +170,19 @@ def test_small_groups_stay_whole_and_none_is_no_task():
 
 
 def test_planned_twice_is_planned_alike():
-    workload, cluster = dj.make_workload("llama_block"), dj.make_cluster("v100x8")
+    workload, cluster = dj.workloads.make_workload("llama_block"), dj.make_cluster("v100x8")
     programs = [dj.trace(workload.fn, *workload.args) for _ in range(2)]
     first, second = (dj.partition(program, 8, cluster=cluster) for program in programs)
     assert first.names == second.names
     assert first.tensors == second.tensors
 
 
-@pytest.mark.parametrize("workload", dj.list_workloads())
+@pytest.mark.parametrize("workload", dj.workloads.list_workloads())
 def test_never_behind_uniform(workload):
-    made = dj.make_workload(workload)
+    made = dj.workloads.make_workload(workload)
     program = dj.trace(made.fn, *made.args)
     ratios = {}
-    for name in set(dj.list_clusters()) - {"host"}:
+    for name in set(dj.clusters.list_clusters()) - {"host"}:
         cluster = dj.make_cluster(name)
         options = {"num_shards": cluster.num_devices, "cluster": cluster}
         planner_s, uniform_s = (

@@ -93,10 +93,10 @@ def test_only_blocks_of_other_arguments_have_a_home():
     fn, args, sharded = traced(resident="params")
     moved = [block.source == 3 for block in sharded.inputs]  # b, w0, w1, x, const
     assert 0 < sum(moved) < len(moved)
-    homes = np.where(moved, 0, dj.RESIDENT)
+    homes = np.where(moved, 0, dj.graphs.RESIDENT)
     np.testing.assert_array_equal(sharded.graph.input_home, homes)
     np.testing.assert_allclose(dj.evaluate(sharded, *args), fn(*args), rtol=1e-4, atol=1e-5)
-    assert (traced()[2].graph.input_home == dj.RESIDENT).all()
+    assert (traced()[2].graph.input_home == dj.graphs.RESIDENT).all()
 
 
 def test_all_that_takes_graphs_takes_these():
@@ -105,7 +105,7 @@ def test_all_that_takes_graphs_takes_these():
     costs = dj.make_costs(graph, cluster)
     placed = dj.place(graph, costs, method="critical_path")
     schedule = placed.schedule
-    dj.validate(graph, schedule, costs)
+    dj.simulator.validate(graph, schedule, costs)
     inputs = schedule.transfer_tensor < 0
     reads = np.stack([graph.input_edge_input, placed.placement[graph.input_edge_reader]], 1)
     read = {(~i, d) for i, d in reads.tolist() if graph.input_home[i] == 0 and d != 0}
@@ -120,11 +120,11 @@ def test_the_makespan_counts_the_transfers_of_inputs():
     costs = dj.make_costs(moved.graph, dj.make_cluster("p100x4"))
     far = np.full(moved.graph.num_tasks, 1)
     slow = costs.replace(latency_s=1.0 - np.eye(4))
-    assert dj.simulate_oracle(resident.graph, slow, far).finish_s.max() < 1.0
-    makespan_s = dj.simulate_oracle(moved.graph, slow, far).finish_s.max()
+    assert dj.simulator.simulate_oracle(resident.graph, slow, far).finish_s.max() < 1.0
+    makespan_s = dj.simulator.simulate_oracle(moved.graph, slow, far).finish_s.max()
     assert makespan_s > 1.0
     found = dj.simulate(moved.graph, slow, far[None]).makespan_s
     np.testing.assert_allclose(found, makespan_s, rtol=1e-6)
     # At home nothing moves.
     near = np.zeros_like(far)
-    assert dj.simulate_oracle(moved.graph, slow, near).finish_s.max() < 1.0
+    assert dj.simulator.simulate_oracle(moved.graph, slow, near).finish_s.max() < 1.0

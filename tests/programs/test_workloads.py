@@ -32,23 +32,23 @@ def shapes(args):
 
 def tiny(name, seed, **sizes):
     """A workload of few numbers, compiled, and arguments for it."""
-    workload = dj.make_workload(name, **TINY[name] | sizes)
-    return jax.jit(workload.fn), *dj.make_arrays(workload, jax.random.key(seed))
+    workload = dj.workloads.make_workload(name, **TINY[name] | sizes)
+    return jax.jit(workload.fn), *dj.workloads.make_arrays(workload, jax.random.key(seed))
 
 
-@pytest.mark.parametrize("name", dj.list_workloads())
+@pytest.mark.parametrize("name", dj.workloads.list_workloads())
 def test_sharded_workload_equals_the_function(name):
-    workload = dj.make_workload(name, **TINY[name])
-    args = dj.make_arrays(workload, jax.random.key(0))
+    workload = dj.workloads.make_workload(name, **TINY[name])
+    args = dj.workloads.make_arrays(workload, jax.random.key(0))
     expected = jax.jit(workload.fn)(*args)
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), num_shards=4)
     assert_same(jax.jit(functools.partial(dj.evaluate, sharded))(*args), expected, SUMS)
 
 
-@pytest.mark.parametrize("name", dj.list_workloads())
+@pytest.mark.parametrize("name", dj.workloads.list_workloads())
 def test_arguments_are_as_declared_and_results_of_order_one(name):
-    workload = dj.make_workload(name)
-    args = dj.make_arrays(workload, jax.random.key(1))
+    workload = dj.workloads.make_workload(name)
+    args = dj.workloads.make_arrays(workload, jax.random.key(1))
     assert shapes(args) == shapes(workload.args)
     for leaf in jax.tree.leaves(jax.jit(workload.fn)(*args)):
         assert leaf.dtype == jnp.float32
@@ -56,7 +56,7 @@ def test_arguments_are_as_declared_and_results_of_order_one(name):
         assert 1e-3 < size < 10
 
 
-@pytest.mark.parametrize("name", dj.list_workloads())
+@pytest.mark.parametrize("name", dj.workloads.list_workloads())
 @pytest.mark.parametrize(("preset", "num_shards"), [("small", 4), ("medium", 2), ("paper", 8)])
 def test_presets_are_cut_from_shapes_alone(name, preset, num_shards):
     # A few layers show as much as all of them.
@@ -65,7 +65,7 @@ def test_presets_are_cut_from_shapes_alone(name, preset, num_shards):
         "pipeline": {"micro_batches": 2},
         "random_layered": {"num_tasks": 40},
     }
-    workload = dj.make_workload(name, preset, **fewer.get(name, {}))
+    workload = dj.workloads.make_workload(name, preset, **fewer.get(name, {}))
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), num_shards)
     assert len(set(sharded.names)) == sharded.graph.num_tasks >= 2 * num_shards
     assert len(set(sharded.kernels)) < sharded.graph.num_tasks / 1.5
@@ -76,26 +76,26 @@ def test_presets_are_cut_from_shapes_alone(name, preset, num_shards):
 def test_layers_share_kernels():
     few, many = (
         dj.partition(dj.trace(workload.fn, *workload.args), 4)
-        for workload in (dj.make_workload("llama", num_layers=n) for n in (2, 4))
+        for workload in (dj.workloads.make_workload("llama", num_layers=n) for n in (2, 4))
     )
     assert many.graph.num_tasks > 1.7 * few.graph.num_tasks
     assert len(set(many.kernels)) == len(set(few.kernels))
 
 
 def test_paper_presets_have_their_flops_and_parameters():
-    workload = dj.make_workload("chainmm", "paper")
+    workload = dj.workloads.make_workload("chainmm", "paper")
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), 4, strategy="uniform")
     n = 10_000
     # Three products of two partial sums each, and the addition.
     assert sharded.graph.flops.sum() == 3 * (2 * n**3 + n**2) + n**2
-    params, _ = dj.make_workload("llama", "paper").args
+    params, _ = dj.workloads.make_workload("llama", "paper").args
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 6_738_415_616
 
 
 def test_ffnn_rows_are_probabilities():
-    workload = dj.make_workload("ffnn", batch=8)
+    workload = dj.workloads.make_workload("ffnn", batch=8)
     assert workload.sizes["batch"] == 8
-    out = workload.fn(*dj.make_arrays(workload, jax.random.key(2)))
+    out = workload.fn(*dj.workloads.make_arrays(workload, jax.random.key(2)))
     np.testing.assert_allclose(out.sum(axis=1), np.ones(8), rtol=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_experts_over_capacity_pass_tokens_by_and_with_room_are_mixed():
 
 @pytest.mark.parametrize(("num_tasks", "seed"), [(1, 0), (2, 1), (17, 2), (100, 3)])
 def test_random_layered_has_as_many_tasks_as_asked(num_tasks, seed):
-    workload = dj.make_workload("random_layered", num_tasks=num_tasks, seed=seed, n=8)
+    workload = dj.workloads.make_workload("random_layered", num_tasks=num_tasks, seed=seed, n=8)
     sharded = dj.partition(dj.trace(workload.fn, *workload.args), 1)
     assert sharded.graph.num_tasks == num_tasks
 
@@ -147,7 +147,9 @@ def test_random_layered_has_as_many_tasks_as_asked(num_tasks, seed):
 def test_random_layered_repeats_by_seed():
     same, again, other = (
         str(jax.make_jaxpr(workload.fn)(*workload.args))
-        for workload in (dj.make_workload("random_layered", seed=seed) for seed in (1, 1, 2))
+        for workload in (
+            dj.workloads.make_workload("random_layered", seed=seed) for seed in (1, 1, 2)
+        )
     )
     assert same == again != other
 
@@ -174,4 +176,4 @@ def test_random_layered_repeats_by_seed():
 )
 def test_unknown_names_and_sizes_are_refused(args, sizes, message):
     with pytest.raises(ValueError, match=message):
-        dj.make_workload(*args, **sizes)
+        dj.workloads.make_workload(*args, **sizes)

@@ -17,10 +17,12 @@ def planned(placement, priority=(0, 1, 2, 3), method="heft", costs=COSTS):
     """A plan as `place` returns it."""
     placed = dj.place(GRAPH, costs, method="heft")
     placement, priority = np.array(placement), np.array(priority)
-    schedule = dj.simulate_oracle(GRAPH, costs, placement, queue="in_order", priority=priority)
+    schedule = dj.simulator.simulate_oracle(
+        GRAPH, costs, placement, queue="in_order", priority=priority
+    )
     return dataclasses.replace(
         placed, placement=placement, priority=priority, schedule=schedule, method=method,
-        makespan_s=dj.makespan_s(schedule), queue="in_order",
+        makespan_s=dj.simulator.makespan_s(schedule), queue="in_order",
     )  # fmt: skip
 
 

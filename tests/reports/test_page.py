@@ -15,7 +15,7 @@ from tests.simulator.cases import small_problem, with_transfers
 
 GRAPH, COSTS = small_problem([1, 2, 4], [(0, 8, [1, 2])], 2)
 NAMES = ["a.first_0", "a.exp_1", "<b>exp</b>_2"]
-SCHEDULE = dj.simulate_oracle(GRAPH, COSTS, [0, 0, 1])
+SCHEDULE = dj.simulator.simulate_oracle(GRAPH, COSTS, [0, 0, 1])
 """Device 0: task 0 from 0 to 1 s, 1 to 3 s; the tensor arrives at 9 s; device 1: 9 to 13 s."""
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not there")

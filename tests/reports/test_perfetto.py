@@ -17,7 +17,7 @@ def read(path):
 
 def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
     path = tmp_path / "trace.json"
-    dj.write_chrome_trace(path, SCHEDULE, NAMES, device_names=["cpu:0", "cpu:1"])
+    dj.reports.write_chrome_trace(path, SCHEDULE, NAMES, device_names=["cpu:0", "cpu:1"])
     events = read(path)["traceEvents"]
     threads = [e for e in events if e["name"] == "thread_name"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in threads}
@@ -46,7 +46,7 @@ def test_every_task_and_transfer_has_its_place_and_time(tmp_path):
 )
 def test_a_plan_is_written_beside_what_it_did(tmp_path, plan, ranks):
     path = tmp_path / "trace.json"
-    dj.write_chrome_trace(path, SCHEDULE, NAMES, plan=plan)
+    dj.reports.write_chrome_trace(path, SCHEDULE, NAMES, plan=plan)
     data = read(path)
     assert data["otherData"]["queue"] == plan.queue
     tasks = [e for e in data["traceEvents"] if e.get("cat") == "task"]
@@ -56,7 +56,7 @@ def test_a_plan_is_written_beside_what_it_did(tmp_path, plan, ranks):
 def test_chores_are_drawn_from_when_they_begin(tmp_path):
     path = tmp_path / "trace.json"
     chores = [("lay", -1, -0.5, 0.0), ("set up", 1, -0.25, 0.0), ("join", -1, 4.0, 4.5)]
-    dj.write_chrome_trace(path, SCHEDULE, NAMES, chores=chores)
+    dj.reports.write_chrome_trace(path, SCHEDULE, NAMES, chores=chores)
     events = read(path)["traceEvents"]
     rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert rows == {0: "device 0", 1: "device 1", 2: "caller"}
@@ -69,14 +69,14 @@ def test_chores_are_drawn_from_when_they_begin(tmp_path):
 
 def test_what_devices_spend_on_transfers_is_among_their_tasks(tmp_path):
     path = tmp_path / "trace.json"
-    dj.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])
+    dj.reports.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, 0.75)])
     slices = [e for e in read(path)["traceEvents"] if e["ph"] == "X"]
     (handled,) = [e for e in slices if e["cat"] == "handling"]
     (task,) = [e for e in slices if e["name"] == "c"]
     assert (handled["ts"], handled["dur"]) == (5e5, 2.5e5)
     assert (handled["pid"], handled["tid"]) == (task["pid"], task["tid"])
     with pytest.raises(ValueError, match="not finite"):
-        dj.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, np.nan)])
+        dj.reports.write_chrome_trace(path, SCHEDULE, NAMES, handling=[(1, 0.5, np.nan)])
 
 
 def test_slices_of_a_row_do_not_overlap(tmp_path):
@@ -89,7 +89,7 @@ def test_slices_of_a_row_do_not_overlap(tmp_path):
         transfer_start_s=start,
         transfer_finish_s=start + rng.random(50) * 1e-4,
     )
-    dj.write_chrome_trace(tmp_path / "trace.json", schedule, NAMES)
+    dj.reports.write_chrome_trace(tmp_path / "trace.json", schedule, NAMES)
     busy_until = {}
     for event in read(tmp_path / "trace.json")["traceEvents"]:
         if event["ph"] == "X":
@@ -101,7 +101,9 @@ def test_slices_of_a_row_do_not_overlap(tmp_path):
 
 @pytest.mark.parametrize("inferred", [True, False])
 def test_marks_inferred_starts(tmp_path, inferred):
-    dj.write_chrome_trace(tmp_path / "trace.json", SCHEDULE, NAMES, inferred_starts=inferred)
+    dj.reports.write_chrome_trace(
+        tmp_path / "trace.json", SCHEDULE, NAMES, inferred_starts=inferred
+    )
     data = read(tmp_path / "trace.json")
     marks = [e["args"].get("start") for e in data["traceEvents"] if e["ph"] == "X"]
     assert marks == ["inferred" if inferred else None] * 6
@@ -109,7 +111,7 @@ def test_marks_inferred_starts(tmp_path, inferred):
 
 
 def test_writes_an_empty_schedule(tmp_path):
-    dj.write_chrome_trace(tmp_path / "trace.json", make_schedule([], [], []), ())
+    dj.reports.write_chrome_trace(tmp_path / "trace.json", make_schedule([], [], []), ())
     assert read(tmp_path / "trace.json")["traceEvents"] == []
 
 
@@ -125,6 +127,6 @@ def test_refuses_and_leaves_the_old_file(tmp_path, schedule, names, options, mes
     path = tmp_path / "trace.json"
     path.write_text("old")
     with pytest.raises(ValueError, match=message):
-        dj.write_chrome_trace(path, schedule, names, **options)
+        dj.reports.write_chrome_trace(path, schedule, names, **options)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

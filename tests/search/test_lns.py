@@ -79,10 +79,10 @@ def short_of_memory(seed):
     problem, ruins = random_ruins(seed, "priority")
     graph, costs = problem.graph, problem.costs
     placement = ruins.placement.astype(int)
-    schedule = dj.simulate_oracle(
+    schedule = dj.simulator.simulate_oracle(
         graph, costs, placement, queue="priority", priority=ruins.rank
     )
-    peak = dj.peak_memory_bytes(graph, costs, schedule)
+    peak = dj.simulator.peak_memory_bytes(graph, costs, schedule)
     room = np.where(peak == peak.max(), 0.9 * peak, 2.0 * peak)
     costs = costs.replace(capacity_bytes=room + 1e-9)
     problem = make_search_problem(graph, costs, Objective(), queue="in_order")
@@ -130,9 +130,11 @@ def test_in_order_devices_wait_for_room_and_values_are_those_of_the_order_of_sta
         if np.isfinite(ruins.worth[kernels.BEST]):
             order = {"queue": "in_order", "priority": ruins.best_rank}
             placement = ruins.best_placement.astype(int)
-            schedule = dj.simulate_oracle(graph, costs, placement, **order)
-            assert dj.makespan_s(schedule) == ruins.worth[kernels.BEST]
-            assert (dj.peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes).all()
+            schedule = dj.simulator.simulate_oracle(graph, costs, placement, **order)
+            assert dj.simulator.makespan_s(schedule) == ruins.worth[kernels.BEST]
+            assert (
+                dj.simulator.peak_memory_bytes(graph, costs, schedule) <= costs.capacity_bytes
+            ).all()
             fitted += 1
     assert fitted > 20, fitted
 
@@ -146,7 +148,9 @@ def test_pipelines_are_as_short_as_those_written_by_hand(limit, whole_backward, 
     graph, costs = pipeline.graph, pipeline.costs
     placed = dj.place(graph, costs, method="lns", queue="in_order", max_evaluations=20_000)
     assert placed.makespan_s == expected_s
-    assert (dj.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes).all()
+    assert (
+        dj.simulator.peak_memory_bytes(graph, costs, placed.schedule) <= costs.capacity_bytes
+    ).all()
 
 
 def test_a_chain_is_one_that_the_makespan_waited_for():

@@ -33,7 +33,7 @@ def run(
     if starts is None:
         starts = random_placements(costs, np.random.default_rng(7), 3)
     problem = make_search_problem(graph, costs, objective or dj.Objective(), key, queue)
-    budget = dj.Budget(evaluations=evaluations, seconds=budget_s, target_s=target_s)
+    budget = dj.search.Budget(evaluations=evaluations, seconds=budget_s, target_s=target_s)
     curve = curve or CurveRecorder()
     plans = problem.ordered(starts)
     return run_search(SEARCHES[name], problem, plans, seed, budget, curve, **options)
@@ -159,8 +159,8 @@ def test_of_many_starts_the_best_are_taken_and_count():
 def test_of_its_starts_it_takes_one_that_fits_whatever_its_makespan():
     graph, costs = random_problem(np.random.default_rng(2), 14, DEVICES)
     starts = random_placements(costs, np.random.default_rng(0), 40)
-    schedules = [dj.simulate_oracle(graph, costs, start) for start in starts]
-    peaks = np.array([dj.peak_memory_bytes(graph, costs, s) for s in schedules])
+    schedules = [dj.simulator.simulate_oracle(graph, costs, start) for start in starts]
+    peaks = np.array([dj.simulator.peak_memory_bytes(graph, costs, s) for s in schedules])
     slowest = int(np.argmax([s.finish_s.max() for s in schedules]))
     costs = dataclasses.replace(costs, capacity_bytes=peaks[slowest] * 1.001)
     assert (peaks <= costs.capacity_bytes).all(1).sum() == 1
@@ -230,13 +230,13 @@ def test_a_small_budget_takes_fewer_members(name, evaluations):
 @pytest.mark.parametrize("name", SEARCHES)
 def test_limits_that_come_in_sight_during_a_search_are_minded(name, queue):
     # A chain whose tasks read 6 bytes each: fastest on one device, which has 16.
-    weights = [(dj.RESIDENT, 6, [v]) for v in range(3)]
+    weights = [(dj.graphs.RESIDENT, 6, [v]) for v in range(3)]
     graph, costs = small_problem([1, 1, 1], [(0, 1, [1]), (1, 1, [2])], 3, weights)
     costs = costs.replace(capacity_bytes=np.full(3, 16.0))
     problem = make_search_problem(graph, costs, dj.Objective(), queue=queue)
     assert problem.memory_share(np.arange(3), problem.rank) <= anytime.ROOMY
     assert problem.memory_share(np.zeros(3, int), problem.rank) > 1
-    curve, budget = CurveRecorder(), dj.Budget(evaluations=2000)
+    curve, budget = CurveRecorder(), dj.search.Budget(evaluations=2000)
     plans = problem.ordered(np.arange(3)[None])
     found = run_search(SEARCHES[name], problem, plans, 0, budget, curve)
     assert seconds(graph, costs, found.placements[:1])[0] == 4

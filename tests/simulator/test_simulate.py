@@ -19,11 +19,11 @@ from tests.generators import (
 def assert_equals_oracle(graph, costs, placements, **order):
     result = dj.simulate(graph, costs, placements, **order)
     for b, placement in enumerate(placements):
-        schedule = dj.simulate_oracle(graph, costs, placement, **order)
+        schedule = dj.simulator.simulate_oracle(graph, costs, placement, **order)
         np.testing.assert_array_equal(result.start_s[b], schedule.start_s)
         np.testing.assert_array_equal(result.finish_s[b], schedule.finish_s)
-        assert result.makespan_s[b] == dj.makespan_s(schedule)
-        dj.validate(graph, schedule, costs, **order)
+        assert result.makespan_s[b] == dj.simulator.makespan_s(schedule)
+        dj.simulator.validate(graph, schedule, costs, **order)
 
 
 SIZES = [*range(13), 16, 20, 24, 32, *range(40, 65, 2), 64, 64, 64, 64, 64]
@@ -55,8 +55,10 @@ def test_agrees_with_the_published_simulator(reference_graphs, name):
     )
     result = dj.simulate(graph, costs, golden["placements"])
     np.testing.assert_allclose(result.makespan_s, golden["makespan_s"], rtol=1e-12)
-    oracle = dj.simulate_oracle(graph, costs, golden["placements"][0])
-    np.testing.assert_allclose(dj.makespan_s(oracle), golden["makespan_s"][0], rtol=1e-12)
+    oracle = dj.simulator.simulate_oracle(graph, costs, golden["placements"][0])
+    np.testing.assert_allclose(
+        dj.simulator.makespan_s(oracle), golden["makespan_s"][0], rtol=1e-12
+    )
 
 
 def test_batch_order_and_chunks_do_not_matter():
@@ -115,7 +117,7 @@ def test_stars_chains_and_more_devices_than_tasks():
         for links in ("parallel", "serial"):
             result = dj.simulate(graph, costs, placements, objective=dj.Objective(links))
             for b, placement in enumerate(placements):
-                schedule = dj.simulate_oracle(graph, costs, placement, links=links)
+                schedule = dj.simulator.simulate_oracle(graph, costs, placement, links=links)
                 np.testing.assert_array_equal(result.finish_s[b], schedule.finish_s)
 
 
@@ -124,7 +126,7 @@ def noisy():
     """A problem with 5 placements and 6 draws."""
     rng = np.random.default_rng(1)
     graph, costs = random_problem(rng, 24, 3)
-    factors = dj.draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.3)
+    factors = dj.simulator.draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.3)
     return graph, costs, rng.integers(0, 3, (5, 24)), factors
 
 
@@ -134,8 +136,10 @@ def test_draws_equal_the_oracle_and_do_not_depend_on_the_batch(noisy):
     assert result.makespan_s.shape == (6, 5)
     for k, draw in enumerate(factors.draws()):
         for b, placement in enumerate(placements):
-            schedule = dj.simulate_oracle(graph, costs, placement, **draw)
-            assert result.makespan_s[k, b] == pytest.approx(dj.makespan_s(schedule), rel=1e-12)
+            schedule = dj.simulator.simulate_oracle(graph, costs, placement, **draw)
+            assert result.makespan_s[k, b] == pytest.approx(
+                dj.simulator.makespan_s(schedule), rel=1e-12
+            )
     parts = [
         dj.simulate(graph, costs, part, factors=factors).makespan_s
         for part in (placements[:2], placements[2:])
@@ -145,7 +149,7 @@ def test_draws_equal_the_oracle_and_do_not_depend_on_the_batch(noisy):
 
 def test_noise_without_any_tensor():
     graph, costs = dj.from_edge_delays([1.0, 2.0], [], num_devices=2)
-    factors = dj.draw_factors(jax.random.key(0), graph, 2, 3, 0.5, 0.5)
+    factors = dj.simulator.draw_factors(jax.random.key(0), graph, 2, 3, 0.5, 0.5)
     result = dj.simulate(graph, costs, [0, 0], factors=factors)
     expected = np.asarray(factors.compute, np.float64) @ [1.0, 2.0]
     np.testing.assert_allclose(result.makespan_s[:, 0], expected, rtol=1e-12)
@@ -153,7 +157,7 @@ def test_noise_without_any_tensor():
 
 def test_random_queue_takes_a_permutation_per_draw(noisy):
     graph, costs, placements, factors = noisy
-    ranks = np.asarray(dj.random_ranks(jax.random.key(1), 6, 24))
+    ranks = np.asarray(dj.simulator.random_ranks(jax.random.key(1), 6, 24))
     alone = dj.simulate(graph, costs, placements, queue="random", priority=ranks)
     both = dj.simulate(
         graph, costs, placements, queue="random", priority=ranks, factors=factors
@@ -192,7 +196,7 @@ def test_noise_of_the_objective_needs_factors_or_a_key(noisy):
     with pytest.raises(ValueError, match="6 draws of noise; give factors or a key"):
         dj.simulate(graph, costs, placements, objective=objective)
     drawn = dj.simulate(graph, costs, placements, objective=objective, key=jax.random.key(0))
-    factors = dj.draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.2)
+    factors = dj.simulator.draw_factors(jax.random.key(0), graph, 3, 6, 0.2, 0.2)
     given = dj.simulate(graph, costs, placements, factors=factors)
     np.testing.assert_array_equal(drawn.makespan_s, given.makespan_s)
 
@@ -214,7 +218,7 @@ def test_nothing_is_simulated_below_the_published_optimum(neutral_graphs, num_de
     paths = sorted(folder.glob("*.stg"))
     assert len(paths) == 40
     for path in paths:
-        graph, costs = dj.from_edge_delays(*dj.load_stg(path), num_devices=num_devices)
+        graph, costs = dj.from_edge_delays(*dj.graphs.load_stg(path), num_devices=num_devices)
         assert graph.num_tasks == 52
         placements = candidates(rng, graph, costs)
         makespans = np.asarray(dj.simulate(graph, costs, placements).makespan_s)
@@ -224,7 +228,10 @@ def test_nothing_is_simulated_below_the_published_optimum(neutral_graphs, num_de
         assert 0 < dj.lower_bound_s(graph, costs) <= best_s
         for b in (0, 1, 127):
             assert (
-                dj.makespan_s(dj.simulate_oracle(graph, costs, placements[b])) == makespans[b]
+                dj.simulator.makespan_s(
+                    dj.simulator.simulate_oracle(graph, costs, placements[b])
+                )
+                == makespans[b]
             )
         num_met += makespans.min() == best_s
     assert num_met > 0  # otherwise the bounds were never near

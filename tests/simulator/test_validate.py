@@ -14,7 +14,7 @@ from tests.simulator.cases import change, small_problem, with_transfers
 #   device 0  |0 0|4 4 4|3|
 #   device 1  .1 1....2          (task 1 waits 0.5 s for its input, task 2 for tensor 0)
 TENSORS = [(0, 4.0, [2, 3]), (0, 2.0, [2]), (1, 1.0, [2])]
-GRAPH = small_graph(np.ones(5), TENSORS, [(0, 1.0, [1]), (dj.RESIDENT, 9.0, [4])])
+GRAPH = small_graph(np.ones(5), TENSORS, [(0, 1.0, [1]), (dj.graphs.RESIDENT, 9.0, [4])])
 COSTS = free_costs(
     GRAPH,
     [[2, 9], [9, 1], [9, 1], [1, 9], [3, np.inf]],
@@ -31,14 +31,16 @@ SCHEDULE = make_schedule(
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6])
 def test_accepts_the_legal_schedule(tolerance):
-    dj.validate(GRAPH, SCHEDULE, COSTS, tolerance=tolerance)
-    dj.validate(GRAPH, with_transfers(SCHEDULE), COSTS, tolerance=tolerance)
-    dj.validate(GRAPH, SCHEDULE, tolerance=tolerance)
+    dj.simulator.validate(GRAPH, SCHEDULE, COSTS, tolerance=tolerance)
+    dj.simulator.validate(GRAPH, with_transfers(SCHEDULE), COSTS, tolerance=tolerance)
+    dj.simulator.validate(GRAPH, SCHEDULE, tolerance=tolerance)
 
 
 def test_accepts_an_empty_graph():
-    nothing = dj.Schedule(**{f.name: np.zeros(0, int) for f in dataclasses.fields(dj.Schedule)})
-    dj.validate(dj.make_graph(flops=[]), nothing)
+    nothing = dj.simulator.Schedule(
+        **{f.name: np.zeros(0, int) for f in dataclasses.fields(dj.simulator.Schedule)}
+    )
+    dj.simulator.validate(dj.make_graph(flops=[]), nothing)
 
 
 ILLEGAL = {
@@ -90,19 +92,19 @@ def test_refuses_an_illegal_schedule(name, costs):
         compute[np.arange(5), SCHEDULE.placement] = durations
         costs = dataclasses.replace(COSTS, compute_s=compute)
     with pytest.raises(ValueError, match=message):
-        dj.validate(GRAPH, changed, costs)
+        dj.simulator.validate(GRAPH, changed, costs)
 
 
 @pytest.mark.parametrize("costs", [COSTS, None])
 def test_refuses_a_second_transfer(costs):
     with pytest.raises(ValueError, match=r"tensor 1 from device 0 to 1 .* happens twice"):
-        dj.validate(GRAPH, with_transfers(SCHEDULE, [0, 1, 1]), costs)
+        dj.simulator.validate(GRAPH, with_transfers(SCHEDULE, [0, 1, 1]), costs)
 
 
 def test_refuses_a_missing_transfer():
     for rows in ([0], []):
         with pytest.raises(ValueError, match="has no transfer to device 1, where task 2"):
-            dj.validate(GRAPH, with_transfers(SCHEDULE, rows))
+            dj.simulator.validate(GRAPH, with_transfers(SCHEDULE, rows))
 
 
 UNLIKE_COSTS = {
@@ -152,17 +154,17 @@ UNLIKE_COSTS = {
 def test_refuses_what_the_costs_forbid(name):
     schedule, message = UNLIKE_COSTS[name]
     with pytest.raises(ValueError, match=message):
-        dj.validate(GRAPH, schedule, COSTS)
+        dj.simulator.validate(GRAPH, schedule, COSTS)
 
 
 def test_priority_decides_among_ready_tasks():
     other = change(SCHEDULE, start_s={3: 2.0, 4: 3.0}, finish_s={3: 3.0, 4: 6.0})
     last = np.array([0, 0, 0, 1, 2])
-    dj.validate(GRAPH, other, COSTS, queue="priority", priority=last)
+    dj.simulator.validate(GRAPH, other, COSTS, queue="priority", priority=last)
     with pytest.raises(ValueError, match=r"device 0 starts task 4 .* before task 3"):
-        dj.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=last)
+        dj.simulator.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=last)
     # Task 3 is not ready at 0: whatever its rank, task 0 or 4 goes first.
-    dj.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=[0, 0, 0, 2, 1])
+    dj.simulator.validate(GRAPH, SCHEDULE, COSTS, queue="priority", priority=[0, 0, 0, 2, 1])
 
 
 def on_one_device(start, costs):
@@ -173,38 +175,46 @@ def on_one_device(start, costs):
 
 def test_equal_ready_times_are_ties_by_id():
     graph, costs = small_problem([1, 2], [], 1)
-    dj.validate(graph, on_one_device([0.0, 1.0], costs), costs)
+    dj.simulator.validate(graph, on_one_device([0.0, 1.0], costs), costs)
     with pytest.raises(ValueError, match=r"starts task 1 .* before task 0"):
-        dj.validate(graph, on_one_device([2.0, 0.0], costs), costs)
+        dj.simulator.validate(graph, on_one_device([2.0, 0.0], costs), costs)
 
 
 def test_nearly_equal_ready_times_may_go_either_way():
     graph, costs = small_problem([1, 1, 1, 1], [(0, 1, [2]), (1, 1, [3])], 1)
     schedule = on_one_device([0.0, 1.0, 2.0, 3.0], costs)
-    dj.validate(graph, schedule, costs, tolerance=0)
+    dj.simulator.validate(graph, schedule, costs, tolerance=0)
     swapped = on_one_device([0.0, 1.0, 3.0, 2.0], costs)
     with pytest.raises(ValueError, match=r"starts task 3 .* before task 2"):
-        dj.validate(graph, swapped, costs)
-    dj.validate(graph, swapped, costs, tolerance=0.25)  # ready 1 s apart, makespan 4 s
+        dj.simulator.validate(graph, swapped, costs)
+    dj.simulator.validate(
+        graph, swapped, costs, tolerance=0.25
+    )  # ready 1 s apart, makespan 4 s
 
 
 def test_zero_length_tasks_release_within_an_instant():
     # At 1 s task 2 takes no time and releases task 0; task 3 has waited since 0.
     graph, costs = small_problem([1, 1, 0, 1], [(2, 1, [0])], 1)
-    dj.validate(graph, on_one_device([2.0, 0.0, 1.0, 1.0], costs), costs, tolerance=0)
+    dj.simulator.validate(graph, on_one_device([2.0, 0.0, 1.0, 1.0], costs), costs, tolerance=0)
     with pytest.raises(ValueError, match=r"starts task 0 .* before task 3"):
-        dj.validate(graph, on_one_device([1.0, 0.0, 1.0, 2.0], costs), costs, tolerance=0)
+        dj.simulator.validate(
+            graph, on_one_device([1.0, 0.0, 1.0, 2.0], costs), costs, tolerance=0
+        )
     # All ready at 0, but task 0 not there when tasks 1 and 2 start, only when 3 does.
     graph, costs = small_problem([1, 0, 0, 1], [(2, 1, [0])], 1)
     for order in ({}, {"queue": "priority", "priority": [0, 1, 2, 3]}):
-        dj.validate(
+        dj.simulator.validate(
             graph, on_one_device([0.0, 0.0, 0.0, 1.0], costs), costs, tolerance=0, **order
         )
         with pytest.raises(ValueError, match=r"starts task 3 .* before task 0"):
-            dj.validate(graph, on_one_device([1.0, 0.0, 0.0, 0.0], costs), costs, **order)
+            dj.simulator.validate(
+                graph, on_one_device([1.0, 0.0, 0.0, 0.0], costs), costs, **order
+            )
     # Task 3 goes before the task that would release task 0.
     worst = {"queue": "priority", "priority": [0, 1, 3, 2]}
-    dj.validate(graph, on_one_device([1.0, 0.0, 1.0, 0.0], costs), costs, tolerance=0, **worst)
+    dj.simulator.validate(
+        graph, on_one_device([1.0, 0.0, 1.0, 0.0], costs), costs, tolerance=0, **worst
+    )
 
 
 def test_at_one_instant_the_best_task_of_all_devices_starts_first():
@@ -213,9 +223,13 @@ def test_at_one_instant_the_best_task_of_all_devices_starts_first():
     graph, costs = small_problem([0, 1, 0], [(0, 0, [2])], 2)
     sent = [(0, 0, 1, 0.0, 0.0)]
     order = {"queue": "priority", "priority": [2, 1, 0], "tolerance": 0}
-    dj.validate(graph, make_schedule([0, 1, 1], [0, 0, 1], [0, 1, 1], sent), costs, **order)
+    dj.simulator.validate(
+        graph, make_schedule([0, 1, 1], [0, 0, 1], [0, 1, 1], sent), costs, **order
+    )
     with pytest.raises(ValueError, match=r"device 1 starts task 2 .* at 0 s before task 1"):
-        dj.validate(graph, make_schedule([0, 1, 1], [0, 0, 0], [0, 1, 0], sent), costs, **order)
+        dj.simulator.validate(
+            graph, make_schedule([0, 1, 1], [0, 0, 0], [0, 1, 0], sent), costs, **order
+        )
 
 
 def test_duplex_links_take_hardly_more_than_linear_time():
@@ -224,11 +238,13 @@ def test_duplex_links_take_hardly_more_than_linear_time():
         tensors = [(v, 1, [n + v]) for v in range(n)]
         graph, costs = small_problem([0] * n + [1] * n, tensors, 2)  # all wait for one port
         placement = np.repeat([0, 1], n)
-        schedule = dj.simulate_oracle(graph, costs, placement, links="duplex")
+        schedule = dj.simulator.simulate_oracle(graph, costs, placement, links="duplex")
         times = []
         for _ in range(3):
             begun = time.process_time()
-            dj.validate(graph, schedule, costs, objective=dj.Objective("duplex"), tolerance=0)
+            dj.simulator.validate(
+                graph, schedule, costs, objective=dj.Objective("duplex"), tolerance=0
+            )
             times.append(time.process_time() - begun)
         seconds.append(min(times))
     assert seconds[1] < 8 * seconds[0]  # 16 if each were compared with all others
@@ -253,7 +269,7 @@ def test_duplex_links_take_hardly_more_than_linear_time():
 )
 def test_refuses_bad_arguments(keywords, message):
     with pytest.raises(ValueError, match=message):
-        dj.validate(GRAPH, SCHEDULE, **{"costs": COSTS, **keywords})
+        dj.simulator.validate(GRAPH, SCHEDULE, **{"costs": COSTS, **keywords})
 
 
 def test_noise_scales_what_is_expected():
@@ -262,14 +278,14 @@ def test_noise_scales_what_is_expected():
         "compute_factor": np.array([1.0, 2.0, 1.0, 1.0, 1.0]),
         "transfer_factor": np.array([[1.0, 2.0], [1.0, 1.0], [1.0, 1.0]]),
     }
-    schedule = dj.simulate_oracle(GRAPH, COSTS, placement, **noise)
-    dj.validate(GRAPH, schedule, COSTS, tolerance=0, **noise)
+    schedule = dj.simulator.simulate_oracle(GRAPH, COSTS, placement, **noise)
+    dj.simulator.validate(GRAPH, schedule, COSTS, tolerance=0, **noise)
     with pytest.raises(ValueError, match=r"task 1 .* should take 1 s"):
-        dj.validate(GRAPH, schedule, COSTS)
+        dj.simulator.validate(GRAPH, schedule, COSTS)
     with pytest.raises(ValueError, match=r"tensor 0 .* should take 1.25 s"):
-        dj.validate(GRAPH, schedule, COSTS, compute_factor=noise["compute_factor"])
+        dj.simulator.validate(GRAPH, schedule, COSTS, compute_factor=noise["compute_factor"])
     with pytest.raises(ValueError, match=r"task 1 .* should take 2 s"):
-        dj.validate(GRAPH, SCHEDULE, COSTS, **noise)
+        dj.simulator.validate(GRAPH, SCHEDULE, COSTS, **noise)
 
 
 @pytest.mark.parametrize("dyadic", [True, False])
@@ -282,18 +298,26 @@ def test_accepts_the_oracle_and_nothing_else(dyadic):
         graph, costs = random_problem(rng, n, d, dyadic=dyadic)
         placement = rng.integers(0, d, n)
         ranks = rng.permutation(n)
-        fifo = dj.simulate_oracle(graph, costs, placement)
-        ranked = dj.simulate_oracle(graph, costs, placement, queue="priority", priority=ranks)
-        dj.validate(graph, fifo, costs, tolerance=0)
-        dj.validate(graph, ranked, costs, queue="priority", priority=ranks, tolerance=0)
-        dj.validate(graph, with_transfers(ranked), costs, queue="priority", priority=ranks)
+        fifo = dj.simulator.simulate_oracle(graph, costs, placement)
+        ranked = dj.simulator.simulate_oracle(
+            graph, costs, placement, queue="priority", priority=ranks
+        )
+        dj.simulator.validate(graph, fifo, costs, tolerance=0)
+        dj.simulator.validate(
+            graph, ranked, costs, queue="priority", priority=ranks, tolerance=0
+        )
+        dj.simulator.validate(
+            graph, with_transfers(ranked), costs, queue="priority", priority=ranks
+        )
         if np.array_equal(fifo.start_s, ranked.start_s):
             accepted += 1
             continue
         with pytest.raises(ValueError, match="before task"):
-            dj.validate(graph, ranked, costs, tolerance=0)
+            dj.simulator.validate(graph, ranked, costs, tolerance=0)
         with pytest.raises(ValueError, match="before task"):
-            dj.validate(graph, fifo, costs, queue="priority", priority=ranks, tolerance=0)
+            dj.simulator.validate(
+                graph, fifo, costs, queue="priority", priority=ranks, tolerance=0
+            )
     assert accepted < 30
 
 
@@ -301,9 +325,9 @@ def test_accepts_float32_schedules():
     rng = np.random.default_rng(0)
     graph, costs = random_problem(rng, 64, 4)
     for placement in rng.integers(0, 4, (10, 64)):
-        exact = with_transfers(dj.simulate_oracle(graph, costs, placement))
+        exact = with_transfers(dj.simulator.simulate_oracle(graph, costs, placement))
         times = {name: getattr(exact, name).astype("f4") for name in ("start_s", "finish_s")}
-        dj.validate(graph, change(exact, **times), costs)
+        dj.simulator.validate(graph, change(exact, **times), costs)
 
 
 # Tasks 0 and 1 on device 0 (ending at 1 and 2 s) and task 2 on device 2 (ending at 1.75 s,
@@ -316,7 +340,7 @@ LINKED_PLACEMENT = [0, 0, 2, 1, 1, 1]
 
 def on_links(links, starts, tensor_starts, input_start=0.0):
     """The schedule with these starts of tasks 3 to 5, of tensors 0 to 2 and of the input."""
-    legal = dj.simulate_oracle(LINKED, LINKED_COSTS, LINKED_PLACEMENT, links=links)
+    legal = dj.simulator.simulate_oracle(LINKED, LINKED_COSTS, LINKED_PLACEMENT, links=links)
     start_s = np.append(legal.start_s[:3], starts)
     by_item = dict(zip([0, 1, 2, ~0], [*tensor_starts, input_start], strict=True))
     transfer_start_s = np.array([by_item[x] for x in legal.transfer_tensor.tolist()])
@@ -340,7 +364,9 @@ def on_links(links, starts, tensor_starts, input_start=0.0):
 )
 def test_accepts_what_the_links_demand(links, starts, tensor_starts):
     schedule = on_links(links, starts, tensor_starts)
-    dj.validate(LINKED, schedule, LINKED_COSTS, objective=dj.Objective(links), tolerance=0)
+    dj.simulator.validate(
+        LINKED, schedule, LINKED_COSTS, objective=dj.Objective(links), tolerance=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,30 +394,32 @@ def test_accepts_what_the_links_demand(links, starts, tensor_starts):
 def test_refuses_what_the_links_forbid(links, starts, tensor_starts, message):
     schedule = on_links(links, starts, tensor_starts)
     with pytest.raises(ValueError, match=message):
-        dj.validate(LINKED, schedule, LINKED_COSTS, objective=dj.Objective(links), tolerance=0)
+        dj.simulator.validate(
+            LINKED, schedule, LINKED_COSTS, objective=dj.Objective(links), tolerance=0
+        )
 
 
 def test_graph_inputs_are_transfers_too():
     late = on_links("serial", [5, 9, 6], [1, 5, 1.75], input_start=-0.25)
     with pytest.raises(ValueError, match=r"graph input 0 from device 0 to 2 .* before time 0"):
-        dj.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
+        dj.simulator.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
     late = on_links("serial", [5, 9, 6], [1, 5, 1.75], input_start=0.25)
     with pytest.raises(
         ValueError, match=r"task 2 .* before transfer of graph input 0 .* to 0.75 s\) ends"
     ):
-        dj.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
+        dj.simulator.validate(LINKED, late, LINKED_COSTS, objective=dj.Objective("serial"))
     legal = on_links("serial", [5, 9, 6], [1, 5, 1.75])
     bare = with_transfers(legal, np.flatnonzero(legal.transfer_tensor >= 0))
-    dj.validate(LINKED, bare)  # a measured trace may leave them out
+    dj.simulator.validate(LINKED, bare)  # a measured trace may leave them out
     with pytest.raises(ValueError, match="graph input 0 has no transfer to device 2"):
-        dj.validate(LINKED, bare, LINKED_COSTS, objective=dj.Objective("serial"))
+        dj.simulator.validate(LINKED, bare, LINKED_COSTS, objective=dj.Objective("serial"))
     with pytest.raises(
         ValueError, match=r"task 3 .* before transfer of tensor 0 .* \(1 to 5 s\) ends"
     ):
-        dj.validate(LINKED, on_links("serial", [4, 9, 6], [1, 5, 1.75]), LINKED_COSTS)
+        dj.simulator.validate(LINKED, on_links("serial", [4, 9, 6], [1, 5, 1.75]), LINKED_COSTS)
     from_elsewhere = change(legal, transfer_source={0: 1})
     with pytest.raises(ValueError, match=r"graph input 0 .* does not leave from device 0"):
-        dj.validate(LINKED, from_elsewhere)
+        dj.simulator.validate(LINKED, from_elsewhere)
     unknown = change(legal, transfer_tensor={0: -2})
     with pytest.raises(ValueError, match=r"transfer_tensor\[0\] is -2"):
-        dj.validate(LINKED, unknown)
+        dj.simulator.validate(LINKED, unknown)

@@ -163,7 +163,9 @@ def main(graph, folder, num_updates, mode):
     config = PolicyConfig(width=8, rounds=1)
     problem = make_policy_inputs(chosen.graph, chosen.costs)
     measure.problem = chosen.graph, chosen.costs
-    policy = dj.Policy(params=init_params(jax.random.key(1), config, problem), config=config)
+    policy = dj.policies.Policy(
+        params=init_params(jax.random.key(1), config, problem), config=config
+    )
     sizes = {"batch": 4, "proposals": 2, "pairs": 1, "num_elites": 3}
     run_stage3(
         chosen,

@@ -185,8 +185,8 @@ def test_runs_leave_their_files(finished):
         config = json.loads((folder / "config.json").read_text())
         assert (config["stage"], config["seed"]) == (f"stage{stage}", 0)
         found = json.loads((folder / "placement.json").read_text())
-        schedule = dj.simulate_oracle(graph, costs, found["placement"])
-        assert found["makespan_s"] == dj.makespan_s(schedule)
+        schedule = dj.simulator.simulate_oracle(graph, costs, found["placement"])
+        assert found["makespan_s"] == dj.simulator.makespan_s(schedule)
         assert dj.load_policy(folder).config.width == 4
 
 
@@ -225,7 +225,7 @@ def test_host_is_measured_once_per_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "measure_host", lambda devices: pytest.fail("again"))
     found = saved_host(tmp_path / "new")
     np.testing.assert_array_equal(found.flops_per_s, cluster.flops_per_s)
-    dj.save_cluster(tmp_path / "new" / "host.json", dj.make_cluster("v100x8"))
+    dj.clusters.save_cluster(tmp_path / "new" / "host.json", dj.make_cluster("v100x8"))
     with pytest.raises(ValueError, match=r"host\.json describes 8 devices.* has 4; remove"):
         saved_host(tmp_path / "new")
 

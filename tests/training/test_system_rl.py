@@ -58,7 +58,7 @@ def refuse(*args):
 
 def train(folder, measure, num_updates, incumbent=POOR, config=SYSTEM):
     graph, costs, _ = chains_case()
-    policy = dj.Policy(params=jax.tree.map(jnp.asarray, params()), config=CONFIG)
+    policy = dj.policies.Policy(params=jax.tree.map(jnp.asarray, params()), config=CONFIG)
     cluster = dj.make_cluster("reference_x4")
     chosen = Chosen(name="chains", cluster=cluster, graph=graph, costs=costs)
     options = {"seed": 0, "num_updates": num_updates, "config": config}

@@ -153,7 +153,7 @@ def distribute(
 ) -> Any:
     """Returns a function whose calls run on several devices, where that is faster.
 
-    It is planned at its first call (`dj.place_and_compile`), and anew for arguments of other
+    It is planned at its first call (`dj.engine.place_and_compile`), and anew for other
     shapes. The plan then runs in turns with `jax.jit` of the function on a device of each kind.
     It is taken if its whole calls are faster beyond doubt; else the fastest `jit` is. A line on
     standard error says which. A function with effects is not run so often, and `jit` takes it;
@@ -169,7 +169,7 @@ def distribute(
       fn: any function that `dj.trace` takes; None: returns a decorator.
       devices: where to run, as `dj.compile` takes them; by default all that JAX has.
       budget_s: seconds that the first call may spend on planning and comparing.
-      **options: of `dj.place_and_compile`: `resident`, `pin`, `together`, `method`, ...
+      **options: of `dj.engine.place_and_compile`: `resident`, `pin`, `together`, `method`, ...
 
     Raises:
       ValueError: an option is invalid or unknown, or the devices are not what is expected.
