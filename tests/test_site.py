@@ -2,6 +2,7 @@
 
 import re
 
+import doppler_jax as dj
 from tests.commands import ROOT, printed
 
 
@@ -15,3 +16,8 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path):
             r"<(?:script|link|img|iframe)[^>]*https?://[^>]*>", page.read_text()
         )
         assert not fetched, page
+
+
+def test_the_reference_has_every_public_name():
+    names = re.findall(r"^::: doppler_jax\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.M)
+    assert sorted(names) == sorted(dj.__all__)
