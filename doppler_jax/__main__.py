@@ -46,7 +46,8 @@ class Place:
     cluster: str = "reference_x4"
     """Name of a preset (see `list`), or a cluster's JSON file."""
     method: tuple[str, ...] = (dj.methods.DEFAULT_METHOD,)
-    """Placement methods (see `list`). Of several the best plan is kept and shown."""
+    """Placement methods (see `list`), or functions of yours, `module:function`. Of several the
+    best plan is kept and shown."""
     policy: pathlib.Path | None = None
     """Checkpoint or run folder of a trained policy, for methods that learn; doppler+search
     otherwise takes the one that ships."""

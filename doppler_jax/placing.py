@@ -22,7 +22,14 @@ from doppler_jax.files import PathLike
 from doppler_jax.graphs.bounds import lower_bound_s
 from doppler_jax.graphs.build import check_graph, topological_order
 from doppler_jax.memory_maps import free_memory_maps
-from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods, policy_of
+from doppler_jax.methods.own import Proposer, proposer
+from doppler_jax.methods.registry import (
+    DEFAULT_METHOD,
+    find_method,
+    is_ours,
+    list_methods,
+    policy_of,
+)
 from doppler_jax.methods.request import Candidates, Method, Request, key_words
 from doppler_jax.methods.together import keep_together
 from doppler_jax.objective import Objective
@@ -77,8 +84,9 @@ def place(
       graph: the task graph, or the program, which knows the names of its tasks.
       costs: its costs, seconds. Where memory is limited only placements that fit are
         returned; what no placement can fit is refused before the search.
-      method: one of `list_methods()`, or a method itself (`doppler_jax.methods` says how to
-        make one), such as an ablation. `doppler` samples from `policy`; without one it
+      method: one of `list_methods()`; or a method itself, such as an ablation, or a function
+        of your own (`register_method` says what it returns), which can also be named as
+        `module:function`. `doppler` samples from `policy`; without one it
         trains a policy for this problem first, by stages 1 and 2. `doppler+search` starts
         a search from samples and list schedules, and is never worse than the latter. Without
         a policy it takes samples of the base policy, if one ships; or, where the graph is small
@@ -167,9 +175,10 @@ def place(
     )
     placed = None if path is None else _recall(path, request)
     if placed is None:
+        proposing = proposer(propose, _name_of(method))
         if groups:
-            propose = partial(keep_together, propose, groups=groups)
-        placed = _find(propose, _name_of(method), problem, request, queues)
+            proposing = partial(keep_together, proposing, groups=groups)
+        placed = _find(proposing, _name_of(method), problem, request, queues)
         if path is not None and not placed.interrupted:
             path.parent.mkdir(parents=True, exist_ok=True)
             placed.save(path)
@@ -178,7 +187,7 @@ def place(
 
 
 def _find(
-    propose: Method, name: str, problem: str, request: Request, queues: Sequence[str]
+    propose: Proposer, name: str, problem: str, request: Request, queues: Sequence[str]
 ) -> Placed:
     """Returns the best of what a method proposes, for the best of the queues."""
     graph = request.graph
@@ -216,10 +225,10 @@ def _request_path(
     folder: PathLike, method: str | Method, policy: Policy | None, *others: Any
 ) -> pathlib.Path:
     """Returns the file of a request: its name is a digest of all that decides the result."""
-    if not (isinstance(method, str) or dataclasses.is_dataclass(method)):
+    if not (is_ours(method) if isinstance(method, str) else dataclasses.is_dataclass(method)):
         raise ValueError(
-            "a cache needs a method whose settings tell it apart: a name or a dataclass, not "
-            f"{method!r}"
+            "a cache needs a method whose settings tell it apart: a name of ours or a "
+            f"dataclass, not {method!r}"
         )
     given = () if policy is None else (policy.config, tree_digest(policy.params))
     digest = hashlib.sha256(repr((FORMAT, method, *given, *others)).encode()).hexdigest()[:32]

@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +18,7 @@ from experiments.catalogue import Problem, file_digest
 from experiments.grid import Cell, Context, Record, Settings, check_names
 
 Method = Callable[[dj.graphs.TaskGraph, dj.Costs, dj.search.Budget, jax.Array], Any]
-"""A method of one's own: returns the device of each task, `[N]`, or a `dj.Placed`."""
+"""A study's own, without a door of `place`: returns the device of each task, `[N]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +28,7 @@ class MethodSettings(Settings):
     problems: tuple[str, ...] = ()
     """Names as in experiments/catalogue.py."""
     method: tuple[str, ...] = ()
-    """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn`, that takes graph,
-    costs, a `dj.search.Budget` and a key, and returns device per task (or a `dj.Placed`)."""
+    """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn` (docs/methods.md)."""
     links: tuple[str, ...] = ("parallel",)
     queue: str = "fifo"
     """That plans are for; this one is the paper's runtime."""
@@ -132,7 +129,6 @@ def place_cell(
     Raises:
       KeyboardInterrupt: the search was stopped; what it found is not what its budget gives.
     """
-    own = own_method(method) if ":" in method else own
     graph, costs, key, found = problem.graph, problem.costs, jax.random.key(seed), None
     objective, known = dj.Objective(links), {"budget": str(spend)}
     try:
@@ -150,7 +146,7 @@ def place_cell(
         return known | {"refused": str(error)}
     if getattr(found, "interrupted", False):
         raise KeyboardInterrupt
-    placement = np.asarray(getattr(found, "placement", found))
+    placement = np.asarray(found if own else found.placement)
     result = known | {"tasks": graph.num_tasks, "placement": placement.tolist()}
     result |= {"seconds_spent": seconds, "lower_bound_s": dj.lower_bound_s(graph, costs)}
     if own is not None:
@@ -165,26 +161,12 @@ def place_cell(
     }
 
 
-def own_method(name: str) -> Method:
-    """Returns a user's function by `module:function`.
-
-    Raises:
-      ValueError: it cannot be imported.
-    """
-    module, _, function = name.partition(":")
-    sys.path[:0] = [] if "" in sys.path else [""]  # the folder that the command runs in
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"method {name!r} cannot be imported: {error}") from error
-
-
 def _own_source(method: str) -> str | None:
     """Returns a digest of the module of a user's method: another version is another cell."""
     if ":" not in method:
         check_names("--method", [method], dj.list_methods())
         return None
-    module = inspect.getmodule(own_method(method))
+    module = inspect.getmodule(dj.methods.find_method(method))
     return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:16] if module else ""
 
 

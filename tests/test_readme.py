@@ -48,6 +48,7 @@ def words_after(words, *prefix):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("doppler_jax.methods.registry.OWN", {})
     module = types.ModuleType("documented_example")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
     for line, code in read_blocks(path, {"python"}):

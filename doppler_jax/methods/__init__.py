@@ -1,6 +1,7 @@
 """Placement methods: what `place` calls, by name or as it is.
 
-Read `request.py` first: a method is a function from a `Request` to `Candidates`. Then
+Read `request.py` first: a method is a function from a `Request` to a plan, or `Candidates`;
+`own.py` takes what it returns. Then
 `direct.py` (list schedulers and the exact solver), `searches.py` (searches, and the default
 method's search from a policy's samples), `learned.py` (what trains for the problem at hand,
 or draws from a policy that is given), `beside.py` (the exact solver in a thread beside a
@@ -12,7 +13,7 @@ To add a list scheduler, write it in `baselines/`, a search in `search/`, a lear
 
     dj.place(graph, costs, method=dj.methods.doppler(PolicyConfig(select="b_level")))
     dj.place(graph, costs, method=dj.methods.searched(LNS(members=8)))
-    dj.place(graph, costs, method=lambda request: Candidates(my_placements(request.graph), 1))
+    dj.place(graph, costs, method=lambda request: my_placements(request.graph))
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,8 @@
 """The methods that `place` knows by name."""
 
+import importlib
+import sys
+
 from doppler_jax.baselines.cpop import cpop_schedule
 from doppler_jax.baselines.critical_path import critical_path_schedule
 from doppler_jax.baselines.enumerative import enumerative
@@ -50,22 +53,28 @@ def register_method(name: str, method: Method) -> None:
     It can be given another method later, but none of ours can.
 
     Example:
-      >>> def backwards(request):
-      ...     last = request.costs.num_devices - 1
-      ...     return dj.methods.Candidates(np.full((1, request.graph.num_tasks), last), 0)
-      >>> dj.register_method("backwards", backwards)
-      >>> graph, costs = dj.from_edge_delays([2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
-      >>> dj.place(graph, costs, method="backwards").makespan_s
-      3.0
+      >>> def one_flip(request):
+      ...     placement = np.zeros(request.graph.num_tasks, int)
+      ...     for task in range(request.graph.num_tasks):
+      ...         flipped = placement.copy()
+      ...         flipped[task] = 1
+      ...         request.score(flipped)  # counts, and is remembered
+      ...     return placement
+      >>> dj.register_method("one_flip", one_flip)
+      >>> graph, costs = dj.from_edge_delays([2.0, 2.0, 1.0], [(0, 1, 1.0)], num_devices=2)
+      >>> placed = dj.place(graph, costs, method="one_flip")
+      >>> placed.makespan_s, placed.evaluations
+      (4.0, 3)
 
     Args:
       name: what it is called.
-      method: a function from a `methods.Request` to `methods.Candidates`.
+      method: a function from a `methods.Request` to a `Plan`, to placements `[N]` or `[B, N]`,
+        or to None: the best that `request.score` met, which competes in any case.
 
     Raises:
       ValueError: the name is one of ours or no word, or the method cannot be called.
     """
-    if not isinstance(name, str) or not name or name in METHODS or name in LEARNED:
+    if not isinstance(name, str) or not name or ":" in name or is_ours(name):
         raise ValueError(f"name is {name!r}; expected a word that names none of our methods")
     if not callable(method):
         raise ValueError(f"method {name!r} is {method!r}; expected a function")
@@ -85,8 +94,11 @@ def list_methods() -> list[str]:
 def find_method(method: str | Method) -> Method:
     """Returns the method of that name; one that is a method already is returned as it is.
 
+    A name with a colon is `module:function`, which is imported, also from the folder that
+    the process runs in.
+
     Raises:
-      ValueError: no method has that name; the message lists those that exist.
+      ValueError: no method has that name, or it cannot be imported; the message says what is.
     """
     if callable(method):
         return method
@@ -97,7 +109,23 @@ def find_method(method: str | Method) -> Method:
         from doppler_jax.methods.learned import Learned
 
         return Learned(LEARNERS[method])
+    if ":" in method:
+        return _imported(method)
     raise ValueError(f"unknown method {method!r}; known: {', '.join(list_methods())}")
+
+
+def _imported(name: str) -> Method:
+    module, _, function = name.partition(":")
+    sys.path[:0] = [] if "" in sys.path else [""]
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"method {name!r} cannot be imported: {error}") from error
+
+
+def is_ours(method: str) -> bool:
+    """Returns whether the name is of a method of this library, the same in any process."""
+    return method in METHODS or method in LEARNED
 
 
 def policy_of(method: str | Method) -> str | None:

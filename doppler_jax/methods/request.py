@@ -1,28 +1,52 @@
 """What `place` asks of a method, and what it gets.
 
-A method is any function of a `Request` that returns `Candidates`, or an object that is called
-like one. Where it has an attribute `takes`, it can use policies of that name, and one is in
-the request if it was given to `place`; `default_policy()`, if it has that, makes one if not.
+A method is any function of a `Request` that returns a plan, or `Candidates` (`own.py` takes
+either), or an object that is called like one. Where it has an attribute `takes`, it can use
+policies of that name, and one is in the request if it was given to `place`;
+`default_policy()`, if it has that, makes one if not.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import chex
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.graphs.build import topological_order
+from doppler_jax.native import is_compiled, wait_until_compiled
 from doppler_jax.objective import Objective
 from doppler_jax.search.anytime import Found
 from doppler_jax.search.problem import Judgement, SearchProblem, judge
+from doppler_jax.simulator.disciplines import check_ranks
+from doppler_jax.simulator.durations import check_placements
 from doppler_jax.simulator.finalists import start_order
 from doppler_jax.types import Costs, Plans, Policy, TaskGraph
 
 SAMPLES = 1000
 """Placements that `random`, and a policy that is given, draw if nothing bounds them."""
+
+
+SCORING_S = 10.0
+"""Seconds in which a method may score plans if nothing bounds them."""
+
+
+class BudgetSpent(Exception):
+    """Ends a method that scores plans: its budget is spent, or nothing better can be found."""
+
+
+@dataclasses.dataclass
+class Scored:
+    """What a method has scored so far."""
+
+    evaluations: int = 0
+    best_s: float = math.inf
+    best: tuple[Plans, ...] = ()  # one plan, or none yet
 
 
 def key_words(random: chex.PRNGKey | int) -> np.ndarray:
@@ -48,6 +72,7 @@ class Request:
       curve: takes what is found on the way.
       keep_compiled: whether what JAX compiles may be kept on disk.
       queue: that the plan is for: `fifo`, or one under which its order counts.
+      scored: what `score` has counted.
     """
 
     graph: TaskGraph
@@ -61,6 +86,7 @@ class Request:
     curve: CurveRecorder
     keep_compiled: bool = True
     queue: str = "fifo"
+    scored: Scored = dataclasses.field(default_factory=Scored)
     _judged: dict[bytes, Judgement] = dataclasses.field(default_factory=dict)
 
     def within(self, seconds: float) -> "Request":
@@ -97,6 +123,59 @@ class Request:
         """Returns the seconds until the bound, or until the default if there is none."""
         bound = self.budget.seconds or default
         return max(bound - self.budget.seconds_spent(), 1e-3)
+
+    def score(self, placements: ArrayLike, priority: ArrayLike | None = None) -> np.ndarray:
+        """Returns what plans are worth: seconds `[B]` of the objective, inf if they do not fit.
+
+        They are counted, and the best is remembered, for the curve and for the result.
+
+        Args:
+          placements: `[B, N]` or `[N]`, devices.
+          priority: `[B, N]` or `[N]` ranks, which `request.queue` goes by; without them a
+            device takes what is ready first.
+
+        Raises:
+          ValueError: a placement or an order is not legal.
+          BudgetSpent: there is nothing left to spend, or the best can be no better. It is not
+            to be caught: `place` does, and returns the best.
+        """
+        given = check_placements(self.graph, self.costs, placements)
+        none = np.empty((0, self.graph.num_tasks))
+        ranks = none if priority is None or not self.orders else self._checked(priority)
+        budget, count, draws = self.budget, len(given), self.objective.simulations
+        if not budget.is_bounded:
+            budget = dataclasses.replace(budget, seconds=SCORING_S)
+        if budget.evaluations is not None:
+            count = min(count, (budget.evaluations - self.scored.evaluations) // draws)
+        if count < 1 <= len(given) or budget.reached():
+            raise BudgetSpent
+        plans = Plans(given[:count].astype(np.int64), ranks[:count])
+        value_s = self._values(plans)
+        self.scored.evaluations += count * draws
+        best = int(np.argmin(value_s))
+        if value_s[best] < self.scored.best_s:
+            self.scored.best_s = float(value_s[best])
+            self.scored.best = (Plans(*(part[best : best + 1] for part in plans)),)
+            self.record(self.scored.evaluations, self.scored.best_s)
+        if count < len(given) or self.scored.best_s <= (budget.target_s or -math.inf):
+            raise BudgetSpent
+        return value_s
+
+    def _checked(self, priority: ArrayLike) -> np.ndarray:
+        """Returns ranks `[B, N]` that are legal under the queue."""
+        ranks = np.atleast_2d(np.asarray(priority, np.float64))
+        for row in ranks:
+            check_ranks(self.graph, self.queue, row)
+        return ranks
+
+    def _values(self, plans: Plans) -> np.ndarray:
+        """Returns the objective of plans `[B]`: compiled code's, until that is there ours."""
+        if not (is_compiled() or wait_until_compiled(0.0)):
+            judged = [self.judge_plan(plans, k) for k in range(len(plans.placements))]
+            return np.array([judgement.value_s for judgement in judged])
+        if len(plans.ranks):
+            return self.problem_for(None).score(plans)[0]
+        return self.problem.score(self.problem.ordered(plans.placements))[0]
 
     def judge(
         self,
@@ -180,4 +259,5 @@ class Candidates:
     lower_bound_s: float = 0.0
 
 
-Method = Callable[[Request], Candidates]
+Method = Callable[[Request], Any]
+"""Returns candidates; or a `Plan`, placements `[N]` or `[B, N]`, None for the best scored."""

@@ -14,7 +14,8 @@ import numpy as np
 from doppler_jax.baselines.heft import heft_schedule
 from doppler_jax.budget import Budget, CurveRecorder
 from doppler_jax.costs.handling import as_transfers
-from doppler_jax.methods.request import Candidates, Method, Request
+from doppler_jax.methods.own import Proposer
+from doppler_jax.methods.request import Candidates, Request
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.search.anytime import run_search
 from doppler_jax.search.lns import LNS
@@ -37,7 +38,7 @@ Choice = tuple[int, ...]
 
 
 def keep_together(
-    propose: Method, request: Request, groups: Sequence[np.ndarray]
+    propose: Proposer, request: Request, groups: Sequence[np.ndarray]
 ) -> Candidates:
     """Returns what a method proposes where each group of tasks `[...]` has one device.
 

@@ -281,9 +281,9 @@ def test_a_method_that_refuses_is_no_run():
 OWN = """
 import numpy as np
 
-def alternate(graph, costs, budget, key):
-    assert budget.evaluations == 7 and key is not None
-    return np.arange(graph.num_tasks) % costs.num_devices
+def alternate(request):
+    assert request.budget.evaluations == 7
+    return np.arange(request.graph.num_tasks) % request.costs.num_devices
 """
 
 
@@ -311,7 +311,7 @@ def test_a_method_of_a_users_own_from_outside_the_repository(tmp_path, monkeypat
     assert record["result"]["makespan_s"] == makespan_s
     assert record["cell"]["method"] == "mine:alternate"
     # Another version of the module is another method.
-    (tmp_path / "mine.py").write_text(OWN.replace("% costs", "* 0 % costs"))
+    (tmp_path / "mine.py").write_text(OWN.replace("% request", "* 0 % request"))
     del sys.modules["mine"]
     assert command() == 0
     again = lines(tmp_path / "runs" / "search" / "records.jsonl")[-1]
