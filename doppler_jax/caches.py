@@ -1,22 +1,29 @@
-"""What JAX compiles for us is kept between processes, unless that is switched off."""
+"""What is kept between processes, in the user's cache folder, unless that is switched off."""
 
 import os
+import pathlib
 
 import jax
 
-from doppler_jax.native import cache_folder
-
 VARIABLE = "DOPPLER_JAX_CACHE"
-"""Environment variable: `off` keeps nothing of what JAX compiles."""
+"""Environment variable: the folder in place of the user's; `off` keeps nothing."""
+
+
+def user_folder() -> pathlib.Path | None:
+    """Returns the folder, which may not exist yet; None: nothing is to be kept."""
+    told = os.environ.get(VARIABLE, "")
+    if told.lower() == "off":
+        return None
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return (pathlib.Path(told) if told else home / "doppler_jax").expanduser()
 
 
 def keep_compiled_programs() -> None:
-    """Lets JAX keep on disk what it compiles in this process, beside our compiled code.
+    """Lets JAX keep on disk what it compiles in this process.
 
     A folder that JAX has been given already, as by `JAX_COMPILATION_CACHE_DIR`, stays.
     """
-    if os.environ.get(VARIABLE, "").lower() == "off":
-        return
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder().parent / "xla"))
+    folder = user_folder()
+    if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

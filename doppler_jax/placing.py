@@ -112,7 +112,7 @@ def place(
         costs and other arguments, it is returned as it was, once the oracle has confirmed
         what it is worth; otherwise what is found now is kept there, unless by Ctrl-C.
       keep_compiled: whether what JAX compiles in a process beside this one is kept in the
-        user's cache folder, for later ones (`DOPPLER_JAX_CACHE=off` forbids it, too).
+        user's cache folder, for later ones (`DOPPLER_JAX_CACHE` names another, or is `off`).
       pin: devices, one or several, by a pattern of the names of tasks, or of their scopes:
         `{"*embed*": 0}`. `dj.pin` is the same on costs, and says more; what is returned is of
         those costs.
@@ -221,11 +221,16 @@ def _find(
     )
 
 
+def is_told_apart(method: str | Method) -> bool:
+    """Returns whether a method says what it is in any process: by our name, or its settings."""
+    return is_ours(method) if isinstance(method, str) else dataclasses.is_dataclass(method)
+
+
 def _request_path(
     folder: PathLike, method: str | Method, policy: Policy | None, *others: Any
 ) -> pathlib.Path:
     """Returns the file of a request: its name is a digest of all that decides the result."""
-    if not (is_ours(method) if isinstance(method, str) else dataclasses.is_dataclass(method)):
+    if not is_told_apart(method):
         raise ValueError(
             "a cache needs a method whose settings tell it apart: a name of ours or a "
             f"dataclass, not {method!r}"

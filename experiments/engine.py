@@ -177,8 +177,8 @@ def shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:
     return tuple(jax.tree.map(partial(put, k), arg) for k, arg in enumerate(args))
 
 
-WHERE = ("all on the first", "random on all", "placed and compiled")
-"""Placements that `modes` runs; the last is `dj.engine.place_and_compile`'s."""
+WHERE = ("all on the first", "random on all", "calibrated and placed")
+"""Placements that `modes` runs."""
 
 
 def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where: str) -> Rows:
@@ -193,10 +193,10 @@ def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where:
     random = np.random.default_rng(0).integers(machine.num_devices, size=shape)
 
     def compiled(mode: str) -> Any:
-        if where == "placed and compiled":
-            return dj.engine.place_and_compile(
-                made.fn, *args, devices=devices, budget_s=5.0, method="lns", mode=mode
-            )
+        if where == WHERE[-1]:
+            costs = dj.make_costs(sharded, dj.engine.measure_calibration(sharded, devices))
+            placed = dj.place(sharded, costs, method="lns", budget_s=3.0)
+            return machine.compile(sharded, placed.plan, mode=mode)
         return machine.compile(sharded, random * (where == "random on all"), mode=mode)
 
     def judge(mode: str) -> Record:
@@ -211,7 +211,7 @@ def time_modes(machine: Machine, rounds: int, workload: str, preset: str, where:
         return found | {name: float(median) for name, median in medians.items()}
 
     rows = []
-    for mode in devices.modes if where != "placed and compiled" else ("work_conserving",):
+    for mode in devices.modes if where != WHERE[-1] else ("work_conserving",):
         try:
             found = judge(mode)
         except Exception as error:  # whatever it is, the page says it, and the rest is run

@@ -10,8 +10,8 @@ process; `threads.py` runs a call by threads, `stream.py` as one queue of work, 
 are processes. `segments.py` coarsens a program, `profile.py` explains a call.
 
 On top: `measure.py` times placements, `calibrate.py` kernels and transfers (`python -m
-doppler_jax.engine` is its command), `automatic.py` does everything in one call, and `stage3.py`
-trains by measured times.
+doppler_jax.engine` is its command), `distributed.py` does everything at a function's first
+call, by the stages in `planning.py`, and `stage3.py` trains by measured times.
 
 A mode is a row of `RULES` in `agenda.py`; a sort of devices is a `Devices`; a launcher of
 processes is a file beside `processes/ray.py`.
@@ -46,7 +46,6 @@ def _give_way() -> None:
 if __name__ == "kernels":
     _give_way()
 else:
-    from .automatic import place_and_compile
     from .calibrate import measure_calibration
     from .devices import TaskError
     from .distributed import distribute
@@ -66,6 +65,5 @@ __all__ = [
     "make_paired_measure",
     "measure_calibration",
     "measure_s",
-    "place_and_compile",
     "ray_devices",
 ]

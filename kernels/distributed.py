@@ -11,17 +11,25 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 
+from doppler_jax.costs.pins import Pins, Together
+from doppler_jax.files import PathLike
+from doppler_jax.methods.registry import DEFAULT_METHOD, find_method
+from doppler_jax.methods.request import Method
+from doppler_jax.objective import Objective
 from doppler_jax.programs.blocks import leaf_aval
+from doppler_jax.programs.trace import Resident
+from doppler_jax.reports.page import write_report
 from doppler_jax.training.paired import median_interval
 from doppler_jax.types import Plan
 
-from .automatic import place_and_compile
-from .devices import Devices
+from .devices import Devices, Options
 from .local import LocalDevices
-from .placed import PlacedFunction, as_devices
+from .placed import PlacedFunction, as_devices, load
+from .planning import Lowered, Settings, lower
 from .profile import Profile
 
 ROUNDS = 15
@@ -51,6 +59,15 @@ class Compared:
         return f"{self.chosen} runs from now on; a call takes, at the median: {medians}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """What calls of one sort run, and why."""
+
+    run: Callable[..., Any]
+    compared: Compared | None = None
+    lowered: Lowered | None = None
+
+
 class Distributed:
     """A function that is planned at its first call, and anew for arguments of other shapes.
 
@@ -63,14 +80,15 @@ class Distributed:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], devices: Devices, budget_s: float, options: dict[str, Any]
+        self, fn: Callable[..., Any], devices: Devices, budget_s: float, settings: Settings
     ) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._jitted = fn, jax.jit(fn)
-        self._devices, self._budget_s, self._options = devices, budget_s, options
-        self._chosen: dict[Hashable, tuple[Callable[..., Any], Compared | None]] = {}
-        self._latest: Callable[..., Any] | None = None
-        self.compared: Compared | None = None
+        self._name = getattr(fn, "__name__", "fn")
+        self._devices, self._budget_s, self._settings = devices, budget_s, settings
+        self._lowered: dict[Hashable, Lowered] = {}
+        self._chosen: dict[Hashable, _Choice] = {}
+        self._latest: _Choice | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function and returns what it returns.
@@ -82,15 +100,30 @@ class Distributed:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self._fn(*args, **kwargs)
-        shapes = tuple(_shape_of(leaf) for leaf in leaves)
-        if (tree, shapes) not in self._chosen:
-            self._chosen[tree, shapes] = self._choose(args, kwargs)
-        self._latest, self.compared = self._chosen[tree, shapes]
-        return self._latest(*args, **kwargs)
+        shapes = tree, tuple(map(_shape_of, leaves))
+        if shapes not in self._chosen:
+            self._chosen[shapes] = self._choose(args, kwargs)
+        self._latest = self._chosen[shapes]
+        return self._latest.run(*args, **kwargs)
+
+    @property
+    def compared(self) -> Compared | None:
+        return None if self._latest is None else self._latest.compared
 
     @property
     def plan(self) -> Plan | None:
-        return self._latest.plan if isinstance(self._latest, PlacedFunction) else None
+        run = None if self._latest is None else self._latest.run
+        return run.plan if isinstance(run, PlacedFunction) else None
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Returns the stages in between for such arguments: program, tasks, costs, plan.
+
+        Nothing is run but what is measured, so arguments may be shapes. A call takes them over.
+
+        Raises:
+          ValueError: the arguments are not what `dj.trace` takes.
+        """
+        return self._lower(args, kwargs, runs=False)
 
     def profile(self) -> Profile:
         """Returns where the latest call's time went; see `PlacedFunction.profile`.
@@ -98,41 +131,70 @@ class Distributed:
         Raises:
           ValueError: no plan runs at these shapes.
         """
-        if not isinstance(self._latest, PlacedFunction):
+        return self._running()[0].profile()
+
+    def report(self, path: PathLike) -> None:
+        """Writes a page that opens offline: the plan, and beside it how the latest call ran.
+
+        Raises:
+          ValueError: no plan runs at these shapes, Bokeh (extra `report`) is not there, or the
+            file cannot be written.
+        """
+        step, lowered = self._running()
+        placed, measured = lowered.placed, step.schedule
+        assert measured is not None  # it was called
+        panels = [(f"planned by {placed.method}", placed.schedule), ("measured", measured)]
+        write_report(
+            path, placed.graph, placed.costs, panels, title=self._name, names=placed.names,
+            about=f"{lowered.said}\n\n{self.compared or ''}", curve=placed.curve,
+            bound_s=placed.lower_bound_s,
+        )  # fmt: skip
+
+    def _running(self) -> tuple[PlacedFunction, Lowered]:
+        """Returns what runs by a plan, and how it came to be."""
+        latest = self._latest
+        if latest is None or not isinstance(latest.run, PlacedFunction):
             raise ValueError(
                 "no plan runs: the function has not been called, or `jit` is faster"
             )
-        return self._latest.profile()
+        assert latest.lowered is not None
+        return latest.run, latest.lowered
 
-    def _choose(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., Any], Compared | None]:
-        """Returns what calls of these shapes run, and what it was compared with."""
-        name, until_s = getattr(self._fn, "__name__", "fn"), time.monotonic() + self._budget_s
+    def _lower(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool) -> Lowered:
+        if taken := sorted(kwargs.keys() & self._settings.tracing.keys()):
+            raise ValueError(
+                f"{self._name} takes {taken} by keyword, which are options of dj.distribute, "
+                "too; pass them by position"
+            )
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        shapes = tree, tuple(map(_shape_of, leaves))
+        if shapes not in self._lowered:
+            self._lowered[shapes] = lower(
+                self._fn, args, kwargs, self._devices, self._settings,
+                PLANNING * self._budget_s, runs=runs,
+            )  # fmt: skip
+        return self._lowered[shapes]
+
+    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Choice:
+        """Returns what calls of these shapes run."""
+        until_s = time.monotonic() + self._budget_s
         if len(self._devices) == 1:
-            _say(f"{name}: there is one device, so there is nothing to distribute: jit runs it")
-            return self._jitted, None
+            self._say("there is one device, so there is nothing to distribute: jit runs it")
+            return _Choice(self._jitted)
         if jax.make_jaxpr(self._fn)(*args, **kwargs).effects:
             # To measure it, it would have to be run more often than it was asked for.
-            _say(f"{name} has effects, so it is not compared with others: jit runs it")
-            return self._jitted, None
-        taken = sorted(kwargs.keys() & self._options.keys())
-        if taken:
-            raise ValueError(
-                f"{name} takes {taken} by keyword, which are options of dj.distribute, too; "
-                "pass them by position"
-            )
-        options = {**self._options, "devices": self._devices}
-        planned = place_and_compile(
-            self._fn, *args, budget_s=PLANNING * self._budget_s, **options, **kwargs
-        )
-        if self._options.get("pin") or self._options.get("together"):
-            _say(f"{name} is held to its pins, so it is not compared with jit: the plan runs")
-            return planned, None
+            self._say("it has effects, so it is not compared with others: jit runs it")
+            return _Choice(self._jitted)
+        lowered = self._lower(args, kwargs, runs=True)
+        options = Options(mode=self._settings.mode)
+        planned = load(lowered.sharded, lowered.placed, self._devices, options)
+        if self._settings.pin or self._settings.together:
+            self._say(f"{lowered.said}; it is held to its pins, so the plan runs, uncompared")
+            return _Choice(planned, None, lowered)
         rivals: dict[str, Callable[..., Any]] = {"plan": planned, **self._on_single_devices()}
         compared = compare_calls(rivals, args, kwargs, until_s)
-        _say(f"{name}: {compared}")
-        return rivals[compared.chosen], compared
+        self._say(f"{lowered.said}; {compared}")
+        return _Choice(rivals[compared.chosen], compared, lowered)
 
     def _on_single_devices(self) -> dict[str, Callable[..., Any]]:
         """Returns `jit` on a device of each kind: of those that we have, or of this process."""
@@ -143,44 +205,76 @@ class Distributed:
             for device in kinds.values()
         }
 
+    def _say(self, line: str) -> None:
+        print(f"doppler_jax: {self._name}: {line}", file=sys.stderr)
+
 
 def distribute(
     fn: Callable[..., Any] | None = None,
     *,
     devices: Any = None,
     budget_s: float = 60.0,
-    **options: Any,
+    mode: str | None = None,
+    method: str | Method = DEFAULT_METHOD,
+    objective: Objective = Objective("serial"),  # noqa: B008, frozen
+    key: chex.PRNGKey | int = 0,
+    num_shards: int | None = None,
+    resident: Resident = None,
+    unroll_scans: bool | None = None,
+    pin: Pins | None = None,
+    together: Together = (),
+    cache: bool = True,
 ) -> Any:
     """Returns a function whose calls run on several devices, where that is faster.
 
-    It is planned at its first call (`dj.engine.place_and_compile`), and anew for other
-    shapes. The plan then runs in turns with `jax.jit` of the function on a device of each kind.
-    It is taken if its whole calls are faster beyond doubt; else the fastest `jit` is. A line on
-    standard error says which. A function with effects is not run so often, and `jit` takes it;
-    one with pins is held to them, and the plan takes it. Arguments that `fn` would donate are
-    kept.
+    It is planned at its first call, and anew for arguments of other shapes: traced, cut into
+    tasks, what these and transfers cost here is measured, and a plan is searched for. The plan
+    then runs in turns with `jax.jit` of the function on a device of each kind. It is taken if
+    its whole calls are faster beyond doubt; else the fastest `jit` is. A line on standard error
+    says which. A function with effects is not run so often, and `jit` takes it; one with pins
+    is held to them, and the plan takes it. Arguments that `fn` would donate are kept.
 
     Example:
       >>> fast = dj.distribute(step, devices=jax.devices())
       >>> loss = fast(params, batch)  # plans, and says what it found
-      >>> fast.compared.chosen
+      >>> print(fast.compared)
+      >>> fast.lower(params, batch).placed  # and the stages before it
+      >>> fast.report("step.html")
 
     Args:
       fn: any function that `dj.trace` takes; None: returns a decorator.
-      devices: where to run, as `dj.compile` takes them; by default all that JAX has.
+      devices: where to run, as `dj.compile` takes them, also unequal ones
+        (`jax.devices("cpu") + jax.devices("gpu")`); by default all that JAX has.
       budget_s: seconds that the first call may spend on planning and comparing.
-      **options: of `dj.engine.place_and_compile`: `resident`, `pin`, `together`, `method`, ...
+      mode: of `dj.compile`.
+      method: of `dj.place`.
+      objective: of `dj.place`; `serial` links are truest to real ones, as measured
+        (docs/results/fidelity.md).
+      key: of what is random, a seed or a key, consumed.
+      num_shards: blocks per tensor, by default the next power of two of the devices.
+      resident: of `dj.trace`: which arguments stay on the devices between calls.
+      unroll_scans: of `dj.trace`: whether loops are cut by iterations.
+      pin: of `dj.place`: devices of tasks, by patterns of their names.
+      together: of `dj.place`: patterns of tasks that share a device.
+      cache: whether what is measured and planned is kept in the user's cache folder, so that
+        later processes do neither again for the same function, shapes, devices, options and
+        versions. `DOPPLER_JAX_CACHE` names another folder, or is `off`.
 
     Raises:
-      ValueError: an option is invalid or unknown, or the devices are not what is expected.
+      ValueError: an option is invalid, or the devices are not what is expected.
     """
-    known = place_and_compile.__kwdefaults__ or {}
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"unknown options {unknown}; expected some of {sorted(known)}")
     if not budget_s > 0:
         raise ValueError(f"budget_s is {budget_s}; expected more than 0")
+    find_method(method)
     placed_on = as_devices(jax.devices() if devices is None else devices)
-    make = functools.partial(Distributed, devices=placed_on, budget_s=budget_s, options=options)
+    placed_on.check_options(Options(mode=mode))
+    settings = Settings(
+        mode=mode, method=method, objective=objective, key=key, num_shards=num_shards,
+        resident=resident, unroll_scans=unroll_scans, pin=pin, together=together, cache=cache,
+    )  # fmt: skip
+    make = functools.partial(
+        Distributed, devices=placed_on, budget_s=budget_s, settings=settings
+    )
     return make if fn is None else make(fn)
 
 
@@ -233,7 +327,3 @@ def _shape_of(leaf: Any) -> Hashable:
         aval = leaf_aval((), leaf)
         return aval.shape, aval.dtype, aval.weak_type
     return str(type(leaf))  # planning says what is wrong with it
-
-
-def _say(line: str) -> None:
-    print(f"doppler_jax: {line}", file=sys.stderr)

@@ -49,6 +49,7 @@ def words_after(words, *prefix):
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("doppler_jax.methods.registry.OWN", {})
+    monkeypatch.setenv("DOPPLER_JAX_CACHE", str(tmp_path / "cache"))
     module = types.ModuleType("documented_example")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
     for line, code in read_blocks(path, {"python"}):

@@ -131,13 +131,13 @@ def cache_folder() -> pathlib.Path:
         made_of.update((here.parents[2] / f"{name.replace('.', '/')}.py").read_bytes())
     made_of.update(here.read_bytes())
     python = f"{sys.implementation.cache_tag}{sys.abiflags}"
-    for version in (python, importlib.metadata.version("numba"), _processor()):
+    for version in (python, importlib.metadata.version("numba"), processor()):
         made_of.update(version.encode())
     home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return pathlib.Path(home).expanduser() / "doppler_jax" / f"native-{made_of.hexdigest()}"
 
 
-def _processor() -> str:
+def processor() -> str:
     """Returns what tells this machine's processor from another that shares its folders."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()

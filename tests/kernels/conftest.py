@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
-from doppler_jax.engine import automatic
+from doppler_jax.engine import planning
 from doppler_jax.engine.agenda import RULES
 from doppler_jax.engine.crew import AT_REST
 from doppler_jax.engine.processes.ray import end_ray
@@ -321,10 +321,11 @@ def seconds_until_ctrl_c(call, after_s):
 
 
 @pytest.fixture
-def known_host(monkeypatch):
-    """The host's rates without measuring them, and kernels measured once each."""
+def known_host(monkeypatch, tmp_path):
+    """The host's rates without measuring, kernels measured once each, a cache of its own."""
+    monkeypatch.setenv("DOPPLER_JAX_CACHE", str(tmp_path / "cache"))
     four = dj.make_cluster("reference_x4")
     two = jax.tree.map(lambda array: array[(slice(2),) * array.ndim], four)
-    monkeypatch.setattr(automatic, "measure_host", lambda devices: two)
-    once = functools.partial(automatic.measure_calibration, repeats=1)
-    monkeypatch.setattr(automatic, "measure_calibration", once)
+    monkeypatch.setattr(planning, "measure_host", lambda devices: two)
+    once = functools.partial(planning.measure_calibration, repeats=1)
+    monkeypatch.setattr(planning, "measure_calibration", once)

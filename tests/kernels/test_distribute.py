@@ -1,7 +1,7 @@
 """`distribute`: a plan runs where its whole calls beat `jit`, and else `jit` does."""
 
+import re
 from types import SimpleNamespace
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.engine import distributed as distribute
+from doppler_jax.engine import planning
+from tests.commands import run_python
 
 ARGS = {"w": jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)}, jnp.ones((8, 16))
 
@@ -23,11 +25,15 @@ pytestmark = pytest.mark.usefixtures("known_host")
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Records what is planned."""
-    spy = mock.Mock(wraps=distribute.place_and_compile)
-    spy.__kwdefaults__ = distribute.place_and_compile.__kwdefaults__
-    monkeypatch.setattr(distribute, "place_and_compile", spy)
-    return spy
+    """The seconds that each search for a plan was given."""
+    budgets, place = [], planning.place
+
+    def counting(*args, budget_s, **options):
+        budgets.append(budget_s)
+        return place(*args, budget_s=budget_s, **options)
+
+    monkeypatch.setattr(planning, "place", counting)
+    return budgets
 
 
 def choosing(monkeypatch, wanted):
@@ -39,31 +45,39 @@ def choosing(monkeypatch, wanted):
 
 
 def distributed(**options):
-    return dj.distribute(
-        fn, devices=jax.devices()[:2], method="critical_path", budget_s=5.0, **options
-    )
+    options = {"method": "critical_path", "budget_s": 5.0, **options}
+    return dj.distribute(fn, devices=jax.devices()[:2], **options)
 
 
 @pytest.mark.parametrize("wanted", ["plan", "jit"])
 def test_what_wins_runs_and_returns_what_the_function_does(
-    wanted, planned, monkeypatch, capsys
+    wanted, planned, monkeypatch, capsys, tmp_path
 ):
     choosing(monkeypatch, wanted)
     fast = distributed()
     for k in range(3):
         x = ARGS[1] * k
         np.testing.assert_allclose(fast(ARGS[0], x), fn(ARGS[0], x), rtol=1e-5, atol=1e-6)
-    assert planned.call_count == 1
+    assert len(planned) == 1
     said = capsys.readouterr().err
-    assert said.startswith("doppler_jax: fn: " + wanted)
-    assert said.count("\n") == 1
+    assert re.fullmatch(
+        rf"doppler_jax: fn: \d+ tasks, calibrated and placed in \d+.\d s; {wanted}.*\n", said
+    )
     assert fast.compared.chosen.startswith(wanted)
     assert (fast.plan is None) == (wanted == "jit")
     if wanted == "plan":
         assert len(fast.profile().device_names) == 2
+        dj.simulator.validate(
+            fast.lower(*ARGS).sharded.graph, fast._latest.run.schedule, queue=fast.plan.queue,
+            priority=fast.plan.priority,
+        )  # fmt: skip
+        fast.report(tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text()
+        assert {"planned by critical_path", "measured"} <= set(re.findall(r"[\w ]+", page))
     else:
-        with pytest.raises(ValueError, match="no plan runs"):
-            fast.profile()
+        for ask in (fast.profile, lambda: fast.report(tmp_path / "page.html")):
+            with pytest.raises(ValueError, match="no plan runs"):
+                ask()
 
 
 def test_other_shapes_and_keywords_are_planned_anew(planned, monkeypatch):
@@ -79,7 +93,7 @@ def test_other_shapes_and_keywords_are_planned_anew(planned, monkeypatch):
         np.testing.assert_allclose(
             fast(*args, **kwargs), fn(*args, **kwargs), rtol=1e-5, atol=1e-6
         )
-    assert planned.call_count == 3
+    assert len(planned) == 3
 
 
 def test_it_really_compares_whole_calls():
@@ -117,7 +131,7 @@ def test_under_transformations_it_is_the_function(planned):
     loss = lambda f: lambda x: f(ARGS[0], x).sum()  # noqa: E731
     found = jax.jit(jax.grad(loss(fast)))(ARGS[1])
     np.testing.assert_allclose(found, jax.grad(loss(fn))(ARGS[1]), rtol=1e-5, atol=1e-6)
-    assert not planned.called
+    assert not planned
 
 
 def test_one_device_effects_and_pins_are_not_compared(planned, capsys):
@@ -134,8 +148,8 @@ def test_one_device_effects_and_pins_are_not_compared(planned, capsys):
     jax.effects_barrier()
     printed = capsys.readouterr()
     assert printed.out.count("seen") == 1
-    assert "has effects" in printed.err
-    assert not planned.called
+    assert "it has effects" in printed.err
+    assert not planned
     pinned = distributed(pin={"*": 1})
     pinned(*ARGS)
     assert set(pinned.plan.placement.tolist()) == {1}
@@ -145,9 +159,11 @@ def test_one_device_effects_and_pins_are_not_compared(planned, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shards": 2}, r"unknown options \['shards'\]; expected some of \['budget_s'"),
         ({"budget_s": 0.0}, "budget_s is 0.0; expected more than 0"),
-        ({"devices": []}, "devices"),
+        ({"devices": []}, "devices is empty"),
+        ({"devices": ["remote"]}, r"devices\[0\] is 'remote'; expected a JAX device"),
+        ({"mode": "lazy"}, "unknown mode 'lazy'"),
+        ({"method": "guess"}, "unknown method 'guess'"),
     ],
 )
 def test_bad_options_are_refused_before_a_call(options, message):
@@ -155,7 +171,116 @@ def test_bad_options_are_refused_before_a_call(options, message):
         dj.distribute(fn, **options)
 
 
-def test_a_keyword_that_is_an_option_is_refused():
-    fast = dj.distribute(lambda x, mode: x * mode, devices=jax.devices()[:2], mode="in_order")
-    with pytest.raises(ValueError, match="which are options"):
-        fast(ARGS[1], mode=jnp.ones(()))
+@pytest.mark.parametrize(
+    ("options", "args", "message"),
+    [
+        ({"num_shards": 3}, ARGS, "num_shards is 3; expected a power of two"),
+        ({"resident": ("weights",)}, ARGS, "weights"),
+        # What is placed is also run.
+        ({}, (ARGS[0], jax.eval_shape(jnp.array, ARGS[1])), r"args\[1\] is Shape.* an array"),
+    ],
+)
+def test_bad_calls_are_refused_before_anything_is_measured(options, args, message, monkeypatch):
+    forbidden = lambda *_, **__: pytest.fail("measured")  # noqa: E731
+    monkeypatch.setattr(planning, "measure_calibration", forbidden)
+    with pytest.raises(ValueError, match=message):
+        distributed(**options)(*args)
+
+
+def test_a_keyword_that_is_an_option_of_trace_is_refused():
+    fast = dj.distribute(lambda x, resident: x * resident, devices=jax.devices()[:2])
+    with pytest.raises(ValueError, match=r"\['resident'\] by keyword, which are options"):
+        fast(ARGS[1], resident=jnp.ones(()))
+
+
+def test_the_stages_can_be_looked_at_and_a_call_takes_them_over(planned, monkeypatch):
+    choosing(monkeypatch, "plan")
+    fast = distributed(resident=(0,), pin={"*": 1})
+    lowered = fast.lower(ARGS[0], jax.eval_shape(jnp.array, ARGS[1]))
+    assert tuple(lowered.sharded.names) == lowered.placed.names
+    assert lowered.costs.num_devices == 2
+    assert np.isinf(lowered.costs.compute_s[:, 0]).all()
+    assert set(lowered.placed.placement.tolist()) == {1}
+    assert set(lowered.sharded.graph.input_home) == {dj.graphs.RESIDENT, 0}
+    for args in (ARGS, (ARGS[0], 2 * ARGS[1])):
+        np.testing.assert_allclose(fast(*args), fn(*args), rtol=1e-5, atol=1e-6)
+    assert len(planned) == 1
+
+
+def test_placing_gets_what_calibration_leaves(planned):
+    distributed(budget_s=1e-3).lower(*ARGS)
+    distributed(budget_s=1000.0, cache=False).lower(*ARGS)
+    assert planned[0] == planning.LEAST_PLACING_S
+    assert 300 < planned[1] < 600
+
+
+def test_a_function_without_work_gets_a_plan_too(monkeypatch):
+    choosing(monkeypatch, "plan")
+    fast = dj.distribute(lambda x: (x, {"same": x}), devices=jax.devices()[:2])
+    first, second = fast(ARGS[1])
+    np.testing.assert_array_equal(first, ARGS[1])
+    np.testing.assert_array_equal(second["same"], ARGS[1])
+
+
+def test_pins_hold_by_name_and_keywords_are_arguments():
+    def fn(x, w):
+        with jax.named_scope("first"):
+            y = jnp.tanh(x @ w)
+        with jax.named_scope("last"):
+            return y @ w
+
+    x, options = jnp.ones((8, 8)), {"method": "heft", "num_shards": 1}
+    fast = dj.distribute(fn, devices=jax.devices()[:2], pin={"first": 1, "last": 0}, **options)
+    np.testing.assert_allclose(fast(x, w=x), fn(x, x), rtol=1e-6)
+    names = fast.lower(x, w=x).sharded.names
+    assert fast.plan.placement.tolist() == [int(name.startswith("first")) for name in names]
+
+
+OTHER = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import jax.numpy as jnp
+import doppler_jax as dj
+from doppler_jax.engine import planning
+
+four = dj.make_cluster("reference_x4")
+planning.measure_host = lambda devices: jax.tree.map(lambda a: a[(slice(2),) * a.ndim], four)
+fast = dj.distribute(lambda x: jnp.tanh(x @ x), method="heft", budget_s=9.0)
+lowered = fast.lower(jnp.ones((8, 8)))
+print(lowered.said.split(", ")[1][:10], lowered.placed.placement.tolist())
+"""
+
+
+def test_another_process_measures_and_plans_nothing_again(tmp_path, monkeypatch):
+    first, second = (run_python("-c", OTHER).stdout for _ in range(2))
+    assert first.startswith("calibrated [")
+    assert second == first.replace("calibrated", "calibratio")
+
+
+def test_a_damaged_file_is_as_if_there_were_none(tmp_path):
+    distributed().lower(*ARGS)
+    (kept,) = (tmp_path / "cache" / "devices").iterdir()
+    for path in kept.iterdir():
+        path.write_text("{")
+    assert "calibrated and placed in" in distributed().lower(*ARGS).said
+    assert "calibration and plan are" in distributed().lower(*ARGS).said
+
+
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [
+        ({}, ""),
+        ({"method": "heft"}, "placed"),
+        ({"objective": dj.Objective()}, "placed"),
+        ({"key": 1}, "placed"),
+        ({"budget_s": 6.0}, "placed"),
+        ({"num_shards": 1}, "calibrated and placed"),
+        ({"pin": {"*": 0}}, "placed"),
+        ({"method": lambda request: np.zeros(request.graph.num_tasks, int)}, "placed"),
+        ({"cache": False}, "calibrated and placed"),
+    ],
+)
+def test_what_decides_a_plan_is_told_apart(options, again):
+    assert "calibrated and placed in" in distributed().lower(*ARGS).said
+    said = distributed(**options).lower(*ARGS).said
+    assert re.search(rf", {again} in", said) if again else "calibration and plan are" in said
