@@ -403,6 +403,7 @@ class ShardedProgram:
         `in_tree` has them in their positions.
       ties: pairs of flat arguments that were the same array, and so are one graph input.
       untied: the same tasks where they are two; None without ties.
+      carried: flat arguments that are what the last call returned, and which flat outputs.
     """
 
     graph: TaskGraph
@@ -420,6 +421,7 @@ class ShardedProgram:
     parameters: tuple[str, ...] = ()
     ties: tuple[tuple[int, int], ...] = ()
     untied: "ShardedProgram | None" = None
+    carried: tuple[tuple[int, int], ...] = ()
 
     def __repr__(self) -> str:
         return (

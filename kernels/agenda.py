@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.programs.blocks import forwarded
 from doppler_jax.simulator.disciplines import ReadySet, find_discipline
 from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.types import RESIDENT, InputRef, Plan, Ref, ShardedProgram, TaskGraph
@@ -59,6 +60,7 @@ class Agenda:
     num_reads: tuple[int, ...]  # [S] tasks, transfers and outputs that read the slot
     inputs: tuple[tuple[int, int, int], ...]  # (graph input, device, slot) laid before
     outputs: tuple[tuple[int, ...], ...]  # slots of the blocks, per flat output
+    carried: frozenset[int]  # flat outputs whose blocks stay; arguments unchanged have none
 
     def ready_set(self, device: int) -> ReadySet:
         """Returns what a call on a device begins with: no task is ready yet."""
@@ -70,7 +72,7 @@ def make_agenda(sharded: ShardedProgram, plan: Plan, mode: str = "work_conservin
     """Returns the agenda of a plan that has been checked, and suits the mode."""
     graph, placement, priority = sharded.graph, plan.placement, plan.priority
     places = placement.tolist()
-    makers, homes = graph.tensor_producer.tolist(), graph.input_home.tolist()
+    makers, homes = graph.tensor_producer.tolist(), graph.homes(placement).tolist()
     remote = _remote_readers(graph, placement)
     copies = {key: graph.num_tensors + k for k, key in enumerate(remote)}
     inputs: dict[tuple[int, int], int] = {}  # by (graph input, device)
@@ -96,14 +98,17 @@ def make_agenda(sharded: ShardedProgram, plan: Plan, mode: str = "work_conservin
         for refs, device in zip(sharded.operands, places, strict=True)
     ]
     # An output's block is where it was made, or at its home.
+    known = forwarded(sharded)
     outputs = [
-        tuple(
+        ()
+        if o in known
+        else tuple(
             input_slot(ref.input, max(homes[ref.input], 0))
             if isinstance(ref, InputRef)
             else ref.tensor
             for ref in output.blocks
         )
-        for output in sharded.outputs
+        for o, output in enumerate(sharded.outputs)
     ]
     transfers = tuple(transfer(*key) for key in remote)
     edges = zip(*map(np.ndarray.tolist, task_edges(graph)), strict=True)
@@ -141,6 +146,7 @@ def make_agenda(sharded: ShardedProgram, plan: Plan, mode: str = "work_conservin
         ),
         inputs=tuple((*key, slot) for key, slot in inputs.items()),
         outputs=tuple(outputs),
+        carried=frozenset(o for _, o in sharded.carried if o not in known),
     )
 
 
@@ -158,7 +164,8 @@ def _remote_readers(
     """Returns the readers of each (tensor or ~input, device) that gets it by a transfer."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     senders, readers = task_edges(graph)
-    homes, input_readers = graph.input_home[graph.input_edge_input], graph.input_edge_reader
+    homes = graph.homes(placement)[graph.input_edge_input]
+    input_readers = graph.input_edge_reader
     for items, source, reader in (
         (~graph.input_edge_input, homes, input_readers),
         (graph.edge_tensor, placement[senders], readers),

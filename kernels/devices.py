@@ -7,14 +7,16 @@ given to calibration, measurements and the program compiles each kernel once a d
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import join_output
+from doppler_jax.programs.blocks import join_output, output_bounds
+from doppler_jax.programs.carried import Carried
 from doppler_jax.types import ShardedProgram
 
 from .agenda import Agenda
@@ -50,9 +52,17 @@ class Options:
 class Execution:
     """One call: what it returned, when what ran, and what allocators tell of memory."""
 
-    outputs: list[jax.Array]  # flat, assembled from their blocks
+    outputs: list[Any]  # flat, assembled from their blocks but for those that are carried
     record: Record  # when what ran
     allocated_bytes: Sequence[int | None]  # [D] most since the process began, where known
+
+
+class Staying(NamedTuple):
+    """A block of an output that stays where it was made."""
+
+    bounds: tuple[tuple[int, ...], tuple[int, ...]]  # start and limit
+    device: int
+    slot: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,17 +80,44 @@ class LoadedProgram(abc.ABC):
         """Whether a record's starts follow from dispatch times and finishes."""
         return False
 
+    @functools.cached_property
+    def carried(self) -> dict[int, tuple[Staying, ...]]:
+        """The blocks of each output that is carried."""
+        places, makers = self.agenda.placement, self.sharded.graph.tensor_producer.tolist()
+        outputs, slots = self.sharded.outputs, self.agenda.outputs
+        return {
+            o: tuple(
+                Staying(bounds, places[makers[slot]], slot)
+                for bounds, slot in zip(output_bounds(outputs[o]), slots[o], strict=True)
+            )
+            for o in sorted(self.agenda.carried)
+        }
+
     def execution(
         self,
         record: Record,
         blocks_of: Callable[[tuple[int, ...]], list[jax.Array]],
+        stay: Callable[[int], Carried],
         allocated_bytes: Sequence[int | None],
         chores: Chores,
     ) -> Execution:
-        """Returns what a call gives back; `blocks_of` gathers an output's blocks by slot."""
+        """Returns what a call gives back.
+
+        Args:
+          record: when what ran.
+          blocks_of: gathers an output's blocks by slot.
+          stay: returns an output that is carried, by its number.
+          allocated_bytes: see `Execution`.
+          chores: of the call, which are added to.
+        """
         with chores.doing("assemble outputs"):
-            pairs = zip(self.sharded.outputs, self.agenda.outputs, strict=True)
-            outputs = [join_output(output, blocks_of(blocks)) for output, blocks in pairs]
+            outputs: list[Any] = []
+            for o, blocks in enumerate(self.agenda.outputs):
+                if o in self.carried:
+                    outputs.append(stay(o))
+                else:  # what has no blocks is an argument unchanged
+                    output = self.sharded.outputs[o]
+                    outputs.append(join_output(output, blocks_of(blocks)) if blocks else None)
             jax.block_until_ready(outputs)
         return Execution(outputs, record, allocated_bytes)
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import num_bytes, slice_block
-from doppler_jax.types import RESIDENT, Kernel, ShardedProgram
+from doppler_jax.programs.carried import Carried
+from doppler_jax.types import InputBlock, Kernel, ShardedProgram
 
 from .agenda import Agenda
 
@@ -28,7 +29,7 @@ class Residents:
 
     def __init__(self, sharded: ShardedProgram, devices: Sequence[jax.Device]) -> None:
         self._inputs = sharded.inputs
-        self._homes = sharded.graph.input_home.tolist()
+        self._is_resident = sharded.graph.is_resident.tolist()
         self._devices = devices
         # By flat argument: which array it is, and its blocks by (graph input, device).
         self._kept: dict[int, tuple[weakref.ref[Any], dict[tuple[int, int], jax.Array]]] = {}
@@ -38,14 +39,17 @@ class Residents:
         slots: Slots = [None] * len(agenda.num_reads)
         cut: dict[int, jax.Array] = {}
         for i, device, slot in agenda.inputs:
-            block = self._inputs[i]
-            kept = self._blocks(block.source, values[block.source])
-            if (array := kept.get((i, device))) is None:
+            block, there = self._inputs[i], self._devices[device]
+            value = values[block.source]
+            kept = self._blocks(block.source, value) if self._is_resident[i] else {}
+            array = kept.get((i, device))
+            if array is None and isinstance(value, Carried):
+                array = _carried_block(value, block, there)
+            if array is None:
                 if i not in cut:
-                    cut[i] = slice_block(values[block.source], block)
-                array = jax.device_put(cut[i], self._devices[device])
-                if self._homes[i] == RESIDENT:
-                    kept[i, device] = array
+                    cut[i] = slice_block(value, block)
+                array = jax.device_put(cut[i], there)
+                kept[i, device] = array
             slots[slot] = array
         jax.block_until_ready(slots)
         return slots
@@ -54,6 +58,12 @@ class Residents:
         if source not in self._kept or self._kept[source][0]() is not value:
             self._kept[source] = (weakref.ref(value), {})
         return self._kept[source][1]
+
+
+def _carried_block(value: Carried, block: InputBlock, device: jax.Device) -> jax.Array | None:
+    """Returns a block of an array that an earlier call left on the device, if there is one."""
+    found = value.blocks and value.blocks.get((block.start, block.limit))
+    return found if isinstance(found, jax.Array) and found.device == device else None
 
 
 class Buffers:

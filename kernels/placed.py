@@ -12,7 +12,9 @@ from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.placed import Placed
-from doppler_jax.programs.blocks import are_tied, flatten_args
+from doppler_jax.programs.arguments import leaf_names, name_arguments
+from doppler_jax.programs.blocks import are_tied, donated, flatten_args, forwarded
+from doppler_jax.programs.carried import Carried
 from doppler_jax.programs.provenance import check_no_mesh
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.disciplines import check_ranks
@@ -180,6 +182,8 @@ class PlacedFunction:
         self._schedule: Schedule | None = None
         self._loaded = loaded
         self._apart = apart
+        self._donated = frozenset(donated(loaded.sharded))
+        self._forwarded = forwarded(loaded.sharded)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program and returns the function's own pytree.
@@ -198,6 +202,7 @@ class PlacedFunction:
                 "a placed function has been compiled: jax.jit, grad, vmap and others cannot be "
                 "applied to it; apply them to the function before dj.trace"
             )
+        self._check_there(values)
         if not are_tied(sharded, values):  # from now on they are two graph inputs
             vars(self).update(vars(self._apart()))
         with jax.transfer_guard("allow"):  # what moves from here on was asked for
@@ -207,9 +212,33 @@ class PlacedFunction:
             execution = self._loaded.run(laid, chores)
         self._record, self._schedule = execution.record, None
         self._allocated_bytes = execution.allocated_bytes
+        for o, source in self._forwarded.items():
+            execution.outputs[o] = values[source]
+        self._take(values)
         outputs = jax.tree.unflatten(sharded.out_tree, execution.outputs)
         self._times = began_s, time.perf_counter(), chores
         return outputs
+
+    def _take(self, values: Sequence[Any]) -> None:
+        """Deletes what was carried into a call that succeeded, and was not passed twice."""
+        if not self._donated:
+            return
+        kept = {id(value) for i, value in enumerate(values) if i not in self._donated}
+        for i in self._donated:
+            if id(values[i]) not in kept and hasattr(values[i], "delete"):
+                values[i].delete()
+
+    def _check_there(self, values: Sequence[Any]) -> None:
+        """Raises `ValueError` for an argument that an earlier call took."""
+        for i, value in enumerate(values):
+            takes = i in self._donated or isinstance(value, Carried)
+            if takes and getattr(value, "is_deleted", bool)():
+                sharded = self._loaded.sharded
+                names = leaf_names(name_arguments(sharded.in_tree, ()))
+                raise ValueError(
+                    f"{names[i]} was carried into an earlier call, which took it, or deleted "
+                    "otherwise; expected what that call returned in its place"
+                )
 
     def run_traced(self, *args: Any, **kwargs: Any) -> Schedule:
         """Runs the program and returns the trace of that call; raises what a call raises."""

@@ -81,6 +81,7 @@ def fuse_segments(sharded: ShardedProgram, plan: Plan) -> tuple[ShardedProgram, 
             np.bincount(of_task, graph.flops, len(tasks)),
             graph.input_bytes,
             graph.input_home,
+            np.append(of_task, -1)[graph.input_maker],
         ),
         names=tuple(task.name for task in tasks),
         kernels=tuple(task.kernel for task in tasks),
@@ -125,8 +126,9 @@ def _transfers_around(graph: TaskGraph, placement: np.ndarray) -> tuple[list[int
         return bits.setdefault((item, places[reader]), 1 << len(bits))
 
     before, after = [0] * graph.num_tasks, [0] * graph.num_tasks
+    homes = graph.homes(placement).tolist()
     for i, v in zip(*_lists((graph.input_edge_input, graph.input_edge_reader)), strict=True):
-        before[v] |= transfer(~i, int(graph.input_home[i]), v)
+        before[v] |= transfer(~i, homes[i], v)
     position = np.argsort(topological_order(graph)).tolist()
     for x, u, v in sorted(edges, key=lambda edge: position[edge[1]]):
         before[v] |= before[u] | transfer(x, places[u], v)

@@ -22,7 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import is_float0
+from doppler_jax.programs.blocks import is_float0, join_output
+from doppler_jax.programs.carried import Blocks, Carried
 
 from . import ops
 from .agenda import RULES, Next
@@ -66,18 +67,28 @@ class LocalProgram(LoadedProgram):
         first_s = record.origin_s + min(record.start_s, default=0.0)
         chores.append(Chore("dispatch", CALLER, began_s, first_s))
 
+        def stay(o: int) -> Carried:
+            output = self.sharded.outputs[o]
+            blocks = Blocks((block.bounds, slots[block.slot]) for block in self.carried[o])
+            return Carried(
+                output.aval, blocks, lambda b: join_output(output, self._gather([*b.values()]))
+            )
+
         def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
-            blocks: list[Any] = [slots[s] for s in wanted]
-            if is_float0(blocks[0]):
-                return blocks
-            d = self.options.out_device
-            there = blocks[0].device if d is None else self.devices[d]
-            # To put what is there takes as long as to move it.
-            is_there = all(block.device == there for block in blocks)
-            return blocks if is_there else jax.device_put(blocks, there)
+            return self._gather([slots[s] for s in wanted])
 
         allocated = list(map(ops.allocated_bytes, self.devices))
-        return self.execution(record, gather, allocated, chores)
+        return self.execution(record, gather, stay, allocated, chores)
+
+    def _gather(self, blocks: list[Any]) -> list[jax.Array]:
+        """Returns an output's blocks where it is to be put together."""
+        if is_float0(blocks[0]):
+            return blocks
+        d = self.options.out_device
+        there = blocks[0].device if d is None else self.devices[d]
+        # To put what is there takes as long as to move it.
+        is_there = all(block.device == there for block in blocks)
+        return blocks if is_there else jax.device_put(blocks, there)
 
 
 def run_ahead(device: jax.Device) -> int:

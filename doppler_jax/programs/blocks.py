@@ -1,7 +1,8 @@
 """Arguments into blocks, blocks into outputs: the two ends of every execution."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.extend.core.primitives import convert_element_type_p
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import make_graph
+from doppler_jax.programs.carried import Carried
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -52,7 +54,7 @@ def flatten_args(
                 f"{leaf_name(path)} is {found.dtype}{list(found.shape)}, "
                 f"but the program was traced for {aval.dtype}{list(aval.shape)}"
             )
-        if not isinstance(leaf, jax.Array):  # the same one twice stays the same
+        if not isinstance(leaf, jax.Array | Carried):  # the same one twice stays the same
             if id(leaf) not in made:
                 made[id(leaf)] = as_array(leaf)
             leaf = made[id(leaf)]
@@ -62,7 +64,7 @@ def flatten_args(
 
 def _is_like(leaf: Any, aval: jax.ShapeDtypeStruct) -> bool:
     """Returns whether a leaf is beyond doubt what was traced; to tell errors takes longer."""
-    is_array = isinstance(leaf, jax.Array)
+    is_array = isinstance(leaf, jax.Array | Carried)
     return is_array and leaf.shape == aval.shape and leaf.dtype == aval.dtype
 
 
@@ -110,7 +112,8 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, np.ndarray | np.generic):
         accepted = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)
     else:
-        accepted = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | jax.core.ShapedArray)
+        known = jax.Array | Carried | jax.ShapeDtypeStruct | jax.core.ShapedArray
+        accepted = isinstance(leaf, known)
     if is_float0(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if not accepted:
@@ -140,8 +143,10 @@ def block_aval(block: InputBlock, array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
-def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
+def slice_block(value: jax.Array | Carried, block: InputBlock) -> jax.Array:
     """Returns block `[start, limit)` of `value`; `value` itself if that is all of it."""
+    if isinstance(value, Carried):
+        value = value.whole()
     if block.limit == value.shape and not any(block.start):
         return value
     return lax.slice(value, block.start, block.limit)
@@ -158,6 +163,31 @@ def join_blocks(arrays: Sequence[jax.Array], grid: tuple[int, ...]) -> jax.Array
             groups = [arrays[i : i + count] for i in range(0, len(arrays), count)]
             arrays = [lax.concatenate(group, axis) for group in groups]
     return arrays[0]
+
+
+def output_bounds(output: OutputBlocks) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yields start and limit of each block of an output."""
+    shape = [size // count for size, count in zip(output.aval.shape, output.grid, strict=True)]
+    for index in itertools.product(*map(range, output.grid)):
+        start = tuple(i * size for i, size in zip(index, shape, strict=True))
+        yield start, tuple(a + size for a, size in zip(start, shape, strict=True))
+
+
+def forwarded(sharded: ShardedProgram) -> dict[int, int]:
+    """Returns the outputs of carried arguments that no task makes, and their sources."""
+    blocks = {o: sharded.outputs[o].blocks[0] for _, o in sharded.carried}
+    return {
+        o: sharded.inputs[ref.input].source
+        for o, ref in blocks.items()
+        if isinstance(ref, InputRef)
+    }
+
+
+def donated(sharded: ShardedProgram) -> tuple[int, ...]:
+    """Returns the flat arguments that a call takes for good: no output is one of them."""
+    refs = (ref for output in sharded.outputs for ref in output.blocks)
+    returned = {sharded.inputs[ref.input].source for ref in refs if isinstance(ref, InputRef)}
+    return tuple(i for i, _ in sharded.carried if i not in returned)
 
 
 def join_output(output: OutputBlocks, blocks: Sequence[jax.Array]) -> jax.Array:
@@ -195,6 +225,7 @@ def task_graph(
     flops: ArrayLike,
     input_bytes: ArrayLike,
     input_home: ArrayLike | None = None,
+    input_maker: ArrayLike | None = None,
 ) -> TaskGraph:
     """Returns the graph of tasks that call kernels, whose results are its tensors in turn.
 
@@ -204,6 +235,7 @@ def task_graph(
       flops: `[N]` of each task.
       input_bytes: `[I]` of each graph input.
       input_home: `[I]` see `TaskGraph`.
+      input_maker: `[I]` see `TaskGraph`.
     """
     made = [(v, num_bytes(aval)) for v, kernel in enumerate(kernels) for aval in kernel.results]
     reads = [(ref, v) for v, refs in enumerate(operands) for ref in refs]
@@ -217,6 +249,7 @@ def task_graph(
         edge_reader=[v for _, v in tensors],
         input_bytes=input_bytes,
         input_home=input_home,
+        input_maker=input_maker,
         input_edge_input=[i for i, _ in inputs],
         input_edge_reader=[v for _, v in inputs],
     )

@@ -138,6 +138,7 @@ def shard(
         ),
         parameters=program.parameters,
         ties=ties,
+        carried=program.carried,
         untied=shard(apart, groups, plan, kernels) if ties else None,
     )
 
@@ -174,7 +175,7 @@ class TaskMaker:
     ) -> None:
         self.tasks: list[Task] = []
         self.inputs: list[InputBlock] = []
-        self._num_tensors = 0
+        self._producers: list[int] = []  # by tensor
         self._kernels = kernels
         self._arrays = (*program.args, *program.consts)
         # The same array under two names is one source.
@@ -182,6 +183,17 @@ class TaskMaker:
         self._source = dict(zip(self._arrays, same_as, strict=True))
         self._is_resident = program.is_resident + (True,) * len(program.consts)
         self.stored: dict[Value, Stored] = {}  # by tensor, in the order of the groups
+        cut_as = {
+            value: (value, grid_of(labels, of), group)
+            for group, of in zip(groups, counts, strict=True)
+            for value, labels in zip(group.results, group.labelling.results, strict=True)
+        }
+        # Arguments that tasks of the last call made: the output, the grid of both, and by whom.
+        self._carried = {
+            program.args[i]: cut_as[program.outputs[o]]
+            for i, o in program.carried
+            if program.outputs[o] in cut_as
+        }
         self._blocks: dict[tuple[Value, Shape, Shape], Ref] = {}
         for group, of in zip(groups, counts, strict=True):
             self._add_group(group, of)
@@ -255,8 +267,10 @@ class TaskMaker:
         """Returns where the blocks of an output of the program are."""
         if (stored := self.stored.get(value)) is not None:
             return OutputBlocks(aval, stored.grid, stored.blocks)
-        whole = self._fetch(value, (0,) * len(aval.shape), aval.shape)
-        return OutputBlocks(aval, (1,) * len(aval.shape), (whole,))
+        grid = self._carried[value][1] if value in self._carried else (1,) * len(aval.shape)
+        block = block_shape(aval.shape, grid)
+        blocks = (self._fetch(value, *_bounds(index, block)) for index in indices(grid))
+        return OutputBlocks(aval, grid, tuple(blocks))
 
     def task_graph(self) -> TaskGraph:
         """Returns the tasks' graph."""
@@ -267,7 +281,17 @@ class TaskMaker:
             [task.flops for task in self.tasks],
             [num_bytes(block_aval(b, arrays[b.source].aval)) for b in self.inputs],
             [homes[b.source] for b in self.inputs],
+            list(map(self._maker, self.inputs)),
         )
+
+    def _maker(self, block: InputBlock) -> int:
+        """Returns the task that made a graph input in the last call, or -1."""
+        argument = self._arrays[block.source]
+        if argument not in self._carried:
+            return -1
+        ref = self._blocks[self._carried[argument][0], block.start, block.limit]
+        assert isinstance(ref, TensorRef)
+        return self._producers[ref.tensor]
 
     def _read(
         self, cut: GroupBlocks, slots: tuple[int, ...], at: Mapping[int, int]
@@ -287,37 +311,49 @@ class TaskMaker:
             value = self._arrays[self._source[value]]
         key = (value, start, limit)
         if key not in self._blocks:
-            if value in self._source:
+            if value in self._source and self._is_whole(value, start, limit):
                 self._blocks[key] = InputRef(len(self.inputs))
                 self.inputs.append(InputBlock(self._source[value], start, limit))
             else:
                 self._blocks[key] = self._form(value, start, limit)
         return self._blocks[key]
 
+    def _is_whole(self, argument: Value, start: Shape, limit: Shape) -> bool:
+        """Returns whether a block of an argument needs no task that forms it."""
+        if argument not in self._carried:
+            return True
+        block = block_shape(argument.aval.shape, self._carried[argument][1])
+        index = (a // max(size, 1) for a, size in zip(start, block, strict=True))
+        return (start, limit) == _bounds(tuple(index), block)
+
     def _form(self, value: Value, start: Shape, limit: Shape) -> Ref:
-        stored = self.stored[value]
-        block = block_shape(value.aval.shape, stored.grid)
+        if value in self.stored:
+            name, stored_as, group, _ = self.stored[value]
+        else:
+            _, stored_as, group = self._carried[value]
+            name = f"{group.name}.carried{self._source[value]}"
+        block = block_shape(value.aval.shape, stored_as)
         # A dimension of size 0 is in one block.
         first = tuple(a // max(size, 1) for a, size in zip(start, block, strict=True))
         last = tuple(-(-b // size) if size else 1 for b, size in zip(limit, block, strict=True))
         grid = tuple(b - a for a, b in zip(first, last, strict=True))
         refs = tuple(
-            self._blocks[value, *_bounds(index, block)]
+            self._fetch(value, *_bounds(index, block))
             for index in itertools.product(*map(range, first, last))
         )
         within = tuple(a - f * size for a, f, size in zip(start, first, block, strict=True))
         needed = tuple(b - a for a, b in zip(start, limit, strict=True))
         kernel = self._kernels.form(value.aval.dtype, block, grid, within, needed)
         ranges = ",".join(f"{a}:{b}" for a, b in zip(start, limit, strict=True))
-        name, origin = f"{stored.name}.form[{ranges}]", _origin(stored.group, "form")
-        (ref,) = self._add(Task(name, kernel, refs, 0.0, origin))
+        task = Task(f"{name}.form[{ranges}]", kernel, refs, 0.0, _origin(group, "form"))
+        (ref,) = self._add(task)
         return ref
 
     def _add(self, task: Task) -> tuple[Ref, ...]:
+        first = len(self._producers)
+        self._producers += [len(self.tasks)] * len(task.kernel.results)
         self.tasks.append(task)
-        first = self._num_tensors
-        self._num_tensors += len(task.kernel.results)
-        return tuple(map(TensorRef, range(first, self._num_tensors)))
+        return tuple(map(TensorRef, range(first, len(self._producers))))
 
 
 def _bounds(index: Index, block: Shape) -> tuple[Shape, Shape]:

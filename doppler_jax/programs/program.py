@@ -60,6 +60,9 @@ class Program:
     out_tree: Any
     parameters: tuple[str, ...]  # of the function, by position; "" where keywords are not taken
     same_as: tuple[int, ...]  # per flat argument, the first one that is the same array
+    carried: tuple[
+        tuple[int, int], ...
+    ] = ()  # flat arguments, and the outputs that they become
     unrolled: "Program | None" = None  # the same with loops unrolled, where that may pay
 
     @property

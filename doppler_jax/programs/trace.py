@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,17 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxprLiteral
 
-from doppler_jax.programs.blocks import by_position, leaf_aval, leaf_name
+from doppler_jax.programs.arguments import (
+    Carry,
+    Resident,
+    Signature,
+    leaf_names,
+    name_arguments,
+    name_outputs,
+    resident_leaves,
+    same_arrays,
+)
+from doppler_jax.programs.blocks import by_position, leaf_aval
 from doppler_jax.programs.program import Atom, Equation, Literal, Program, Value
 from doppler_jax.programs.provenance import (
     Place,
@@ -42,16 +52,11 @@ _NAMES = """
 _IDENTITIES = frozenset(_NAMES.split())
 """Primitives that return their operands; they matter to compilers and memory only."""
 
-_SHOWN = 12  # names in a message
-
 MOST_UNROLLED = 2000
 """Equations that a loop may become by default: a task or more each."""
 
 LEAST_SHARE = 0.1
 """Of a program's operations, that a loop must hold to be unrolled by default."""
-
-Resident = int | str | Sequence[int | str] | None
-"""Positions, names or pytree paths of arguments; None stands for all of them."""
 
 
 def trace(
@@ -59,6 +64,7 @@ def trace(
     *args: Any,
     unroll_scans: bool | None = None,
     resident: Resident = None,
+    carry: Carry = None,
     **kwargs: Any,
 ) -> Program:
     """Returns the tensor program of `fn` at the shapes and dtypes of the arguments.
@@ -82,33 +88,49 @@ def trace(
         there, which costs time. An entry is a position (`0`), the name of a parameter or
         keyword argument (`"params"`), or a path within one as errors write it
         (`"args[0]['w']"`, which stands for all below it); several come as a sequence, of
-        which none is `()`. None: all arguments are resident. Constants always are.
-      **kwargs: likewise arrays. `unroll_scans` and `resident` are not handed to `fn`.
+        which none is `()`. None: all are resident that are not carried. Constants always are.
+      carry: which arguments, such as a training state, are what the call before returned. They
+        stay in blocks where they were made, and only what is read elsewhere is moved. Entries
+        are as in `resident`. Each one's place is taken by the output of the same tree, shapes,
+        dtypes and weak types: all that `fn` returns, or one of its parts. Where several are, a
+        mapping says which, by position or path: `{"params": 0, "opt_state": "out[1]"}`.
+      **kwargs: likewise arrays. `unroll_scans`, `resident` and `carry` are not handed to `fn`.
 
     Raises:
-      ValueError: an argument is not an array, `resident` names no argument, a shape depends on
-        values, there is a side effect, or something runs on the devices of a mesh; the message
-        names the argument, or the user's source line.
+      ValueError: an argument is not an array, `resident` or `carry` names no argument or both
+        name it, no output is like a carried one, a shape depends on values, there is a side
+        effect, or something runs on the devices of a mesh; the message names the argument, or
+        the user's source line.
     """
     check_no_mesh()
     by_place = _positional_parameters(fn)
     parameters = tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in by_place)
     leaves, in_tree = jax.tree.flatten_with_path(by_position(args, kwargs, parameters))
     avals = [leaf_aval(path, leaf) for path, leaf in leaves]
-    is_resident = _resident_leaves(
-        [p.name for p in by_place], [path for path, _ in leaves], resident
-    )
+    arguments = name_arguments(in_tree, [p.name for p in by_place])
+    is_resident = resident_leaves(arguments, resident)
     shape_args, shape_kwargs = jax.tree.unflatten(in_tree, avals)
     closed, out_shapes = make_jaxpr(fn, *shape_args, **shape_kwargs)
+    out_avals, out_tree = jax.tree.flatten(out_shapes)
+    signature = Signature(arguments, avals, name_outputs(out_tree), out_avals)
+    carried = signature.carried(carry)
+    for i in (i for i, _ in carried if resident is not None and is_resident[i]):
+        raise ValueError(f"{leaf_names(arguments)[i]} is resident and carried; expected one")
+    stays = [*is_resident]
+    kinds: list[Hashable] = [*is_resident]
+    for i, _ in carried:
+        stays[i] = True
+        kinds[i] = "carried", i  # the same array now is not the same in the next call
     flatten = functools.partial(_flatten, closed, avals, Place.here())
     program = Program(
         **flatten(lambda _: bool(unroll_scans)),
-        is_resident=is_resident,
-        out_avals=tuple(jax.tree.leaves(out_shapes)),
+        is_resident=tuple(stays),
+        out_avals=tuple(out_avals),
         in_tree=in_tree,
-        out_tree=jax.tree.structure(out_shapes),
+        out_tree=out_tree,
         parameters=parameters,
-        same_as=_same_arrays([leaf for _, leaf in leaves], is_resident),
+        same_as=same_arrays([leaf for _, leaf in leaves], kinds),
+        carried=carried,
     )
     if unroll_scans is None and any(map(hides := _hides_much(program), program.equations)):
         unrolled = dataclasses.replace(program, **flatten(hides))
@@ -322,71 +344,6 @@ def _live(equations: list[Equation], outputs: tuple[Value, ...]) -> tuple[Equati
 
 def _shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-def _same_arrays(leaves: Sequence[Any], is_resident: Sequence[bool]) -> tuple[int, ...]:
-    """Returns per argument the first one that is the same array, and resident like it."""
-    first: dict[tuple[int, bool], int] = {}
-    return tuple(
-        first.setdefault((id(leaf), stays), i)
-        if isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim
-        else i
-        for i, (leaf, stays) in enumerate(zip(leaves, is_resident, strict=True))
-    )
-
-
-def _resident_leaves(
-    parameters: Sequence[str], paths: Sequence[tuple[Any, ...]], resident: Resident
-) -> tuple[bool, ...]:
-    """Returns whether each leaf of `(args, kwargs)` is resident.
-
-    Args:
-      parameters: names that stand for positional arguments.
-      paths: the key path of each leaf.
-      resident: see `trace`.
-
-    Raises:
-      ValueError: an entry is neither an integer nor a string, or no leaf is called so.
-    """
-    if resident is None:
-        return (True,) * len(paths)
-    several = isinstance(resident, Sequence) and not isinstance(resident, str)
-    entries = cast(Sequence[object], resident) if several else (resident,)
-    leaves = [_names(path, parameters) for path in paths]
-    chosen: set[int] = set()
-    for entry in entries:
-        if isinstance(entry, bool) or not isinstance(entry, int | str):
-            raise ValueError(
-                f"resident names {entry!r}; expected positions, names or paths of arguments, "
-                "such as 0, 'params' or \"args[0]['w']\""
-            )
-        path = f"args[{entry}]" if isinstance(entry, int) else entry
-        below = (f"{path}[", f"{path}.")
-        matched = {
-            i
-            for i, names in enumerate(leaves)
-            if any(name == path or name.startswith(below) for name in names)
-        }
-        if not matched:
-            known, rest = [names[-1] for names in leaves], len(leaves) - _SHOWN
-            more = [f"and {rest} more"] if rest > 0 else []
-            raise ValueError(
-                f"resident names {entry!r}, but no array of the arguments is called so or is "
-                f"part of it; there are: {', '.join([*known[:_SHOWN], *more]) or 'none'}"
-            )
-        chosen |= matched
-    return tuple(i in chosen for i in range(len(leaves)))
-
-
-def _names(path: tuple[Any, ...], parameters: Sequence[str]) -> list[str]:
-    """Returns what a leaf may be called: by its parameter's name, and as errors write it."""
-    name = leaf_name(path)
-    position = path[1].idx if path[0].idx == 0 else len(parameters)
-    # "args[0]" is the first argument, also where a parameter is called `args`.
-    if position < len(parameters) and parameters[position] != "args":
-        prefix = f"args[{position}]"
-        return [parameters[position] + name.removeprefix(prefix), name]
-    return [name]
 
 
 def _positional_parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -61,7 +61,8 @@ class DeviceResult:
     """(transfer, start by the source's clock, finish)"""
     handled: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     """(start, finish) of moving tensors between tasks"""
-    outputs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by slot
+    outputs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    """By slot; not of outputs that are carried."""
     failure: Failure | None = None
     chores: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
     """(what, start, finish) beside those"""
@@ -71,7 +72,7 @@ class DeviceResult:
 class Worker:
     """One device's process; its launcher calls its methods, from several threads.
 
-    `run` and `forget` are called by the line alone, one after another.
+    `run`, `fetch` and `forget` are called by the line alone, one after another.
     """
 
     def __init__(self, index: int, host: str, secret: bytes, settings: dict[str, Any]) -> None:
@@ -135,8 +136,18 @@ class Worker:
         for number in blocks:
             self._blocks.pop(number, None)
 
+    def fetch(self, blocks: Sequence[int]) -> list[np.ndarray]:
+        """Returns blocks that earlier calls left here, by their numbers."""
+        return [to_host(self._blocks[number]) for number in blocks]
+
     def run(
-        self, program: int, call: int, new: dict[int, np.ndarray], laid: dict[int, int]
+        self,
+        program: int,
+        call: int,
+        new: dict[int, np.ndarray],
+        laid: dict[int, int],
+        kept: dict[int, int],
+        dropped: tuple[Sequence[int], Sequence[int]],
     ) -> DeviceResult:
         """Runs this device's part of a call.
 
@@ -145,8 +156,11 @@ class Worker:
           call: its number.
           new: blocks of arguments, by the numbers that the driver gives them.
           laid: number of the block in each slot.
+          kept: by the number that it gets, the slot of each block that stays here.
+          dropped: programs and blocks to forget before.
         """
         began_s = time.perf_counter()
+        self.forget(*dropped)
         shipment, device = self._programs[program]
         avals = {number: shipment.avals[slot] for slot, number in laid.items()}
         for number, host in new.items():
@@ -168,6 +182,7 @@ class Worker:
             run.stop()
         try:
             result = run.execute(laid_s)
+            self._blocks.update(run.take(kept))
             result.chores.append(("lay arguments", began_s, laid_s))
             return result
         finally:
@@ -244,13 +259,19 @@ class DeviceCall:
         self._wait(lambda: not self._num_unsent)
         ended_s = time.perf_counter()
         if not self._stopped:
-            wanted = {s for blocks in self._agenda.outputs for s in blocks}
+            carried, outputs = self._agenda.carried, enumerate(self._agenda.outputs)
+            wanted = {s for o, blocks in outputs if o not in carried for s in blocks}
             here = ((s, self._slots[s]) for s in wanted)
             self._result.outputs = {s: to_host(a) for s, a in here if a is not None}
-        self._slots[:] = [None] * len(self._slots)
         self._result.peak_bytes = allocated_bytes(jax.devices()[0])
         self._result.chores.append(("hand over outputs", ended_s, time.perf_counter()))
         return self._result
+
+    def take(self, kept: Mapping[int, int]) -> dict[int, jax.Array]:
+        """Lets go of all arrays; returns those of some slots, unless the call has failed."""
+        found = {} if self._stopped else {n: self._buffers.get(s) for n, s in kept.items()}
+        self._slots[:] = [None] * len(self._slots)
+        return found
 
     def stop(self) -> int | None:
         """Ends the call after what it is at; returns the task that is running."""

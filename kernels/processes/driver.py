@@ -9,17 +9,20 @@ Last comes one clock for all devices: offsets between machines, and the record o
 """
 
 import dataclasses
+import functools
 import math
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from doppler_jax.programs.blocks import block_aval, slice_block
-from doppler_jax.types import RESIDENT, ShardedProgram
+from doppler_jax.programs.blocks import block_aval, join_output, slice_block
+from doppler_jax.programs.carried import Blocks, Carried
+from doppler_jax.types import ShardedProgram
 
 from ..agenda import RULES, Agenda
 from ..devices import Devices, Execution, LoadedProgram, Options, TaskError, event_error
@@ -191,13 +194,16 @@ class _Program(LoadedProgram):
           ValueError: the devices are closed.
         """
         self.session.check_open()
-        homes = self.sharded.graph.input_home
+        is_resident = self.sharded.graph.is_resident
         laid = _Laid([{} for _ in self.devices], [{} for _ in self.devices], tuple(values), [])
         for i, d, slot in self.agenda.inputs:
             block = self.sharded.inputs[i]
             value = values[block.source]
             # They are forgotten with the array, or else with this call.
-            blocks = self.session.blocks_of(value if homes[i] == RESIDENT else laid)
+            owner = value if is_resident[i] else laid
+            if isinstance(value, Carried):
+                owner = value.blocks
+            blocks = self.session.blocks_of(owner)
             place = (id(value), block.start, block.limit, self.devices[d].index)
             if (number := blocks.get(place)) is None:
                 number = self.session.new_number()
@@ -212,34 +218,89 @@ class _Program(LoadedProgram):
         Raises:
           TaskError: a task or transfer failed, a device was lost, or time ran out.
         """
+        numbers = {
+            o: [self.session.new_number() for _ in blocks] for o, blocks in self.carried.items()
+        }
         with self.session.one_call:
-            self.session.clear_up()
             offsets_s = clock_offsets_s(self.devices)
-            results = self._call(laid, chores)
+            results = self._call(laid, self._kept(numbers), chores)
         record = make_record(self.agenda, results, offsets_s, chores)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
         return self.execution(
             record,
             lambda blocks: [to_device(slots[s], self.avals[s]) for s in blocks],
+            lambda o: self._stay(o, numbers[o]),
             [result.peak_bytes for result in results],
             chores,
         )
 
-    def _call(self, laid: _Laid, chores: Chores) -> list[DeviceResult]:
+    def _kept(self, numbers: dict[int, list[int]]) -> list[dict[int, int]]:
+        """Returns the slots `[D]` of what is to stay on each device, by the number it gets."""
+        kept: list[dict[int, int]] = [{} for _ in self.devices]
+        for o, blocks in self.carried.items():
+            for block, number in zip(blocks, numbers[o], strict=True):
+                kept[block.device][number] = block.slot
+        return kept
+
+    def _stay(self, o: int, numbers: list[int]) -> Carried:
+        """Returns an output whose blocks are on the devices, by these numbers."""
+        blocks = Blocks()
+        array = Carried(self.sharded.outputs[o].aval, blocks, functools.partial(self._fetch, o))
+        known = self.session.blocks_of(blocks)
+        for block, number in zip(self.carried[o], numbers, strict=True):
+            blocks[block.bounds] = block, number
+            known[id(array), *block.bounds, self.devices[block.device].index] = number
+        return array
+
+    def _fetch(self, o: int, blocks: Blocks) -> jax.Array:
+        """Returns an output that stayed on the devices, put together here.
+
+        Raises:
+          ValueError: the devices are closed.
+          TaskError: a device is lost.
+        """
+        self.session.check_open()
+        wanted: dict[int, list[int]] = defaultdict(list)  # numbers by device
+        for block, number in blocks.values():
+            wanted[block.device].append(number)
+        outcomes = _Outcomes(self.devices)
+        with self.session.one_call:
+            try:
+                for d, numbers in wanted.items():
+                    outcomes.send(d, "fetch", numbers)
+                outcomes.wait(None, for_all=True)
+            except BaseException:
+                for d in wanted:
+                    self.session.lines[self.devices[d].index].hang_up()
+                raise
+        if any(isinstance(outcome, BaseException) for outcome in outcomes.of):
+            raise self._error(outcomes.of)
+        hosts: dict[int, np.ndarray] = {}
+        for d, numbers in wanted.items():
+            hosts.update(zip(numbers, outcomes.of[d], strict=True))
+        found = [to_device(hosts[n], self.avals[block.slot]) for block, n in blocks.values()]
+        return join_output(self.sharded.outputs[o], found)
+
+    def _call(
+        self, laid: _Laid, kept: list[dict[int, int]], chores: Chores
+    ) -> list[DeviceResult]:
         """Runs a call with the arguments laid; returns each device's result.
 
         Raises:
           TaskError: a task or transfer failed, a device was lost, or time ran out. The
             devices have stopped then, save those that need over 10 s to end a task.
         """
+        dropped = self.session.clear_up({device.index for device in self.devices})
         number, outcomes = self.session.new_number(), _Outcomes(self.devices)
+        all_new: list[dict[int, Any]] = [*laid.new, *kept]
         try:
             with chores.doing("send the call"):
-                for d in range(len(self.devices)):
-                    outcomes.send(d, "run", self.number, number, laid.new[d], laid.blocks[d])
+                for d, blocks in enumerate(laid.blocks):
+                    parts = laid.new[d], blocks, kept[d], dropped
+                    outcomes.send(d, "run", self.number, number, *parts)
             in_time = outcomes.wait(self.options.timeout_s, chores)
         except BaseException:
-            self._stop(number, outcomes, laid)
+            self._stop(number, outcomes, all_new)
             raise
         if in_time and not outcomes.has_failure():
             for blocks, place, block in laid.to_note:
@@ -248,11 +309,16 @@ class _Program(LoadedProgram):
             for new in laid.new:
                 new.clear()
             return outcomes.of
-        running = self._stop(number, outcomes, laid)
+        running = self._stop(number, outcomes, all_new)
         raise self._error(outcomes.of) if in_time else self._timeout(running, outcomes.of)
 
-    def _stop(self, number: int, outcomes: "_Outcomes", laid: _Laid) -> list[int | None]:
-        """Ends the call on every device; returns the task `[D]` that each was running."""
+    def _stop(
+        self, number: int, outcomes: "_Outcomes", new: Sequence[dict[int, Any]]
+    ) -> list[int | None]:
+        """Ends the call on every device; returns the task `[D]` that each was running.
+
+        What is new there, by number, is forgotten.
+        """
         try:
             told = [device.call("stop", number) for device in self.devices]
             self.session.wait(told, _ANSWER_S, for_all=True)
@@ -263,7 +329,7 @@ class _Program(LoadedProgram):
             for device in self.devices:
                 self.session.lines[device.index].hang_up()
             # Some may be there, and nothing will ask for them.
-            numbers = (number for new in laid.new for number in new)
+            numbers = (number for of_device in new for number in of_device)
             self.session.forgotten.extend(("block", number) for number in numbers)
 
     def _timeout(self, running: list[int | None], outcomes: list[Any]) -> TaskError:

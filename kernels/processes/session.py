@@ -23,7 +23,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,9 @@ from doppler_jax.types import Kernel, ShardedProgram
 
 from ..devices import TaskError
 from .line import Line
+
+Dropped = tuple[list[int], list[int]]
+"""Numbers of programs, and of blocks, that processes need no more."""
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -137,10 +140,11 @@ class Session(abc.ABC):
         exports = [self._exports[kernel] for kernel in sharded.kernels]
         return tuple(digest for digest, _ in exports), dict(exports)
 
-    def clear_up(self) -> None:
+    def clear_up(self, callees: Collection[int]) -> Dropped:
         """Lets processes end what Ctrl-C may have left, and drop what is needed no more.
 
-        The caller has `one_call`.
+        Those that are called next are to be told with the call: of programs and blocks, by
+        number. The caller has `one_call`.
         """
         for index, line in enumerate(self.lines):
             if not line.is_connected:
@@ -149,10 +153,11 @@ class Session(abc.ABC):
         while self.forgotten:
             what, number = self.forgotten.popleft()
             dropped[what].append(number)
-        if any(dropped.values()):
-            for line in self.lines:
-                with contextlib.suppress(OSError):  # a lost one has nothing any more
-                    line.send("forget", dropped["program"], dropped["block"])
+        others = set(range(len(self.lines))).difference(callees)
+        for index in others if any(dropped.values()) else ():
+            with contextlib.suppress(OSError):  # a lost one has nothing any more
+                self.lines[index].send("forget", dropped["program"], dropped["block"])
+        return dropped["program"], dropped["block"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
