@@ -90,7 +90,7 @@ def test_a_study_computes_once_and_says_what_it_found(
     study = load(name)
     assert study.name == name
     once = partial(dj.engine.measure_calibration, repeats=1)  # whatever it finds
-    monkeypatch.setattr(dj, "measure_calibration", once)
+    monkeypatch.setattr(dj.engine, "measure_calibration", once)
     settings = TINY.get(name, dict(study.quick))
     if name == "zero_shot":
         save_tiny_checkpoint(tmp_path / "policy")
