@@ -258,6 +258,7 @@ def _print_plans(title: str, plans: Sequence[dj.Placed]) -> None:
         (
             plan.method,
             format_seconds(plan.makespan_s),
+            *([] if plan.period_s is None else [format_seconds(plan.period_s)]),
             format_seconds(plan.lower_bound_s) + ", met" * plan.proven,
             plan.queue,
             str(plan.evaluations),
@@ -265,13 +266,16 @@ def _print_plans(title: str, plans: Sequence[dj.Placed]) -> None:
         )
         for plan in plans
     ]
-    columns = ("method", "makespan", "lower bound", "queue", "plans simulated", "search")
+    period = [] if plans[0].period_s is None else ["a loop's step"]
+    columns = (
+        "method", "makespan", *period, "lower bound", "queue", "plans simulated", "search",
+    )  # fmt: skip
     print_table(title, columns, rows)
 
 
 def _as_json(placed: dj.Placed) -> dict[str, Any]:
     names = (
-        "method", "makespan_s", "objective_s", "lower_bound_s", "proven", "queue",
+        "method", "makespan_s", "period_s", "objective_s", "lower_bound_s", "proven", "queue",
         "evaluations", "seconds", "interrupted",
     )  # fmt: skip
     arrays = {name: getattr(placed, name).tolist() for name in ("placement", "priority")}

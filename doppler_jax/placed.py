@@ -1,6 +1,7 @@
 """What `place` returns, and the file that it can be kept in."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from doppler_jax.objective import Objective
 from doppler_jax.reports.schedules import ScheduleExplanation, explain_schedule
 from doppler_jax.reports.tables import format_seconds
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
+from doppler_jax.simulator.periods import period_s
 from doppler_jax.types import Costs, Plan, Schedule, TaskGraph
 
 FORMAT = "doppler_jax.placement"
@@ -76,6 +78,17 @@ class Placed:
         """What is executed of it."""
         return Plan(self.placement, self.priority, self.queue)
 
+    @functools.cached_property
+    def period_s(self) -> float | None:
+        """Seconds that a call adds to a loop that carries its state; None: nothing is carried.
+
+        That is where calls follow each other as closely as the plan's order lets them.
+        """
+        if not (self.graph.input_maker >= 0).any():
+            return None
+        links = self.objective.links
+        return period_s(self.graph, self.costs, self.placement, self.priority, links=links)
+
     @property
     def proven(self) -> bool:
         """Whether the makespan meets the lower bound, to a millionth: none is shorter."""
@@ -91,7 +104,8 @@ class Placed:
             f"  makespan_s: {self.makespan_s:.6g}, "
             + ("optimal" if self.proven else f"at least {self.lower_bound_s:.6g}")
             + f" (queue {self.queue!r})\n"
-            f"  objective_s: {self.objective_s:.6g} ({self.objective})\n"
+            + ("" if self.period_s is None else f"  period_s: {self.period_s:.6g}\n")
+            + f"  objective_s: {self.objective_s:.6g} ({self.objective})\n"
             f"  search: {self.evaluations} evaluations, {self.seconds:.3g} s"
             + (", interrupted" if self.interrupted else "")
         )
@@ -151,10 +165,12 @@ class Placed:
     def _about(self) -> str:
         above = self.makespan_s / (self.lower_bound_s or math.inf) - 1
         how_far = "which no plan beats" if self.proven else f"{above:.1%} above the lower bound"
+        period = self.period_s
+        loop = "" if period is None else f"A loop takes {format_seconds(period)} a step. "
         return (
             f"{self.graph.num_tasks} tasks on {self.costs.num_devices} devices by "
             f"{self.method}, queue {self.queue}: {format_seconds(self.makespan_s)}, {how_far}. "
-            f"{self.evaluations} plans simulated in {format_seconds(self.seconds, 3)}."
+            f"{loop}{self.evaluations} plans simulated in {format_seconds(self.seconds, 3)}."
         )
 
 
