@@ -14,10 +14,18 @@ from typing import Annotated, Any, Union
 import numpy as np
 import tyro
 
-import doppler_jax as dj
-from doppler_jax import cli
+# Not by the public door, which loads JAX: that takes longer than many a plan.
+from doppler_jax import cli, methods
+from doppler_jax.costs.build import make_costs
+from doppler_jax.costs.clusters import find_cluster, list_clusters
+from doppler_jax.costs.pins import pin
 from doppler_jax.files import parse_json_object, read_text
-from doppler_jax.problems import find_cluster
+from doppler_jax.graphs.formats import load_graph
+from doppler_jax.objective import Objective
+from doppler_jax.placed import Placed, load_placed
+from doppler_jax.placing import place as find_plan
+from doppler_jax.reports.compare import compare as find_difference
+from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.tables import format_seconds, print_table
 
 ENDING_S = 0.3
@@ -45,7 +53,7 @@ class Place:
     """Task graph: DOPPLER text or this project's JSON."""
     cluster: str = "reference_x4"
     """Name of a preset (see `list`), or a cluster's JSON file."""
-    method: tuple[str, ...] = (dj.methods.DEFAULT_METHOD,)
+    method: tuple[str, ...] = (methods.DEFAULT_METHOD,)
     """Placement methods (see `list`), or functions of yours, `module:function`. Of several the
     best plan is kept and shown."""
     policy: pathlib.Path | None = None
@@ -56,7 +64,7 @@ class Place:
     bounds it, it searches 5 to 10, and trains 60)."""
     max_evaluations: int | None = None
     """Executions that may be simulated."""
-    objective: Annotated[dj.Objective, tyro.conf.arg(name="")] = dj.Objective()  # noqa: RUF009
+    objective: Annotated[Objective, tyro.conf.arg(name="")] = Objective()  # noqa: RUF009
     """What is minimised."""
     queue: str | None = None
     """What devices take next: `fifo`, what is ready first, or what the plan says: `in_order`,
@@ -180,10 +188,12 @@ def work(command: Any) -> None:
 
 def list_names(command: List) -> None:
     """Prints what there is to choose from."""
+    from doppler_jax.programs.workloads import list_workloads
+
     names = {
-        "methods": dj.list_methods(),
-        "clusters": dj.clusters.list_clusters(),
-        "workloads": dj.workloads.list_workloads(),
+        "methods": methods.list_methods(),
+        "clusters": list_clusters(),
+        "workloads": list_workloads(),
     }
     if command.json:
         print(json.dumps(names))
@@ -201,16 +211,20 @@ def place(command: Place) -> None:
         if path is not None:
             check_folder(path)
     for name in command.method:
-        dj.methods.find_method(name)  # before a cluster is measured
+        methods.find_method(name)  # before a cluster is measured
     if not command.method:
         raise ValueError("--method: expected at least one")
-    graph = dj.load_graph(command.graph)
-    costs = dj.make_costs(graph, find_cluster(command.cluster))
-    policy = None if command.policy is None else dj.load_policy(command.policy)
+    graph = load_graph(command.graph)
+    costs = make_costs(graph, find_cluster(command.cluster))
+    policy = None
+    if command.policy is not None:
+        from doppler_jax.policy_files import load_policy
+
+        policy = load_policy(command.policy)
     plans = []
     for k, name in enumerate(command.method):
         left_s = _seconds_left(command.budget_s)
-        placed = dj.place(
+        placed = find_plan(
             graph,
             costs,
             method=name,
@@ -239,7 +253,7 @@ def place(command: Place) -> None:
     if command.gantt is not None:
         names = [f"task {v}" for v in range(graph.num_tasks)]
         panels = [(plan.method, plan.schedule, names) for plan in plans]
-        dj.reports.plot_gantt(command.gantt, panels, num_devices=costs.num_devices)
+        plot_gantt(command.gantt, panels, num_devices=costs.num_devices)
     if command.json:
         print(json.dumps({**source, "plans": [_as_json(plan) for plan in plans]}))
         return
@@ -253,7 +267,7 @@ def place(command: Place) -> None:
         print("order:", *np.argsort(best.priority).tolist())
 
 
-def _print_plans(title: str, plans: Sequence[dj.Placed]) -> None:
+def _print_plans(title: str, plans: Sequence[Placed]) -> None:
     rows = [
         (
             plan.method,
@@ -273,7 +287,7 @@ def _print_plans(title: str, plans: Sequence[dj.Placed]) -> None:
     print_table(title, columns, rows)
 
 
-def _as_json(placed: dj.Placed) -> dict[str, Any]:
+def _as_json(placed: Placed) -> dict[str, Any]:
     names = (
         "method", "makespan_s", "period_s", "objective_s", "lower_bound_s", "proven", "queue",
         "evaluations", "seconds", "interrupted",
@@ -290,7 +304,7 @@ def compare(command: Compare) -> None:
         read_plan(path, command.graph, command.cluster)
         for path in (command.first, command.second)
     )
-    found = dj.compare(first, second)
+    found = find_difference(first, second)
     if command.report is not None:
         found.report(command.report, title=f"{command.first.name} and {command.second.name}")
     if command.json:
@@ -305,7 +319,7 @@ def compare(command: Compare) -> None:
         print(found)
 
 
-def read_plan(path: pathlib.Path, graph: pathlib.Path | None, cluster: str | None) -> dj.Placed:
+def read_plan(path: pathlib.Path, graph: pathlib.Path | None, cluster: str | None) -> Placed:
     """Returns the plan that `place --output` wrote, of the graph and cluster that it names."""
     source = parse_json_object(path, read_text(path)).get("source")
     source = source if isinstance(source, dict) else {}
@@ -314,10 +328,10 @@ def read_plan(path: pathlib.Path, graph: pathlib.Path | None, cluster: str | Non
     for name, value in (("graph", graph), ("cluster", cluster)):
         if not value:
             raise ValueError(f"{path}: does not say its {name}; give it by --{name}")
-    tasks = dj.load_graph(str(graph))
-    costs = dj.make_costs(tasks, find_cluster(str(cluster)))
+    tasks = load_graph(str(graph))
+    costs = make_costs(tasks, find_cluster(str(cluster)))
     pins = parse_json_object(path, source.get("pin", "{}"))
-    return dj.load_placed(path, tasks, dj.pin(tasks, costs, pins) if pins else costs)
+    return load_placed(path, tasks, pin(tasks, costs, pins) if pins else costs)
 
 
 def _seconds_left(budget_s: float | None) -> float | None:

@@ -3,8 +3,6 @@
 import os
 import pathlib
 
-import jax
-
 VARIABLE = "DOPPLER_JAX_CACHE"
 """Environment variable: the folder in place of the user's; `off` keeps nothing."""
 
@@ -24,6 +22,10 @@ def keep_compiled_programs() -> None:
     A folder that JAX has been given already, as by `JAX_COMPILATION_CACHE_DIR`, stays.
     """
     folder = user_folder()
-    if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
+    if folder is None:
+        return
+    import jax
+
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -5,7 +5,7 @@ the system's bound (Linux: vm.max_map_count, usually 65,530) LLVM cannot allocat
 process dies.
 """
 
-import jax
+import sys
 
 SHARE = 0.5
 """Of the bound, beyond which compiled programs are dropped: one placement may map much more."""
@@ -20,6 +20,8 @@ def free_memory_maps() -> None:
     Jitted functions compile again when they are called next; what was compiled ahead of time
     is kept. Does nothing where the system tells no bound.
     """
+    if "jax" not in sys.modules:
+        return
     try:
         with open(_BOUND) as file:
             bound = int(file.read())
@@ -28,4 +30,4 @@ def free_memory_maps() -> None:
     except (OSError, ValueError):
         return
     if count > SHARE * bound:
-        jax.clear_caches()
+        sys.modules["jax"].clear_caches()

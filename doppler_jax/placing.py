@@ -1,5 +1,7 @@
 """`place`: one door to every placement method; `methods/registry.py` has the default."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import math
@@ -7,10 +9,8 @@ import pathlib
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import chex
-import jax
 import numpy as np
 
 from doppler_jax.budget import Budget, CurveRecorder
@@ -39,6 +39,9 @@ from doppler_jax.simulator.finalists import NUM_FINALISTS, start_order
 from doppler_jax.simulator.memory import check_capacity
 from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import Costs, Policy, ShardedProgram, TaskGraph
+
+if TYPE_CHECKING:
+    import chex
 
 MOST_JUDGED = 24
 """Candidates that the oracle judges without a choice among them: those of any search."""
@@ -153,7 +156,9 @@ def place(
         held = *bounds, *(group.tolist() for group in groups)
         path = _request_path(cache, method, policy, problem, objective, words, held)
     noise_key = None
-    if objective.num_noise:  # else nothing is compiled for a key
+    if objective.num_noise:  # else JAX need not be loaded
+        import jax
+
         noise_key, key = jax.random.split(jax.random.key(key) if isinstance(key, int) else key)
     bound_s = lower_bound_s(graph, costs)
     # Noise may take a makespan below the bound, so nothing is known to be the best then.

@@ -7,12 +7,8 @@ from typing import Literal
 import jax
 
 from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.clusters import (
-    load_cluster,
-    make_cluster,
-    measure_host,
-    save_cluster,
-)
+from doppler_jax.costs.clusters import find_cluster, load_cluster, save_cluster
+from doppler_jax.costs.host import measure_host
 from doppler_jax.graphs.formats import load_graph
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
@@ -85,11 +81,6 @@ def choose(settings: ProblemSettings, runs: pathlib.Path) -> Chosen:
     return choose_workload(
         settings.workload, settings.preset, cluster, label, settings.strategy
     )
-
-
-def find_cluster(name: str) -> Cluster:
-    """Returns a preset by name, or the cluster of a JSON file."""
-    return load_cluster(name) if name.endswith(".json") else make_cluster(name)
 
 
 def saved_host(folder: pathlib.Path) -> Cluster:

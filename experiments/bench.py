@@ -27,8 +27,8 @@ from doppler_jax.graphs.padded import pad_problem
 from doppler_jax.search.kernels import BEST, Aim, walk
 from doppler_jax.search.problem import make_search_problem
 from doppler_jax.search.walks import Annealing, make_walker
+from doppler_jax.simulator.batches import PaddedResult, simulate_padded
 from doppler_jax.simulator.native_kernels import make_rows
-from doppler_jax.simulator.simulate import PaddedResult, simulate_padded
 from experiments import grid
 from experiments.catalogue import Problem, layered_problem
 from experiments.grid import Cell, Context, Page, Record, Settings, Study

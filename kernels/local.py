@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from doppler_jax.costs.clusters import memory_bytes
+from doppler_jax.costs.host import memory_bytes
 from doppler_jax.types import ShardedProgram
 
 from .agenda import RULES, Agenda

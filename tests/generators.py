@@ -132,14 +132,14 @@ def relabel_devices(graph, costs, new):
     """Returns the problem whose device new[d] is device d of the given one."""
     old, home = np.argsort(new), graph.input_home
     graph = graph.replace(input_home=np.where(home == RESIDENT, home, new[home]))
-    links = {name: costs[name][np.ix_(old, old)] for name in ("latency_s", "seconds_per_byte")}
+    links = {name: getattr(costs, name)[np.ix_(old, old)] for name in ("latency_s", "seconds_per_byte")}
     return graph, costs.replace(compute_s=costs.compute_s[:, old], **links)
 
 
 def scale_costs(costs, factor):
     """Returns the costs with every time multiplied."""
     times = ("compute_s", "latency_s", "seconds_per_byte")
-    return costs.replace(**{name: costs[name] * factor for name in times})
+    return costs.replace(**{name: getattr(costs, name) * factor for name in times})
 
 
 def with_own_inputs(rng, graph, costs):

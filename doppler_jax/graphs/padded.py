@@ -1,14 +1,19 @@
 """A task graph with its costs, padded and indexed for jitted code."""
 
-import dataclasses
+from __future__ import annotations
 
-import chex
+import dataclasses
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import DTypeLike
 
 from doppler_jax.graphs.build import task_edges
 from doppler_jax.graphs.chains import chain_cover
 from doppler_jax.types import RESIDENT, Costs, TaskGraph, pytree
+
+if TYPE_CHECKING:
+    import chex
 
 
 def bucket_size(size: int, smallest: int = 1) -> int:
@@ -33,7 +38,7 @@ class Sizes:
     devices: int  # D
     home_reads: int = 0  # F
 
-    def holds(self, other: "Sizes") -> bool:
+    def holds(self, other: Sizes) -> bool:
         """Returns whether a problem of the other sizes can be padded to these."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return all(own >= theirs for own, theirs in pairs)

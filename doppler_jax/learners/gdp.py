@@ -14,7 +14,7 @@ from chex import Array, ArrayTree, PRNGKey
 
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import OCTAVES, PolicyInputs, sinusoids
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.training.reinforce import normalised_advantage
 from doppler_jax.types import pytree
 

@@ -11,7 +11,7 @@ from chex import Array, ArrayTree, PRNGKey
 from doppler_jax.graphs.padded import PaddedProblem
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import PolicyInputs
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.types import pytree
 
 MOST_STEPS = 256

@@ -25,7 +25,7 @@ from chex import Array, ArrayTree, PRNGKey
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.rollout import categorical
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.types import pytree
 
 ENTRIES = 1 << 24

@@ -21,7 +21,7 @@ from doppler_jax.policies.list_schedule import ListSchedule, append, begin
 from doppler_jax.policies.model import Features, PolicyConfig
 from doppler_jax.policies.place import PlaceTables, device_logits
 from doppler_jax.policies.rollout import Actions, categorical, draw_index, no_members, teach
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.training.reinforce import CHUNK, normalised_advantage
 from doppler_jax.types import pytree
 

@@ -6,14 +6,14 @@ policies of that name, and one is in the request if it was given to `place`;
 `default_policy()`, if it has that, makes one if not.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import chex
-import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -27,6 +27,9 @@ from doppler_jax.simulator.disciplines import check_ranks
 from doppler_jax.simulator.durations import check_placements
 from doppler_jax.simulator.finalists import start_order
 from doppler_jax.types import Costs, Plans, Policy, TaskGraph
+
+if TYPE_CHECKING:
+    import chex
 
 SAMPLES = 1000
 """Placements that `random`, and a policy that is given, draw if nothing bounds them."""
@@ -53,6 +56,8 @@ def key_words(random: chex.PRNGKey | int) -> np.ndarray:
     """Returns what a key, or the key of a seed, holds: uint32 `[2]` by JAX's own generator."""
     if isinstance(random, int):
         return np.array([0, random], np.uint32)
+    import jax
+
     return np.asarray(jax.random.key_data(random), np.uint32)
 
 
@@ -89,7 +94,7 @@ class Request:
     scored: Scored = dataclasses.field(default_factory=Scored)
     _judged: dict[bytes, Judgement] = dataclasses.field(default_factory=dict)
 
-    def within(self, seconds: float) -> "Request":
+    def within(self, seconds: float) -> Request:
         """Returns the request; if nothing bounds it, with so many seconds from now."""
         if self.budget.is_bounded:
             return self
@@ -101,6 +106,8 @@ class Request:
     @cached_property
     def key(self) -> chex.PRNGKey:
         """Of what JAX draws: made when it is asked for, since JAX takes a while to start."""
+        import jax
+
         return jax.random.key(self.random) if isinstance(self.random, int) else self.random
 
     @property
@@ -225,7 +232,7 @@ class Request:
             return self.start_orders(found.placements, found.ranks)
         return found.ranks
 
-    def optimum(self, plans: Plans) -> "Candidates | None":
+    def optimum(self, plans: Plans) -> Candidates | None:
         """Returns the first plan that meets the target; None if none does."""
         if self.budget.target_s is not None:
             for k in range(len(plans.placements)):

@@ -1,12 +1,11 @@
 """Methods that search: from list schedules, from a policy's samples, at random."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from doppler_jax.baselines.exact import STARTS
@@ -27,6 +26,9 @@ from doppler_jax.search.anytime import Search, run_search
 from doppler_jax.search.drawing import RandomSearch
 from doppler_jax.search.problem import can_overflow
 from doppler_jax.types import Costs, Plans, Policy, TaskGraph
+
+if TYPE_CHECKING:
+    import chex
 
 SEARCH_S = 10.0
 """Seconds that searches take if nothing bounds them."""
@@ -146,6 +148,9 @@ def _send_samples(
     count: int,
 ) -> None:
     """Sends samples of a policy, placements and orders; what a child does."""
+    import jax
+    import jax.numpy as jnp
+
     key = jax.random.wrap_key_data(jnp.asarray(key_data))
     for drawn in _draw(graph, costs, source, key, count):
         send(tuple(drawn))

@@ -1,11 +1,12 @@
 """What a search minimises: the makespan, or a statistic of it under noise, within memory."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import chex
 import numpy as np
 
 from doppler_jax.graphs.build import topological_order
@@ -21,6 +22,8 @@ from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
 from doppler_jax.types import Costs, Plans, Schedule, TaskGraph
 
 if TYPE_CHECKING:
+    import chex
+
     from doppler_jax.search.kernels import Aim, Trial
     from doppler_jax.simulator.native_kernels import NativeProblem
 
@@ -59,7 +62,7 @@ class SearchProblem:
         return rank.astype(np.float64)
 
     @cached_property
-    def aim(self) -> "Aim":
+    def aim(self) -> Aim:
         """The same for compiled code."""
         from doppler_jax.search.kernels import Aim
         from doppler_jax.simulator.memory_kernels import prepare_memory
@@ -113,7 +116,7 @@ class SearchProblem:
         order: np.ndarray,
         rank: np.ndarray | None = None,
         queue: str | None = None,
-    ) -> "Trial":
+    ) -> Trial:
         """Returns what executes a plan, arrays `[N]` which may change; for one thread.
 
         It does so under another queue if one is given.
@@ -134,7 +137,7 @@ class SearchProblem:
         return Trial(rows, *room, np.empty(len(aim.compute_factor)), discipline.switches)
 
     @cached_property
-    def work_conserving(self) -> "SearchProblem":
+    def work_conserving(self) -> SearchProblem:
         """The problem under `priority`, where every order is legal, if it is `in_order`."""
         if self.queue != "in_order":
             return self
@@ -212,7 +215,7 @@ def can_overflow(graph: TaskGraph, costs: Costs) -> bool:
     return bool(graph.num_tasks) and bool(total > np.min(costs.capacity_bytes))
 
 
-def _input_s(problem: "NativeProblem") -> np.ndarray:
+def _input_s(problem: NativeProblem) -> np.ndarray:
     """Returns when each task has its graph inputs on each device `[N, D]`, without waiting.
 
     Those with a maker are left out: where they are depends on the placement.

@@ -1,15 +1,18 @@
 """Randomness of an execution: noisy durations, random queues, and what they do to makespans."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
 from doppler_jax.types import TaskGraph, pytree
+
+if TYPE_CHECKING:
+    import chex
 
 
 @pytree
@@ -63,6 +66,8 @@ def draw_factors(
     for name, count in (("num_devices", num_devices), ("num_noise", num_noise)):
         if count < 1:
             raise ValueError(f"{name} is {count}; expected at least 1")
+    import jax
+
     compute_key, transfer_key = jax.random.split(key)
     sizes = {"transfer": graph.num_tensors, "inputs": graph.num_inputs}
     keys = {"transfer": transfer_key, "inputs": jax.random.fold_in(transfer_key, 1)}
@@ -76,6 +81,9 @@ def draw_factors(
 
 
 def _lognormal(key: chex.PRNGKey, shape: tuple[int, ...], sigma: float) -> chex.Array:
+    import jax
+    import jax.numpy as jnp
+
     z = jax.random.normal(key, shape, jnp.float32)
     return jnp.exp(sigma * z - sigma * sigma / 2)
 
@@ -91,8 +99,10 @@ def random_ranks(key: chex.PRNGKey, num_draws: int, num_tasks: int) -> chex.Arra
       num_draws: K.
       num_tasks: N.
     """
+    import jax
+
     keys = jax.random.split(key, num_draws)
-    return jax.vmap(lambda k: jax.random.permutation(k, num_tasks))(keys).astype(jnp.int32)
+    return jax.vmap(lambda k: jax.random.permutation(k, num_tasks))(keys).astype("int32")
 
 
 @dataclasses.dataclass(frozen=True)

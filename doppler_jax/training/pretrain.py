@@ -30,7 +30,8 @@ from doppler_jax.policies.features import PolicyInputs, stack_problems
 from doppler_jax.policies.model import PolicyConfig, init_list_scheduler
 from doppler_jax.policy_files import load_policy, save_policy
 from doppler_jax.problems import use_host_devices
-from doppler_jax.simulator.simulate import simulate, simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
+from doppler_jax.simulator.simulate import simulate
 from doppler_jax.training.devices import CUT, WHOLE, cut_over, everywhere, most_shards
 from doppler_jax.training.loop import Phase, RunFolder, train
 from doppler_jax.training.pools import (

@@ -14,7 +14,7 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import PolicyInputs
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.policies.rollout import Episode, PolicyTables
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.training.devices import (
     CUT,
     CUT_SECOND,

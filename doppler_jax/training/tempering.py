@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from chex import Array, PRNGKey
 
 from doppler_jax.graphs.padded import PaddedProblem
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.training.moves import WaitingChain, mutate, waiting_chain
 from doppler_jax.training.state import Placements
 

@@ -10,10 +10,10 @@ from doppler_jax.costs.clusters import (
     list_clusters,
     load_cluster,
     make_cluster,
-    measure_host,
     reference_cluster,
     save_cluster,
 )
+from doppler_jax.costs.host import measure_host
 from doppler_jax.costs.random_clusters import ClusterKind, costs_of_ccr, random_cluster
 from doppler_jax.graphs.families import make_family
 from doppler_jax.graphs.levels import mean_compute_s, mean_transfer_s
@@ -37,8 +37,8 @@ def test_every_cluster_is_valid_and_survives_json(clusters, name, tmp_path):
     save_cluster(tmp_path / "c.json", cluster)
     loaded = load_cluster(tmp_path / "c.json")
     for field in FIELDS:
-        np.testing.assert_array_equal(loaded[field], cluster[field], field)
-        assert loaded[field].dtype == np.float64
+        np.testing.assert_array_equal(getattr(loaded, field), getattr(cluster, field), field)
+        assert getattr(loaded, field).dtype == np.float64
 
 
 @pytest.mark.parametrize("name", list_clusters())

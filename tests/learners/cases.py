@@ -11,7 +11,7 @@ import doppler_jax as dj
 from doppler_jax.costs.build import from_edge_delays
 from doppler_jax.learners.learner import EpisodeLearner, Explored
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 
 DEVICES = 3
 

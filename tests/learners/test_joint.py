@@ -12,7 +12,7 @@ from doppler_jax.learners.learner import episode_update
 from doppler_jax.learners.stepwise import Joint, PerStep
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from tests.generators import random_params
 from tests.learners.cases import fresh
 from tests.training.cases import chains_case

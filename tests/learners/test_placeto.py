@@ -17,8 +17,8 @@ from doppler_jax.learners.placeto import (
     placement_at,
     step_makespans,
 )
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate_padded
 from tests.generators import random_params, random_problem, relabel_devices, some_unable
 from tests.learners.cases import chainmm_problem, fresh
 from tests.policies.cases import padded_problem

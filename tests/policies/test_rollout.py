@@ -297,7 +297,7 @@ def test_episodes_of_many_chains_record_no_frontiers_and_have_their_log_probs():
     assert (entropy[:, count:] == 0).all()
     tables = jax.tree.map(np.asarray, tables)
     for b in range(2):
-        actions = (np.asarray(part)[b, :count] for part in episodes.actions.values())
+        actions = (np.asarray(part)[b, :count] for part in vars(episodes.actions).values())
         steps = reference.steps(graph, costs, *actions)
         expected = [reference.log_prob(tables, step) for step in steps]
         found = np.stack([log_p[b, :count], entropy[b, :count]], axis=1)

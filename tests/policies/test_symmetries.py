@@ -11,7 +11,8 @@ from doppler_jax.graphs.padded import needed_sizes
 from doppler_jax.policies import model
 from doppler_jax.policies.features import make_policy_inputs, stack_problems
 from doppler_jax.policies.select import path_sum
-from doppler_jax.simulator.simulate import simulate, simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
+from doppler_jax.simulator.simulate import simulate
 from doppler_jax.types import RESIDENT
 from tests.generators import random_params, random_problem, relabel_devices, scale_costs
 from tests.policies.cases import (

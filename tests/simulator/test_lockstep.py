@@ -11,11 +11,11 @@ import pytest
 
 from doppler_jax.graphs.padded import Sizes, bucket_size, pad_problem
 from doppler_jax.simulator import lanes, simulate
+from doppler_jax.simulator.batches import simulate_in_lockstep, simulate_padded
 from doppler_jax.simulator.disciplines import QUEUES, find_discipline
 from doppler_jax.simulator.lockstep import UNROLL, num_steps, run_lockstep
 from doppler_jax.simulator.noise import Factors
 from doppler_jax.simulator.oracle import makespan_s, simulate_oracle
-from doppler_jax.simulator.simulate import simulate_in_lockstep, simulate_padded
 from tests.equations import equations
 from tests.generators import (
     coarsen,

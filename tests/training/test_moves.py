@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from doppler_jax.graphs.padded import Sizes, pad_problem
-from doppler_jax.simulator.simulate import simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
 from doppler_jax.training import tempering
 from doppler_jax.training.moves import GROUP, WaitingChain, mutate, waiting_chain
 from doppler_jax.training.state import Placements

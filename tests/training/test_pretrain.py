@@ -19,7 +19,8 @@ from doppler_jax.policies import model, rollout
 from doppler_jax.policies.features import stack_problems
 from doppler_jax.policies.model import PolicyConfig, init_list_scheduler
 from doppler_jax.policy_files import read_policy
-from doppler_jax.simulator.simulate import simulate, simulate_padded
+from doppler_jax.simulator.batches import simulate_padded
+from doppler_jax.simulator.simulate import simulate
 from doppler_jax.training import pretrain as pretraining
 from doppler_jax.training.pools import TRAINED, Bucket, best_known_s, draw_problems
 from doppler_jax.training.pretrain import (
