@@ -17,12 +17,15 @@ starts without it.
 
 import difflib
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from doppler_jax import costs as costs
+    from doppler_jax import engine as engine
     from doppler_jax import graphs as graphs
     from doppler_jax import methods as methods
+    from doppler_jax import policies as policies
     from doppler_jax import programs as programs
     from doppler_jax import reports as reports
     from doppler_jax import search as search
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from doppler_jax.costs.build import from_edge_delays, make_costs, reference_costs
     from doppler_jax.costs.clusters import load_cluster, make_cluster
     from doppler_jax.costs.pins import pin
+    from doppler_jax.engine import compile, distribute, ray_devices
     from doppler_jax.graphs.bounds import lower_bound_s
     from doppler_jax.graphs.build import make_graph
     from doppler_jax.graphs.formats import from_networkx, load_graph
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from doppler_jax.objective import Objective
     from doppler_jax.placed import Placed, load_placed
     from doppler_jax.placing import place
+    from doppler_jax.policies import load_policy
     from doppler_jax.programs import workloads as workloads
     from doppler_jax.programs.evaluate import evaluate
     from doppler_jax.programs.explain import explain
@@ -47,10 +52,6 @@ if TYPE_CHECKING:
     from doppler_jax.reports.schedules import explain_schedule
     from doppler_jax.simulator.simulate import simulate
     from doppler_jax.types import Cluster, Costs, Plan
-    from doppler_jax import engine as engine
-    from doppler_jax import policies as policies
-    from doppler_jax.engine import compile, distribute, ray_devices
-    from doppler_jax.policies import load_policy
 
 __version__ = "0.1.0"
 
@@ -139,7 +140,8 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found = getattr(module, name) if name in _HOMES else module
         return found
     hint = ""
-    if not name.startswith("_"):  # else nobody has mistyped it
+    # Nobody has mistyped these; the import system asks before it looks for a module of ours.
+    if not name.startswith("_") and importlib.util.find_spec(f"doppler_jax.{name}") is None:
         where = {one: f"dj.{module}.{one}" for module in MODULES for one in _names_in(module)}
         where |= {one: f"dj.{one}" for one in __all__}
         near = [name] if name in where else difflib.get_close_matches(name, where)

@@ -15,12 +15,13 @@ import numpy as np
 import tyro
 
 # Not by the public door, which loads JAX: that takes longer than many a plan.
-from doppler_jax import cli, methods
+from doppler_jax import cli
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import find_cluster, list_clusters
 from doppler_jax.costs.pins import pin
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.graphs.formats import load_graph
+from doppler_jax.methods.registry import DEFAULT_METHOD, find_method, list_methods
 from doppler_jax.objective import Objective
 from doppler_jax.placed import Placed, load_placed
 from doppler_jax.placing import place as find_plan
@@ -53,7 +54,7 @@ class Place:
     """Task graph: DOPPLER text or this project's JSON."""
     cluster: str = "reference_x4"
     """Name of a preset (see `list`), or a cluster's JSON file."""
-    method: tuple[str, ...] = (methods.DEFAULT_METHOD,)
+    method: tuple[str, ...] = (DEFAULT_METHOD,)
     """Placement methods (see `list`), or functions of yours, `module:function`. Of several the
     best plan is kept and shown."""
     policy: pathlib.Path | None = None
@@ -191,7 +192,7 @@ def list_names(command: List) -> None:
     from doppler_jax.programs.workloads import list_workloads
 
     names = {
-        "methods": methods.list_methods(),
+        "methods": list_methods(),
         "clusters": list_clusters(),
         "workloads": list_workloads(),
     }
@@ -211,7 +212,7 @@ def place(command: Place) -> None:
         if path is not None:
             check_folder(path)
     for name in command.method:
-        methods.find_method(name)  # before a cluster is measured
+        find_method(name)  # before a cluster is measured
     if not command.method:
         raise ValueError("--method: expected at least one")
     graph = load_graph(command.graph)

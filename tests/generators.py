@@ -132,7 +132,10 @@ def relabel_devices(graph, costs, new):
     """Returns the problem whose device new[d] is device d of the given one."""
     old, home = np.argsort(new), graph.input_home
     graph = graph.replace(input_home=np.where(home == RESIDENT, home, new[home]))
-    links = {name: getattr(costs, name)[np.ix_(old, old)] for name in ("latency_s", "seconds_per_byte")}
+    links = {
+        name: getattr(costs, name)[np.ix_(old, old)]
+        for name in ("latency_s", "seconds_per_byte")
+    }
     return graph, costs.replace(compute_s=costs.compute_s[:, old], **links)
 
 

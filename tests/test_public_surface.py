@@ -138,7 +138,7 @@ def test_what_there_is_prints_within_a_screen():
 CHECK = """
 import sys
 import doppler_jax as dj
-slow = ("flax", "optax", "networkx", "matplotlib", "tyro", "rich", "bokeh", "experiments")
+slow = ("jax", "chex", "flax", "optax", "networkx", "matplotlib", "tyro", "rich", "bokeh", "experiments")
 print([name for name in slow if name in sys.modules])
 print("doppler_jax.engine" in sys.modules, "compile" in dir(dj))
 dj.compile
@@ -160,3 +160,24 @@ def test_importing_and_searching_start_no_backend_and_load_nothing_slow():
     assert done.stderr == ""
     said = ["[]", "False True", "True", "False", "6.0", "False", "True"]
     assert done.stdout.splitlines() == said
+
+
+PLACE = """
+import pathlib, sys
+from doppler_jax.__main__ import Place, place
+from doppler_jax.graphs.build import make_graph
+from doppler_jax.graphs.formats import save_graph
+graph = make_graph(flops=[1e9] * 6)
+save_graph(sys.argv[1], graph)
+place(Place(graph=pathlib.Path(sys.argv[1]), budget_s=1.0, json=True))
+print("jax" in sys.modules)
+import doppler_jax as dj
+dj.place
+import jax
+print(len(jax.tree.leaves(graph)))
+"""
+
+
+def test_the_command_line_places_without_jax_and_its_data_are_pytrees_later(tmp_path):
+    done = run_python("-W", "error", "-c", PLACE, str(tmp_path / "graph.json"))
+    assert done.stdout.splitlines()[1:] == ["False", "11"], done.stderr

@@ -15,8 +15,10 @@ In the order of the work, which is the order to read in:
 * `workloads/`: named functions to try all this on.
 """
 
+from doppler_jax.programs.explain import Explanation
 from doppler_jax.types import ShardedProgram
 
 __all__ = [
+    "Explanation",
     "ShardedProgram",
 ]

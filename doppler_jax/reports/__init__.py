@@ -7,7 +7,6 @@ part of that; `pictures.py` draws what studies compare. A new kind of picture go
 the others.
 """
 
-from doppler_jax.programs.explain import Explanation
 from doppler_jax.reports.compare import Comparison
 from doppler_jax.reports.gantt import plot_gantt
 from doppler_jax.reports.perfetto import write_chrome_trace
@@ -15,7 +14,6 @@ from doppler_jax.reports.schedules import ScheduleExplanation
 
 __all__ = [
     "Comparison",
-    "Explanation",
     "ScheduleExplanation",
     "plot_gantt",
     "write_chrome_trace",

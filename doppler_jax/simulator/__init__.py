@@ -4,10 +4,11 @@ Read in this order:
 
 - `disciplines`: which of its tasks a device starts next. A new queue discipline starts there.
 - `oracle` (with `durations`): the rules in plain Python, which judge all the rest.
-- `simulate`: the doors, `simulate` for users and `simulate_padded` for use inside `jit`.
+- `simulate`: the door for users.
 - `native`, `native_kernels`: the same rules compiled by Numba, for CPUs; `memory_kernels`: and
   the rule of `memory`.
-- `lockstep` (on `lanes`): the same rules in JAX, for accelerators and for use inside `jit`.
+- `lockstep` (on `lanes`): the same rules in JAX; `batches` is their door, `simulate_padded`, for
+  accelerators and for use inside `jit`.
 - `validate`: is a schedule, simulated or measured, legal? `critical_chain`: why does it take so
   long? Both look at a schedule as `activities`.
 - `noise`: random durations and orders; `memory`: what lies where; `finalists`: the best of

@@ -237,7 +237,9 @@ def simulated(placement, costs=TRUE):
 
 def falsified(compute=1.0, latency=1.0, per_byte=1.0):
     factors = {"compute_s": compute, "latency_s": latency, "seconds_per_byte": per_byte}
-    return TRUE.replace(**{name: getattr(TRUE, name) * factor for name, factor in factors.items()})
+    return TRUE.replace(
+        **{name: getattr(TRUE, name) * factor for name, factor in factors.items()}
+    )
 
 
 @pytest.mark.parametrize("factor", [10.0, 0.1])

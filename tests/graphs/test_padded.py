@@ -52,7 +52,9 @@ def test_costs_are_padded_with_zeros(num_tasks):
         np.testing.assert_array_equal(found[:num_tasks], expected.astype(np.float32))
         assert (found[num_tasks:] == 0).all()
     for name in ("latency_s", "seconds_per_byte"):
-        np.testing.assert_array_equal(getattr(padded, name), getattr(costs, name).astype(np.float32), name)
+        np.testing.assert_array_equal(
+            getattr(padded, name), getattr(costs, name).astype(np.float32), name
+        )
 
 
 @pytest.mark.parametrize("num_tasks", SIZES)
