@@ -17,8 +17,8 @@ from doppler_jax.caches import user_folder
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.calibration import load_calibration
 from doppler_jax.costs.clusters import load_cluster, save_cluster
-from doppler_jax.costs.host import measure_host
 from doppler_jax.costs.digests import problem_digest
+from doppler_jax.costs.host import measure_host
 from doppler_jax.costs.pins import Pins, Together
 from doppler_jax.costs.pins import pin as pinned
 from doppler_jax.methods.registry import DEFAULT_METHOD

@@ -138,7 +138,7 @@ def test_what_there_is_prints_within_a_screen():
 CHECK = """
 import sys
 import doppler_jax as dj
-slow = ("jax", "chex", "flax", "optax", "networkx", "matplotlib", "tyro", "rich", "bokeh", "experiments")
+slow = ("jax", "chex", "flax", "networkx", "matplotlib", "tyro", "rich", "bokeh", "experiments")
 print([name for name in slow if name in sys.modules])
 print("doppler_jax.engine" in sys.modules, "compile" in dir(dj))
 dj.compile

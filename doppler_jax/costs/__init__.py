@@ -1,9 +1,9 @@
 """What tasks and transfers cost, in seconds: from data sheets, from measurements, from traces.
 
 Read `build.py` first: `make_costs` turns a cluster or a calibration into `Costs`, and
-`check_costs` says what all of them satisfy. Clusters (`clusters.py`: presets and files; `host.py`:
-this machine) have rates; a calibration (`calibration.py`) has the seconds of each kernel, as
-measured by the engine. `observed.py` reads executions and refits costs to them.
+`check_costs` says what all of them satisfy. Clusters (`clusters.py`: presets and files;
+`host.py`: this machine) have rates; a calibration (`calibration.py`) has the seconds of each
+kernel, as measured by the engine. `observed.py` reads executions and refits costs to them.
 `handling.py` knows what devices themselves spend on transfers, `digests.py` names kernels
 and problems for good, `random_clusters.py` draws clusters to train on,
 `dnn_partitioning.py` reads the networks of one paper.

@@ -7,8 +7,8 @@ Read in this order:
 - `simulate`: the door for users.
 - `native`, `native_kernels`: the same rules compiled by Numba, for CPUs; `memory_kernels`: and
   the rule of `memory`.
-- `lockstep` (on `lanes`): the same rules in JAX; `batches` is their door, `simulate_padded`, for
-  accelerators and for use inside `jit`.
+- `lockstep` (on `lanes`): the same rules in JAX, for accelerators and for use inside `jit`,
+  with `batches` (`simulate_padded`) for a door.
 - `validate`: is a schedule, simulated or measured, legal? `critical_chain`: why does it take so
   long? Both look at a schedule as `activities`.
 - `noise`: random durations and orders; `memory`: what lies where; `finalists`: the best of
