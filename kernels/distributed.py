@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import chex
@@ -20,14 +20,16 @@ from doppler_jax.files import PathLike
 from doppler_jax.methods.registry import DEFAULT_METHOD, find_method
 from doppler_jax.methods.request import Method
 from doppler_jax.objective import Objective
+from doppler_jax.programs.arguments import Carry, Resident
 from doppler_jax.programs.blocks import leaf_aval
-from doppler_jax.programs.trace import Resident
+from doppler_jax.programs.carried import Carried
 from doppler_jax.reports.page import write_report
 from doppler_jax.training.paired import median_interval
 from doppler_jax.types import Plan
 
 from .devices import Devices, Options
 from .local import LocalDevices
+from .loop import Loop, jit_taking
 from .placed import PlacedFunction, as_devices, load
 from .planning import Lowered, Settings, lower
 from .profile import Profile
@@ -191,17 +193,19 @@ class Distributed:
         if self._settings.pin or self._settings.together:
             self._say(f"{lowered.said}; it is held to its pins, so the plan runs, uncompared")
             return _Choice(planned, None, lowered)
-        rivals: dict[str, Callable[..., Any]] = {"plan": planned, **self._on_single_devices()}
-        compared = compare_calls(rivals, args, kwargs, until_s)
+        rivals: dict[str, Callable[..., Any]] = {"plan": planned}
+        rivals |= self._on_single_devices(jit_taking(self._fn, lowered.sharded))
+        loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}
+        compared = compare_calls(loops, (), {}, until_s)
         self._say(f"{lowered.said}; {compared}")
         return _Choice(rivals[compared.chosen], compared, lowered)
 
-    def _on_single_devices(self) -> dict[str, Callable[..., Any]]:
+    def _on_single_devices(self, jitted: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
         """Returns `jit` on a device of each kind: of those that we have, or of this process."""
         own = list(self._devices) if isinstance(self._devices, LocalDevices) else jax.devices()
         kinds = {(device.platform, device.device_kind): device for device in reversed(own)}
         return {
-            f"jit on {device}": functools.partial(_call_on, device, self._jitted)
+            f"jit on {device}": functools.partial(_call_on, device, jitted)
             for device in kinds.values()
         }
 
@@ -220,6 +224,7 @@ def distribute(
     key: chex.PRNGKey | int = 0,
     num_shards: int | None = None,
     resident: Resident = None,
+    carry: Carry = None,
     unroll_scans: bool | None = None,
     pin: Pins | None = None,
     together: Together = (),
@@ -253,6 +258,8 @@ def distribute(
       key: of what is random, a seed or a key, consumed.
       num_shards: blocks per tensor, by default the next power of two of the devices.
       resident: of `dj.trace`: which arguments stay on the devices between calls.
+      carry: of `dj.trace`: which arguments are what the call before returned, as a training
+        state is; whatever runs may take the arrays passed, as `jit` takes donated ones.
       unroll_scans: of `dj.trace`: whether loops are cut by iterations.
       pin: of `dj.place`: devices of tasks, by patterns of their names.
       together: of `dj.place`: patterns of tasks that share a device.
@@ -270,7 +277,8 @@ def distribute(
     placed_on.check_options(Options(mode=mode))
     settings = Settings(
         mode=mode, method=method, objective=objective, key=key, num_shards=num_shards,
-        resident=resident, unroll_scans=unroll_scans, pin=pin, together=together, cache=cache,
+        resident=resident, carry=carry, unroll_scans=unroll_scans, pin=pin, together=together,
+        cache=cache,
     )  # fmt: skip
     make = functools.partial(
         Distributed, devices=placed_on, budget_s=budget_s, settings=settings
@@ -279,7 +287,7 @@ def distribute(
 
 
 def compare_calls(
-    rivals: dict[str, Callable[..., Any]],
+    rivals: Mapping[str, Callable[..., Any]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     until_s: float,
@@ -321,7 +329,7 @@ def _call_on(device: jax.Device, jitted: Callable[..., Any], *args: Any, **kwarg
 
 def _shape_of(leaf: Any) -> Hashable:
     """Returns what a call has to have in common with another to run like it."""
-    if isinstance(leaf, jax.Array):  # at every call, so it has to be quick
+    if isinstance(leaf, jax.Array | Carried):  # at every call, so it has to be quick
         return leaf.shape, leaf.dtype, leaf.weak_type
     with contextlib.suppress(ValueError):
         aval = leaf_aval((), leaf)

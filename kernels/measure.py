@@ -14,6 +14,7 @@ from doppler_jax.training.paired import Paired
 from doppler_jax.types import Plan, Schedule, ShardedProgram
 
 from .devices import Options, TaskError
+from .loop import Loop
 from .placed import PlacedFunction, as_devices, as_plan, load
 
 _PATIENCE = 4.0
@@ -36,9 +37,26 @@ def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}; expected a positive integer")
     _check_warmup(warmup)
+    run = _Run(step, args, {})
     for _ in range(warmup):
-        step(*args)
-    return float(np.median([makespan_s(step.run_traced(*args)) for _ in range(repeats)]))
+        run.loop()
+    return float(np.median([makespan_s(run.traced()) for _ in range(repeats)]))
+
+
+class _Run:
+    """A plan, and its calls in a row."""
+
+    def __init__(
+        self, step: PlacedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.step = step
+        self.loop = Loop(step, step._loaded.sharded, args, kwargs)
+
+    def traced(self) -> Schedule:
+        """Runs the next call, and returns its trace."""
+        self.loop()
+        assert self.step.schedule is not None
+        return self.step.schedule
 
 
 def make_paired_measure(
@@ -81,11 +99,11 @@ def make_paired_measure(
     values = flatten_args(sharded, tuple(args), dict(kwargs or {}))
     laid, by_name = jax.tree.unflatten(sharded.in_tree, values[: len(sharded.arg_avals)])
 
-    def load_plan(plan: Plan, timeout_s: float | None = None) -> PlacedFunction:
+    def load_plan(plan: Plan, timeout_s: float | None = None) -> _Run:
         limited = dataclasses.replace(options, timeout_s=timeout_s)
-        return load(sharded, plan, placed_on, limited)
+        return _Run(load(sharded, plan, placed_on, limited), laid, by_name)
 
-    return _Pairing(load_plan, laid, by_name, max_slowdown, warmup).measure
+    return _Pairing(load_plan, max_slowdown, warmup).measure
 
 
 class _Pairing:
@@ -93,30 +111,28 @@ class _Pairing:
 
     def __init__(
         self,
-        load_plan: Callable[..., PlacedFunction],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        load_plan: Callable[..., _Run],
         max_slowdown: float,
         warmup: int,
     ) -> None:
-        self._load, self._args, self._kwargs = load_plan, args, kwargs
+        self._load = load_plan
         self._max_slowdown = max_slowdown
         self._warmup = warmup
         self._incumbent: Plan | None = None
-        self._step: PlacedFunction | None = None
+        self._run: _Run | None = None
 
     def measure(
         self, candidate: Plan | np.ndarray, incumbent: Plan | np.ndarray, rounds: int
     ) -> Paired:
         """Measures; see `make_paired_measure`."""
         candidate, incumbent = as_plan(candidate), as_plan(incumbent)
-        if self._step is None or incumbent != self._incumbent:
-            self._step = self._load(incumbent)
+        if self._run is None or incumbent != self._incumbent:
+            self._run = self._load(incumbent)
             self._incumbent = incumbent
-            self._warm_up(self._step)
-        step = other = self._step
+            self._warm_up(self._run)
+        run = other = self._run
         if candidate != incumbent:
-            usual_s = makespan_s(step.run_traced(*self._args, **self._kwargs))
+            usual_s = makespan_s(run.traced())
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._load(candidate, timeout_s=limit_s)
             try:
@@ -130,12 +146,13 @@ class _Pairing:
         for k in range(rounds):
             for is_candidate in (False, True) if k % 2 == 0 else (True, False):
                 if is_candidate:
-                    runs.append(other.run_traced(*self._args, **self._kwargs))
+                    runs.append(other.traced())
                 else:
-                    usual.append(makespan_s(step.run_traced(*self._args, **self._kwargs)))
+                    usual.append(makespan_s(run.traced()))
             if k == 0 and makespan_s(runs[0]) > self._max_slowdown * usual[0]:
                 break
-        is_kept = not (other.starts_are_inferred or other.mode == "bulk_synchronous")
+        step = other.step
+        is_kept = not (step.starts_are_inferred or step.mode == "bulk_synchronous")
         median = sorted(runs, key=makespan_s)[len(runs) // 2]
         return Paired(
             candidate_s=tuple(map(makespan_s, runs)),
@@ -144,9 +161,9 @@ class _Pairing:
             trace=median if is_kept else None,
         )
 
-    def _warm_up(self, step: PlacedFunction) -> None:
+    def _warm_up(self, run: _Run) -> None:
         for _ in range(self._warmup):
-            step(*self._args, **self._kwargs)
+            run.loop()
 
 
 def _check_warmup(warmup: int) -> None:

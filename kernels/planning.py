@@ -27,10 +27,11 @@ from doppler_jax.native import processor
 from doppler_jax.objective import Objective
 from doppler_jax.placed import Placed, load_placed
 from doppler_jax.placing import is_told_apart, place
+from doppler_jax.programs.arguments import Carry, Resident
 from doppler_jax.programs.blocks import flatten_args
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.program import Program
-from doppler_jax.programs.trace import Resident, trace
+from doppler_jax.programs.trace import trace
 from doppler_jax.simulator.native import num_cores
 from doppler_jax.types import Cluster, Costs, ShardedProgram
 
@@ -52,6 +53,7 @@ class Settings:
     key: chex.PRNGKey | int = 0
     num_shards: int | None = None
     resident: Resident = None
+    carry: Carry = None
     unroll_scans: bool | None = None
     pin: Pins | None = None
     together: Together = ()
@@ -60,7 +62,8 @@ class Settings:
     @property
     def tracing(self) -> dict[str, Any]:
         """Arguments of `trace`."""
-        return {"resident": self.resident, "unroll_scans": self.unroll_scans}
+        names = ("resident", "carry", "unroll_scans")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

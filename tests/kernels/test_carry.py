@@ -137,6 +137,15 @@ def test_what_a_user_does_with_state(request, sharded, devices):
     equal(step(saved, *BATCH), expected(4))
 
 
+def test_measuring_takes_nothing(local, sharded):
+    args = new_state(), *BATCH
+    step = compile_on(sharded, some_plan(sharded), local)
+    assert dj.engine.measure_s(step, *args, repeats=2) > 0
+    measure = dj.engine.make_paired_measure(sharded, args, local[:2])
+    assert len(measure(some_plan(sharded, 1), some_plan(sharded), 2).candidate_s) == 2
+    equal(step(*args), expected(1))
+
+
 def test_what_takes_a_place_unchanged(local):
     """Last call's parameters are kept by the state; an array that is passed twice stays."""
 

@@ -80,6 +80,43 @@ def test_what_wins_runs_and_returns_what_the_function_does(
                 ask()
 
 
+@pytest.mark.parametrize("wanted", ["plan", "jit"])
+def test_a_loop_feeds_its_state_back_whatever_won(wanted, monkeypatch):
+    compare = distribute.compare_calls
+
+    def really_comparing(rivals, *args):
+        compare(rivals, *args)
+        return next(distribute.Compared({}, name) for name in rivals if name.startswith(wanted))
+
+    monkeypatch.setattr(distribute, "compare_calls", really_comparing)
+
+    def train(state, x):
+        grads = jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(state["w"])
+        mean = 0.9 * state["mean"] + grads
+        return {**state, "w": state["w"] - mean, "mean": mean, "other": state["w"]}, abs(
+            mean
+        ).sum()
+
+    fast = dj.distribute(
+        train, devices=jax.devices()[:2], method="critical_path", budget_s=5.0, carry=0
+    )
+    zeros = jnp.zeros((16, 16))
+    state = {"w": ARGS[0]["w"] + 0, "mean": zeros, "other": zeros, "table": ARGS[0]["w"]}
+    plain = jax.tree.map(jnp.copy, state)
+    for _ in range(4):
+        before = state
+        state, total = fast(state, ARGS[1])
+        plain, expected = train(plain, ARGS[1])
+        np.testing.assert_allclose(total, expected, rtol=1e-4)
+    assert (fast.plan is None) == (wanted == "jit")
+    assert before["mean"].is_deleted()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-6),
+        state,
+        plain,
+    )
+
+
 def test_other_shapes_and_keywords_are_planned_anew(planned, monkeypatch):
     choosing(monkeypatch, "plan")
     fast = distributed()

@@ -91,21 +91,21 @@ def test_measure_refuses_a_bad_placement():
 
 
 class Step:
-    """Stands for a placed function: takes the seconds it is told, in the order of calls."""
+    """Stands for a plan's calls: they take the seconds it is told, in their order."""
 
     mode, starts_are_inferred = "work_conserving", False
 
     def __init__(self, name, calls, seconds):
-        self.name, self.calls, self.seconds = name, calls, seconds
+        self.name, self.calls, self.seconds, self.step = name, calls, seconds, self
 
-    def run_traced(self, *args):
+    def traced(self):
         self.calls.append(self.name)
         seconds = next(self.seconds)
         if isinstance(seconds, Exception):
             raise seconds
         return SimpleNamespace(finish_s=np.array([seconds]))
 
-    __call__ = run_traced
+    loop = traced
 
 
 class Bench:
@@ -125,7 +125,7 @@ OLD, NEW = np.array([0]), np.array([1])
 
 
 def pairing(bench):
-    pairing = measure_module._Pairing(bench.load, (), {}, 2.0, warmup=1)
+    pairing = measure_module._Pairing(bench.load, 2.0, warmup=1)
     return pairing.measure
 
 
