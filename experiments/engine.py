@@ -7,6 +7,8 @@
 - `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
 - `copies`: whether a copy waits for work on its device that was enqueued before or behind it.
 - `short`: what a call of four tasks takes beyond its trace, and on what.
+- `carry`: a training loop that feeds 8 MiB of parameters back, against the same calls with
+  arguments that stay as they are.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
 
 What is compared is measured in turns, so that drift hits all alike. `--backends unequal` is
@@ -40,6 +42,7 @@ PARTS = {
     "transfers": "One transfer at a time, beside `jax.device_put`",
     "copies": "A copy whose operand is ready, while a device is at work",
     "short": "Calls of four tasks beyond their traces (last finish - first start)",
+    "carry": "Steps of a loop: what is fed back, against arguments that stay",
     "idle": "Idle with a ready task; a gap is the wait before a task",
 }
 """Title of each part's table."""
@@ -115,6 +118,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
     for machine in machines:
         add("tasks", machine, time_tasks, tasks=asked.tasks)
         add("short", machine, time_short, repeats=SHORT_REPEATS)
+        add("carry", machine, time_loops, layers=8, width=512)
         for size in TRANSFER_BYTES:
             add("transfers", machine, time_transfers, num_bytes=size)
         if machine.backend not in LAUNCHERS:
@@ -359,6 +363,66 @@ def time_copies(machine: Machine, rounds: int) -> Rows:
             row |= {"copied_s": copied_s, "host free_s": enqueued_s}
             rows.append(row | {"it": "WAITS" if waits else "does not wait"})
     return rows
+
+
+def time_loops(machine: Machine, rounds: int, layers: int, width: int) -> Rows:
+    """Measures steps of plain gradient descent, whose parameters are fed back or stay.
+
+    What stays has the outputs put together in this process at each call; what is carried has
+    not, and its makespan is of the program that reads parameters where they were made.
+    """
+
+    def train(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            made = x
+            for w in params:
+                made = jnp.tanh(made @ w)
+            return (made**2).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [w - 0.01 * g for w, g in zip(params, grads, strict=True)], value
+
+    keys = jax.random.split(jax.random.key(0), layers + 1)
+    params = [0.05 * jax.random.normal(k, (width, width)) for k in keys[1:]]
+    x = jax.random.normal(keys[0], (16, width))
+    steps: dict[str, dj.engine.PlacedFunction] = {}
+    runs: Runs = {}
+    for what, keeps in (
+        ("stay", {"resident": 0}),
+        ("fed back", {"resident": 0}),
+        ("fed back, carried", {"resident": (), "carry": 0}),
+    ):
+        sharded = dj.partition(dj.trace(train, params, x, **keeps), machine.num_devices)
+        costs = dj.make_costs(sharded, dj.make_cluster("p100x4"))
+        placed = dj.place(sharded, costs, method="heft")
+        steps[what] = machine.compile(sharded, placed.placement % machine.num_devices)
+        state = jax.tree.map(jnp.copy, params)
+        runs[what] = step_timer(steps[what], state, x, feeds=what != "stay")
+    seconds = in_turns(runs, rounds)
+    stays_s, rows = warm(seconds["stay"]), []
+    for what, found in seconds.items():
+        trace = steps[what].schedule
+        assert trace is not None
+        row = {"parameters": what, "call_s": warm(found), "ratio": warm(found) / stays_s}
+        row |= {"more than where they stay_s": warm(found) - stays_s}
+        rows.append(row | {"makespan_s": dj.simulator.makespan_s(trace)})
+    return rows
+
+
+def step_timer(
+    step: Callable[..., Any], state: Any, x: jax.Array, feeds: bool
+) -> Callable[[], float]:
+    """Returns what runs the next step and returns its seconds; it may feed the state back."""
+
+    def run() -> float:
+        nonlocal state
+        began = time.perf_counter()
+        made, _ = jax.block_until_ready(step(state, x))
+        took_s = time.perf_counter() - began
+        state = made if feeds else state
+        return took_s
+
+    return run
 
 
 def time_idle(
