@@ -146,6 +146,14 @@ def test_measuring_takes_nothing(local, sharded):
     equal(step(*args), expected(1))
 
 
+def test_the_state_before_counts_as_memory_until_the_end(local):
+    x = jnp.eye(8)
+    program = dj.trace(lambda state, x: state @ x @ x @ x, x + 0, x, carry=0)
+    step = compile_on(dj.partition(program, 1), np.zeros(3, int), local, 1)
+    step(x + 0, x)
+    assert step.peak_bytes.tolist() == [4 * x.nbytes]  # x, the state, and what is made of it
+
+
 def test_what_takes_a_place_unchanged(local):
     """Last call's parameters are kept by the state; an array that is passed twice stays."""
 
