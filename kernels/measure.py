@@ -1,4 +1,4 @@
-"""Measured makespans of plans: what stage 3 learns from and what reports compare."""
+"""Measured calls of plans: what stage 3 learns from and what reports compare."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import flatten_args
-from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
 from doppler_jax.types import Plan, Schedule, ShardedProgram
@@ -25,11 +24,10 @@ _GRACE_S = 1.0
 
 
 def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 1) -> float:
-    """Returns the median makespan, in seconds, of `repeats` calls after `warmup` others.
+    """Returns the median seconds of `repeats` whole calls after `warmup` others.
 
-    Timed is the execution, on the host's clock: from the dispatch of the first task, or
-    transfer of a per-call argument, until the last task was seen to finish. Not timed are
-    compilation, laying the arguments on their devices, and assembling the outputs.
+    A whole call lasts until its outputs can be used: `PlacedFunction.whole_call`. What is
+    carried is fed back from call to call. `step.schedule` has the makespan within the last one.
 
     Raises:
       ValueError: `repeats` is not positive, or `warmup` is negative.
@@ -40,7 +38,7 @@ def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 
     run = _Run(step, args, {})
     for _ in range(warmup):
         run.loop()
-    return float(np.median([makespan_s(run.traced()) for _ in range(repeats)]))
+    return float(np.median([run.seconds() for _ in range(repeats)]))
 
 
 class _Run:
@@ -52,11 +50,10 @@ class _Run:
         self.step = step
         self.loop = Loop(step, step._loaded.sharded, args, kwargs)
 
-    def traced(self) -> Schedule:
-        """Runs the next call, and returns its trace."""
+    def seconds(self) -> float:
+        """Runs the next call, and returns what it took as a whole."""
         self.loop()
-        assert self.step.schedule is not None
-        return self.step.schedule
+        return self.step.whole_call.seconds
 
 
 def make_paired_measure(
@@ -132,7 +129,7 @@ class _Pairing:
             self._warm_up(self._run)
         run = other = self._run
         if candidate != incumbent:
-            usual_s = makespan_s(run.traced())
+            usual_s = run.seconds()
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._load(candidate, timeout_s=limit_s)
             try:
@@ -141,21 +138,21 @@ class _Pairing:
                 if not isinstance(error.__cause__, TimeoutError):
                     raise
                 return Paired((limit_s,), (usual_s,), is_aborted=True)
-        runs: list[Schedule] = []
+        runs: list[tuple[float, Schedule | None]] = []
         usual: list[float] = []
         for k in range(rounds):
             for is_candidate in (False, True) if k % 2 == 0 else (True, False):
                 if is_candidate:
-                    runs.append(other.traced())
+                    runs.append((other.seconds(), other.step.schedule))
                 else:
-                    usual.append(makespan_s(run.traced()))
-            if k == 0 and makespan_s(runs[0]) > self._max_slowdown * usual[0]:
+                    usual.append(run.seconds())
+            if k == 0 and runs[0][0] > self._max_slowdown * usual[0]:
                 break
         step = other.step
         is_kept = not (step.starts_are_inferred or step.mode == "bulk_synchronous")
-        median = sorted(runs, key=makespan_s)[len(runs) // 2]
+        _, median = sorted(runs, key=lambda timed: timed[0])[len(runs) // 2]
         return Paired(
-            candidate_s=tuple(map(makespan_s, runs)),
+            candidate_s=tuple(seconds for seconds, _ in runs),
             incumbent_s=tuple(usual),
             is_aborted=len(runs) < rounds,
             trace=median if is_kept else None,

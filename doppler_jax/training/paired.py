@@ -17,7 +17,7 @@ from doppler_jax.types import Plan, Schedule
 class Paired:
     """R runs of a candidate in alternation with R runs of the incumbent."""
 
-    candidate_s: tuple[float, ...]  # [R] makespans
+    candidate_s: tuple[float, ...]  # [R] of whole calls
     incumbent_s: tuple[float, ...]  # [R] of the neighbouring runs
     is_aborted: bool = False  # it was too slow to be repeated: its times are lower bounds
     trace: Schedule | None = None  # of the candidate's run of median length

@@ -78,7 +78,7 @@ class Comparison:
     """The last incumbent against the first, measured afresh at the end."""
 
     plan: Plan  # the better of the two
-    seconds: float  # median makespan
+    seconds: float  # median of its calls
     first_s: float  # the same of the first incumbent
     ratio: float  # median of the pairs' ratios, last over first
     interval: tuple[float, float]  # of 95% confidence
