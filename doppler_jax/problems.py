@@ -31,6 +31,8 @@ class ProblemSettings:
     """Sizes of the workload while it is simulated."""
     strategy: Strategy = "planner"
     """How a workload's tensors are cut."""
+    carry: tuple[int, ...] = ()
+    """Positions of its arguments that are what the call before returned, such as parameters."""
     cluster: str = "p100x4"
     """Name of a preset cluster, or a cluster's JSON file."""
 
@@ -79,7 +81,12 @@ def choose(settings: ProblemSettings, runs: pathlib.Path) -> Chosen:
     if settings.graph is not None:
         return choose_graph(settings.graph, cluster, label)
     return choose_workload(
-        settings.workload, settings.preset, cluster, label, settings.strategy
+        settings.workload,
+        settings.preset,
+        cluster,
+        label,
+        settings.strategy,
+        carry=settings.carry,
     )
 
 
@@ -109,18 +116,20 @@ def choose_workload(
     cluster_name: str,
     strategy: Strategy = "planner",
     num_shards: int | None = None,
+    carry: tuple[int, ...] = (),
 ) -> Chosen:
     """Returns a workload cut for the devices of a cluster, from shapes alone.
 
-    Tensors get `num_shards` blocks, by default the next power of two of the devices.
+    Tensors get `num_shards` blocks, by default the next power of two of the devices; `carry` is
+    that of `trace`.
     """
     workload = make_workload(name, preset)
     if num_shards is None:
         num_shards = 1 << (cluster.num_devices - 1).bit_length()
-    program = trace(workload.fn, *workload.args)
+    program = trace(workload.fn, *workload.args, carry=carry)
     sharded = partition(program, num_shards, strategy=strategy, cluster=cluster)
     return Chosen(
-        name=f"{workload_label(name, preset, strategy)}-{cluster_name}",
+        name=f"{workload_label(name, preset, strategy, carry)}-{cluster_name}",
         cluster=cluster,
         graph=sharded.graph,
         costs=make_costs(sharded.graph, cluster),
@@ -129,9 +138,12 @@ def choose_workload(
     )
 
 
-def workload_label(name: str, preset: str, strategy: Strategy) -> str:
+def workload_label(
+    name: str, preset: str, strategy: Strategy, carry: tuple[int, ...] = ()
+) -> str:
     """Returns what folders call a workload of some size, cut in some way."""
-    return f"{name}-{preset}" + ("-uniform" if strategy == "uniform" else "")
+    carried = f"-carry{'_'.join(map(str, carry))}" if carry else ""
+    return f"{name}-{preset}" + ("-uniform" if strategy == "uniform" else "") + carried
 
 
 def choose_graph(path: pathlib.Path, cluster: Cluster, cluster_name: str) -> Chosen:

@@ -54,7 +54,9 @@ def stage3(settings: Stage3Settings) -> StageResult:
     backend = choose_backend(settings.backend, settings.host_devices)
     simulated = choose(settings, settings.runs / "stage2")
     before = find_policy(settings.runs / "stage2" / simulated.name, "stage2")
-    label = workload_label(settings.workload, settings.measured_preset, settings.strategy)
+    label = workload_label(
+        settings.workload, settings.measured_preset, settings.strategy, settings.carry
+    )
     folder = settings.runs / "stage3" / f"{label}-{backend}-after-{settings.cluster}"
     with open_devices(backend, settings.host_devices) as devices:
         chosen = choose_workload(
@@ -63,6 +65,7 @@ def stage3(settings: Stage3Settings) -> StageResult:
             saved_host(folder),
             "host",
             settings.strategy,
+            carry=settings.carry,
         )
         workload, sharded = chosen.workload, chosen.sharded
         assert workload is not None

@@ -238,6 +238,9 @@ def test_workloads_are_cut_for_the_next_power_of_two():
     assert chosen.costs.num_devices == 3
     four = choose_workload("ffnn", "small", cluster, "four", "uniform")
     assert chosen.graph.num_tasks == four.graph.num_tasks
+    looped = choose_workload("ffnn_train", "small", cluster, "four", carry=(0,))
+    assert looped.name == "ffnn_train-small-carry0-four"
+    assert (looped.graph.input_maker >= 0).any()
 
 
 def test_host_devices_and_the_default_settings_are_legal():
