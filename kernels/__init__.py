@@ -9,9 +9,10 @@ process; `threads.py` runs a call by threads, `stream.py` as one queue of work, 
 `memory.py`, times in `trace.py`, kernels compiled by `ops.py`. `processes/` has devices that
 are processes. `segments.py` coarsens a program, `profile.py` explains a call.
 
-On top: `measure.py` times placements, `calibrate.py` kernels and transfers (`python -m
-doppler_jax.engine` is its command), `distributed.py` does everything at a function's first
-call, by the stages in `planning.py`, and `stage3.py` trains by measured times.
+On top: `measure.py` times placements, in a loop where state is carried (`loop.py`),
+`calibrate.py` kernels and transfers (`python -m doppler_jax.engine` is its command),
+`distributed.py` does everything at a function's first call, by the stages in `planning.py`, and
+`stage3.py` trains by measured times.
 
 A mode is a row of `RULES` in `agenda.py`; a sort of devices is a `Devices`; a launcher of
 processes is a file beside `processes/ray.py`.
