@@ -28,7 +28,8 @@ class MethodSettings(Settings):
     problems: tuple[str, ...] = ()
     """Names as in experiments/catalogue.py."""
     method: tuple[str, ...] = ()
-    """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn` (docs/methods.md)."""
+    """Of `dj.list_methods()`; or a function of yours, `mypkg.mymodule:fn`
+    (docs/tutorials/own_method.md)."""
     links: tuple[str, ...] = ("parallel",)
     queue: str = "fifo"
     """That plans are for; this one is the paper's runtime."""

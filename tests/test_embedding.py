@@ -1,4 +1,4 @@
-"""What docs/embedding.md shows works in a process of its own, with other devices."""
+"""What docs/how/policies.md shows works in a process of its own, with other devices."""
 
 import ast
 import json
@@ -15,7 +15,9 @@ from tests.commands import printed
 from tests.generators import random_params, random_problem
 from tests.test_readme import ROOT, read_blocks
 
-_, EXAMPLE, USE = (code for _, code in read_blocks(ROOT / "docs" / "embedding.md", {"python"}))
+_, EXAMPLE, USE = (
+    code for _, code in read_blocks(ROOT / "docs" / "how" / "policies.md", {"python"})
+)
 CONFIG = PolicyConfig(width=4, rounds=1, features="coparent")
 
 

@@ -9,7 +9,7 @@ import types
 import pytest
 
 import doppler_jax as dj
-from tests.commands import ROOT
+from tests.commands import ROOT, printed
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -37,6 +37,12 @@ def read_commands():
     ]
 
 
+def read_scripts():
+    """Returns (file name, text) of the blocks that are whole programs: those with a title."""
+    title = re.compile(r'^```python title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+    return [found for path in DOCUMENTS for found in title.findall(path.read_text())]
+
+
 def words_after(words, *prefix):
     """Returns what follows the first occurrence of `prefix` among the words."""
     for i in range(len(words)):
@@ -55,6 +61,18 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
     for line, code in read_blocks(path, {"python"}):
         # The padding makes tracebacks point into the document.
         exec(compile("\n" * line + code, str(path), "exec"), module.__dict__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code"), read_scripts(), ids=lambda text: text[:12])
+def test_scripts_run_in_processes_of_their_own(name, code, tmp_path):
+    (tmp_path / name).write_text(code)
+    assert printed(name, cwd=tmp_path, DOPPLER_JAX_CACHE="off")
+
+
+def test_the_api_page_has_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert sorted(re.findall(r"^::: doppler_jax\.(\w+)$", text, re.MULTILINE)) == dj.__all__
 
 
 def test_every_method_has_a_row_in_the_guide():

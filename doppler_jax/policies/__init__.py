@@ -1,4 +1,4 @@
-"""SEL and PLC as pure functions, for use in any JAX program; see docs/embedding.md.
+"""SEL and PLC as pure functions, for use in any JAX program; see docs/how/policies.md.
 
 `features.py` makes what they see of a problem. `model.py` maps it to tables: `encoder.py`
 embeds tasks once, `select.py` scores them, `place.py` prepares PLC. `rollout.py` runs episodes

@@ -1,7 +1,7 @@
 """Plain-Python event simulator in float64: the judge of the native and the lock-step one.
 
-Follows the rules of `docs/simulator.md` literally, with one heap of events and one ready heap
-per device, and shares no code with what it judges.
+Follows the rules of `docs/how/simulator.md` literally, with one heap of events and one ready
+heap per device, and shares no code with what it judges.
 """
 
 import dataclasses

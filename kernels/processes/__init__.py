@@ -7,7 +7,7 @@ is all here that knows of Ray.
 
 To add a launcher, write such a file (`session.py` says what it does), give it a row in
 `LAUNCHERS`, by which settings, commands and studies know it, a public name in
-`doppler_jax/__init__.py`, a test like that of Ray, and a line in docs/engine.md. What the
+`doppler_jax/__init__.py`, a test like that of Ray, and a line in docs/how/engine.md. What the
 backend `auto` chooses is `choose_backend` in `stage3.py`.
 """
 
