@@ -28,5 +28,5 @@ STUDIES = {
 }
 """Every study by name, and what it asks.
 
-`demo` and `code_size` are commands of their own.
+`demo`, `figures` and `code_size` are commands of their own.
 """

@@ -64,7 +64,9 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), read_scripts(), ids=lambda text: text[:12])
+@pytest.mark.parametrize(
+    ("name", "code"), read_scripts(), ids=[name for name, _ in read_scripts()]
+)
 def test_scripts_run_in_processes_of_their_own(name, code, tmp_path):
     (tmp_path / name).write_text(code)
     assert printed(name, cwd=tmp_path, DOPPLER_JAX_CACHE="off")
