@@ -7,8 +7,10 @@ that show it are below.
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +42,7 @@ from .devices import Devices, Options
 from .placed import as_devices, load
 
 WARM_UPS = 3  # beyond compilation: allocators and caches settle
+LEAST = 3  # executions that count, where the seconds for more are not there
 PATIENCE = 4  # times the repeats asked for, at most, where they differ much
 TOLERANCE = 0.05  # standard error of a task's seconds, from which on they do
 KERNELS_AT_ONCE = 8
@@ -65,6 +68,7 @@ def measure_calibration(
     devices: Sequence[Any],
     *,
     repeats: int = 9,
+    budget_s: float = math.inf,
     path: str | os.PathLike[str] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Calibration:
@@ -81,6 +85,8 @@ def measure_calibration(
       devices: where it is to run, as `dj.compile` takes them.
       repeats: warm executions of each measurement, of which the median counts; up to
         `PATIENCE` times as many on a machine that does other things.
+      budget_s: seconds for all of it. Each measurement has its share of what is left, and is
+        repeated less where that is short, `LEAST` times in any case.
       path: file to go on from, if it exists; written after every few measurements. What
         is in it is not measured again.
       progress: called before each measurement and after the last.
@@ -90,12 +96,15 @@ def measure_calibration(
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}; expected a positive integer")
+    until_s = time.monotonic() + budget_s
     bench = _Bench(as_devices(devices), repeats)
     calibration = _begin(bench.devices, path)
     steps = [*_kernel_steps(sharded, calibration), *_transfer_steps(sharded, calibration)]
     for done, (what, measure) in enumerate(steps):
         progress(what, done, len(steps))
-        calibration = measure(bench, calibration)
+        now_s = time.monotonic()
+        share_s = max(until_s - now_s, 0.0) / (len(steps) - done)
+        calibration = measure(dataclasses.replace(bench, until_s=now_s + share_s), calibration)
         if path is not None:
             save_calibration(path, calibration)
     progress("done", len(steps), len(steps))
@@ -125,6 +134,14 @@ class _Bench:
 
     devices: Devices
     repeats: int
+    until_s: float = math.inf  # of `time.monotonic`
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """Yields numbers of executions, the warm-ups first: fewer if time is over."""
+        for k in range(WARM_UPS + count):
+            if k >= WARM_UPS + LEAST and time.monotonic() > self.until_s:
+                return
+            yield k
 
     def finishes(
         self, sharded: ShardedProgram, placements: Sequence[np.ndarray], priority: np.ndarray
@@ -133,28 +150,29 @@ class _Bench:
         plans = [Plan(placement, priority, "priority") for placement in placements]
         steps = [load(sharded, plan, self.devices, Options()) for plan in plans]
         arguments = random_arguments(sharded, np.random.default_rng(0))
-        num_rounds = WARM_UPS + 2 * self.repeats
-        ends_s = np.zeros((num_rounds, len(placements), len(self.devices)))
-        for turn, (number, step) in itertools.product(ends_s, enumerate(steps)):
-            trace = step.run_traced(*arguments)
-            np.maximum.at(turn[number], trace.placement, trace.finish_s)
-        return ends_s[WARM_UPS:]
+        ends_s = []
+        for _ in self.rounds(2 * self.repeats):
+            turn = np.zeros((len(placements), len(self.devices)))
+            for ends, step in zip(turn, steps, strict=True):
+                trace = step.run_traced(*arguments)
+                np.maximum.at(ends, trace.placement, trace.finish_s)
+            ends_s.append(turn)
+        return np.array(ends_s[WARM_UPS:])
 
     def observe(self, sharded: ShardedProgram, placement: np.ndarray) -> Observations:
         """Returns what warm executions of the program show, more of them on a busy machine."""
         step = load(sharded, placement, self.devices, Options())
         arguments = random_arguments(sharded, np.random.default_rng(0))
 
-        def run(times: int) -> list[Schedule]:
-            return [step.run_traced(*arguments) for _ in range(times)]
-
-        run(WARM_UPS)
-        traces = run(self.repeats)
-        seen = observe(sharded, traces)
-        while _error(seen) > TOLERANCE and len(traces) < PATIENCE * self.repeats:
-            traces += run(self.repeats)
-            seen = observe(sharded, traces)
-        return seen
+        traces: list[Schedule] = []
+        for k in self.rounds(PATIENCE * self.repeats):
+            traces.append(step.run_traced(*arguments))
+            done = k + 1 - WARM_UPS
+            if done > 0 and done % self.repeats == 0:
+                seen = observe(sharded, traces[WARM_UPS:])
+                if _error(seen) <= TOLERANCE:
+                    return seen
+        return observe(sharded, traces[WARM_UPS:])
 
 
 _Step = tuple[str, Callable[[_Bench, Calibration], Calibration]]

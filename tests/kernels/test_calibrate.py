@@ -20,7 +20,7 @@ from doppler_jax.engine.calibrate import (
     measure_kernels_again,
     transfer_program,
 )
-from doppler_jax.engine.placed import as_plan
+from doppler_jax.engine.placed import PlacedFunction, as_plan
 from tests.commands import assert_one_error_line, printed, run
 from tests.generators import free_costs
 from tests.kernels.conftest import KERNELS, X, build, random_program
@@ -121,6 +121,18 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
     kept = dj.clusters.load_calibration(path)
     assert len(kept.kernels) == 4
     assert not kept.transfers
+
+
+def test_where_seconds_are_short_no_more_than_the_least_is_run(sharded, monkeypatch):
+    runs, run = Counter(), PlacedFunction.run_traced
+
+    def count(step, *args):
+        runs[step] += 1
+        return run(step, *args)
+
+    monkeypatch.setattr(PlacedFunction, "run_traced", count)
+    dj.engine.measure_calibration(sharded, jax.devices()[:2], repeats=50, budget_s=1e-6)
+    assert set(runs.values()) == {calibrate.WARM_UPS + calibrate.LEAST}
 
 
 def test_a_file_of_other_devices_and_no_repeats_are_refused(sharded, measured):
