@@ -1,10 +1,13 @@
 """State that stays on the devices between calls: loops, failures, and what a user sees."""
 
 import copy
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import doppler_jax as dj
@@ -110,7 +113,7 @@ def test_a_loop_on_processes(ray_pair, sharded, mode, monkeypatch):
 
 
 @pytest.mark.parametrize("devices", ["local", "ray_pair"])
-def test_what_a_user_does_with_state(request, sharded, devices):
+def test_what_a_user_does_with_state(request, sharded, devices, tmp_path):
     devices = request.getfixturevalue(devices)
     step = compile_on(sharded, some_plan(sharded), devices, check_nan=True)
     first = new_state()
@@ -131,10 +134,28 @@ def test_what_a_user_does_with_state(request, sharded, devices):
     assert (w.shape, w.dtype, w.weak_type, len(w)) == ((4, 8), jnp.float32, False, 4)
     assert repr(w) == "Carried(float32[4, 8])"
     # Another placement takes it as one, and a checkpoint's arrays begin anew.
-    saved = jax.tree.map(np.array, state)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", jax.tree.map(np.asarray, state))
+        checkpointer.wait_until_finished()
+        saved = checkpointer.restore(tmp_path / "state")
     other = compile_on(sharded, some_plan(sharded, 1), devices)
     equal(other(state, *BATCH), expected(4))
-    equal(step(saved, *BATCH), expected(4))
+    saved, _ = step(saved, *BATCH)
+    equal(step(saved, *BATCH), expected(5))
+
+
+def test_state_is_gone_with_its_devices(ray_pair, sharded):
+    ray = pytest.importorskip("ray")
+    with dj.ray_devices(2) as devices:
+        step = compile_on(sharded, some_plan(sharded), devices)
+        state, _ = step(new_state(), *BATCH)
+        os.kill(ray.get(devices[1].call("process_id")), signal.SIGKILL)
+        for use in (lambda: jax.tree.map(np.asarray, state), lambda: step(state, *BATCH)):
+            with pytest.raises(dj.engine.TaskError, match=r"^device 1 \(.*was lost") as caught:
+                use()
+            assert (caught.value.task, caught.value.device) == (-1, 1)
+    with pytest.raises(ValueError, match="the devices were closed; start others"):
+        jax.tree.map(np.asarray, state)
 
 
 def test_measuring_takes_nothing(local, sharded):
