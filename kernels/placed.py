@@ -294,8 +294,6 @@ class PlacedFunction:
         trace, _ = self._called()
         outputs = [ref for output in self._loaded.sharded.outputs for ref in output.blocks]
         results = {~ref.input if isinstance(ref, InputRef) else ref.tensor for ref in outputs}
-        # What was carried is there until the call has succeeded.
-        results.update((~np.flatnonzero(self.graph.input_maker >= 0)).tolist())
         costs = measured_costs(self.graph, trace, len(self.device_names))
         counted = peak_memory_bytes(self.graph, costs, trace, results)
         told = zip(self._allocated_bytes, counted, strict=True)

@@ -11,7 +11,7 @@ from doppler_jax.types import RESIDENT, Costs, Schedule
 def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True, makers=False):
     """A random DAG with costs: several tensors per task, ties and zeros when dyadic.
 
-    With makers some graph inputs are results of the last call.
+    With makers some graph inputs are results of the last call, of a tensor's size.
     """
     density = rng.choice([0.02, 0.1, 0.3])
     order = rng.permutation(num_tasks)  # ids need not be topological
@@ -44,6 +44,8 @@ def random_problem(rng, num_tasks, num_devices, *, dyadic=False, homes=True, mak
         input_edge_input=np.append(np.arange(num_inputs), more[0]),
         input_edge_reader=np.append(rng.integers(0, max(num_tasks, 1), num_inputs), more[1]),
     )
+    of_maker = [graph.tensor_bytes[producer.index(v)] for v in maker[is_made]]
+    graph.input_bytes[is_made] = of_maker
     costs = free_costs(graph, numbers(rng, (num_tasks, num_devices), dyadic))
     shape, apart = (num_devices, num_devices), 1.0 - np.eye(num_devices)
     return graph, costs.replace(

@@ -27,8 +27,7 @@ class Holdings:
         # Item x below T is tensor x, item T + i is graph input i.
         self._bytes: list[float] = [*costs.tensor_bytes.tolist(), *costs.input_bytes.tolist()]
         self._items: list[list[int]] = [[] for _ in range(n)]  # what a task reads or makes
-        read = np.unique(graph.input_edge_input)
-        made = read[graph.input_maker[read] >= 0]  # they lie where their makers run
+        made = np.flatnonzero(graph.input_maker >= 0)  # they lie where their makers run
         inputs = np.append(graph.input_edge_input, made)
         item = np.concatenate([np.arange(t), graph.edge_tensor, t + inputs])
         readers = np.append(graph.input_edge_reader, graph.input_maker[made])
@@ -39,7 +38,7 @@ class Holdings:
         self._held: list[set[int]] = [set() for _ in range(costs.num_devices)]
         self.used = [0.0] * costs.num_devices
         self.capacity: list[float] = np.asarray(costs.capacity_bytes, np.float64).tolist()
-        for i in read.tolist():
+        for i in np.unique(graph.input_edge_input).tolist():
             if graph.input_home[i] != RESIDENT:
                 self._hold([t + i], int(graph.input_home[i]))
 

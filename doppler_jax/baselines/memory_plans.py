@@ -10,6 +10,7 @@ import numpy as np
 
 from doppler_jax.baselines.listing import ListSchedule, list_readers
 from doppler_jax.graphs.build import task_edges, topological_order
+from doppler_jax.simulator.memory import stay_to_the_end
 from doppler_jax.types import RESIDENT, Costs, Plan, TaskGraph
 
 MOST_TASKS = 20_000
@@ -26,7 +27,8 @@ def plans_within_memory(
 
     They come in that order, or depth first; tasks go where a placement has them while there
     is room, or each where it finishes earliest. Those that get stuck are left out, so
-    there may be none. Without noise, `parallel` links and handling, each fits under `in_order`.
+    there may be none. Under `parallel` links each fits under `in_order`, without noise,
+    handling and carried inputs, whose homes are not known while a plan grows.
 
     Args:
       graph: the task graph.
@@ -116,7 +118,7 @@ class _Run:
     By the rule of `simulator/memory.py`, where links are `parallel`: a tensor lies on its
     maker's device from that task's start, a copy elsewhere from its maker's finish, both until
     their last readers there, and transfers from there, end. What may still be read is taken to
-    stay for ever. Graph inputs whose home is that of a maker lie where they are read.
+    stay for ever. What is carried stays where it is read and where its maker runs.
     """
 
     def __init__(self, graph: TaskGraph, costs: Costs, placement: np.ndarray | None) -> None:
@@ -129,13 +131,18 @@ class _Run:
         # Item x below T is tensor x, item T + i is graph input i.
         self.bytes: list[float] = [*costs.tensor_bytes.tolist(), *costs.input_bytes.tolist()]
         self.maker: list[int] = [*graph.tensor_producer.tolist(), *[-1] * graph.num_inputs]
-        self.stays = [False] * t + graph.is_resident.tolist()
+        made = np.flatnonzero(graph.input_maker >= 0)
+        ends = graph.is_resident | (graph.input_maker >= 0)
+        self.stays = [*stay_to_the_end(graph, costs).tolist(), *ends.tolist()]
         self.makes: list[list[int]] = [[] for _ in range(n)]
         self.reads: list[list[int]] = [[] for _ in range(n)]
         for x, v in enumerate(graph.tensor_producer.tolist()):
             self.makes[v].append(x)
-        item = np.append(graph.edge_tensor, t + graph.input_edge_input)
-        reader = np.append(graph.edge_reader, graph.input_edge_reader)
+        item = np.concatenate([graph.edge_tensor, t + graph.input_edge_input, t + made])
+        reader = np.concatenate(
+            [graph.edge_reader, graph.input_edge_reader, graph.input_maker[made]]
+        )
+        item, reader = np.unique([item, reader], axis=1)
         for x, v in zip(item.tolist(), reader.tolist(), strict=True):
             self.reads[v].append(x)
         self.left = np.bincount(item, minlength=len(self.bytes)).tolist()  # readers to come

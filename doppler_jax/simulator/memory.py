@@ -59,8 +59,10 @@ def residency(
     - A resident graph input lies on each device that reads it, always.
     - One with a home lies there from time 0 until its last reader there and its last
       transfer from there end; if nothing reads it, nowhere.
+    - What is carried lies where its maker runs from time 0 to the end, read or not: a call
+      that fails must leave it.
     - A task's tensors lie there from its start until their last readers there and last
-      transfers from there end. A tensor that nothing reads is a result, and stays.
+      transfers from there end; those that `stay_to_the_end`, always.
     - A received copy lies from its transfer's start until its last reader there ends. A
       graph input whose transfer is not recorded was moved before time 0.
     - What would begin behind a task that cannot run (at inf) is left out.
@@ -70,7 +72,7 @@ def residency(
       costs: the sizes.
       schedule: a simulated or measured one, with its transfers.
       results: tensors, and graph inputs i as ~i, that stay where they are made, or at home,
-        and no others do; by default the tensors that nothing reads.
+        and but for what is carried no others do; by default what `stay_to_the_end` says.
 
     Raises:
       ValueError: the transfer of a tensor to a device that reads it is missing.
@@ -85,10 +87,11 @@ def residency(
 
     for x, v in enumerate(graph.tensor_producer.tolist()):
         begin[x, int(device[v])] = float(schedule.start_s[v])
-    for i in np.unique(graph.input_edge_input).tolist():
+    made = np.asarray(graph.input_maker) >= 0
+    for i in np.union1d(graph.input_edge_input, np.flatnonzero(made)).tolist():
         if home[i] != RESIDENT:
             begin[~i, home[i]] = 0.0
-            hold(~i, home[i], 0.0)
+            hold(~i, home[i], np.inf if made[i] else 0.0)
     for k, x in enumerate(schedule.transfer_tensor.tolist()):
         begin[x, int(schedule.transfer_destination[k])] = float(schedule.transfer_start_s[k])
         hold(x, int(schedule.transfer_source[k]), float(schedule.transfer_finish_s[k]))
@@ -103,7 +106,10 @@ def residency(
         here = int(device[v])
         begin.setdefault((~i, here), 0.0)
         hold(~i, here, np.inf if home[i] == RESIDENT else float(finish_s[v]))
-    if results is not None:
+    if results is None:
+        for x in np.flatnonzero(stay_to_the_end(graph, costs)).tolist():
+            hold(x, int(device[graph.tensor_producer[x]]), np.inf)
+    else:
         for x, v in enumerate(graph.tensor_producer.tolist()):
             hold(x, int(device[v]), np.inf if x in results else float(finish_s[v]))
         for i in (~x for x in results if x < 0):
@@ -121,23 +127,40 @@ def residency(
     )
 
 
+def stay_to_the_end(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Returns which tensors stay where they are made until the call ends `[T]`.
+
+    Those that nothing reads, which are results, and those that take the place of a carried
+    graph input: of its maker's tensors the ones of its size.
+    """
+    stays = np.bincount(graph.edge_tensor, minlength=graph.num_tensors) == 0
+    state = set(zip(graph.input_maker.tolist(), costs.input_bytes.tolist(), strict=True))
+    made = zip(graph.tensor_producer.tolist(), costs.tensor_bytes.tolist(), strict=True)
+    return stays | np.fromiter((pair in state for pair in made), bool, graph.num_tensors)
+
+
 def check_capacity(graph: TaskGraph, costs: Costs) -> None:
     """Raises `ValueError` if no placement can respect the memory of the devices.
 
-    That is so when a task fits on no device that can run it (with its graph inputs,
-    operands and outputs), when the graph inputs at home on a device exceed it, or when
-    what stays somewhere to the end, the resident inputs and the results, exceeds all devices
-    together. Whether a placement that passes these
-    tests exists is a packing problem, and left open.
+    That is so when a task fits on no device that can run it (with its graph inputs, operands
+    and outputs, and the state that it replaces), when the graph inputs at home on a device
+    exceed it, or when what stays somewhere to the end, the resident and carried inputs and the
+    results, exceeds all devices together. Whether a placement that passes these tests exists
+    is a packing problem, and left open.
     """
     capacity = np.asarray(costs.capacity_bytes, np.float64)
     input_bytes = np.asarray(costs.input_bytes, np.float64)
     tensor_bytes = np.asarray(costs.tensor_bytes, np.float64)
+    made = np.flatnonzero(graph.input_maker >= 0)
+    # A maker holds the state before, whether or not it reads it.
+    edges = np.stack([graph.input_edge_input, graph.input_edge_reader])
+    kept = np.stack([made, graph.input_maker[made]])
+    read, reader = np.unique(np.append(edges, kept, axis=1), axis=1)
     need = np.zeros(graph.num_tasks)
     for task, num_bytes in (
         (graph.tensor_producer, tensor_bytes),
         (graph.edge_reader, tensor_bytes[graph.edge_tensor]),
-        (graph.input_edge_reader, input_bytes[graph.input_edge_input]),
+        (reader, input_bytes[read]),
     ):
         need += np.bincount(task, num_bytes, graph.num_tasks)
     able = np.where(np.isfinite(costs.compute_s), capacity, 0.0).max(axis=1, initial=0.0)
@@ -146,18 +169,17 @@ def check_capacity(graph: TaskGraph, costs: Costs) -> None:
             f"task {v} needs {need[v]:.6g} bytes for inputs, operands and outputs; the "
             f"largest device that can run it has {able[v]:.6g}"
         )
-    read = np.unique(graph.input_edge_input)
-    # The first is of residents, which are everywhere.
+    read = np.unique(read)
+    # The first is of residents, which are everywhere, and of what is carried.
     lies = np.bincount(graph.input_home[read] + 1, input_bytes[read], costs.num_devices + 1)
     for d in np.flatnonzero(lies[1:] > capacity)[:1]:
         raise ValueError(
             f"graph inputs of {lies[d + 1]:.6g} bytes lie on device {d}, which has "
             f"{capacity[d]:.6g}"
         )
-    is_result = np.bincount(graph.edge_tensor, minlength=graph.num_tensors) == 0
-    results = tensor_bytes[is_result].sum()
+    results = tensor_bytes[stay_to_the_end(graph, costs)].sum()
     if lies[0] + results > capacity.sum():
         raise ValueError(
-            f"resident graph inputs are {lies[0]:.6g} bytes and results {results:.6g}; all "
-            f"devices together have {capacity.sum():.6g}"
+            f"resident and carried graph inputs are {lies[0]:.6g} bytes and results "
+            f"{results:.6g}; all devices together have {capacity.sum():.6g}"
         )

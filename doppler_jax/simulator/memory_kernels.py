@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from doppler_jax.native import inner, jit
+from doppler_jax.simulator.memory import stay_to_the_end
 from doppler_jax.simulator.native_kernels import (
     NativeProblem,
     Rows,
@@ -33,6 +34,7 @@ class MemoryProblem(NamedTuple):
     item_bytes: Array  # [X]
     maker: Array  # [X] uint32 task, or NOBODY
     home: Array  # [X] int64 device of an input, or RESIDENT; MADE: its maker's; MAKES: a tensor
+    stays: Array  # [X] bool, whether it stays at its home to the end, read or not
     first: Array  # [X] uint32, item x is read by reader[first[x]] to reader[end[x]]
     end: Array  # [X] uint32
     reader: Array  # [F + E + R] uint32, of the moves, then of R reads of resident inputs
@@ -73,12 +75,14 @@ def prepare_memory(
     first = np.zeros(items, np.uint32)
     first[item[::-1]] = np.arange(len(item), dtype=np.uint32)[::-1]
     home = np.where(graph.input_maker >= 0, MADE, graph.input_home)
+    stays = np.append(graph.input_maker >= 0, stay_to_the_end(graph, costs))
     owner = graph.input_edge_reader[resident]
     by_owner = np.argsort(owner, kind="stable")
     return MemoryProblem(
         item_bytes=np.append(costs.input_bytes, costs.tensor_bytes).astype(np.float64),
         maker=np.append(graph.input_maker, graph.tensor_producer).astype(np.uint32),
         home=np.append(home, np.full(graph.num_tensors, MAKES)).astype(np.int64),
+        stays=stays,
         first=first,
         end=(first + np.bincount(item, minlength=items)).astype(np.uint32),
         reader=np.append(problem.reader, owner).astype(np.uint32),
@@ -109,14 +113,14 @@ def _write_stays(memory: MemoryProblem, work: MemoryWork, rows: Rows) -> int:
         work.last[d] = -1
     for x in range(len(memory.item_bytes)):
         first, end, home = memory.first[x], memory.end[x], memory.home[x]
-        if home != MAKES and first == end:
+        if first == end and not memory.stays[x]:
             continue  # an input that nobody reads lies nowhere
         own = stays
         if home != RESIDENT:
             here = placement[memory.maker[x]] if home < RESIDENT else np.uint32(home)
             work.device[own], work.item[own] = here, x
             begin_s[own] = rows.start_s[0, memory.maker[x]] if home == MAKES else 0.0
-            end_s[own] = np.inf if first == end else 0.0
+            end_s[own] = np.inf if memory.stays[x] else 0.0
             work.last[here], work.stay[here] = x, own
             stays += np.uint32(1)
         for k in range(first, end):

@@ -145,7 +145,7 @@ def held_bytes(graph, costs, tasks, device):
     inputs = np.zeros(graph.num_inputs, bool)
     inputs[graph.input_edge_input[np.isin(graph.input_edge_reader, tasks)]] = True
     read = np.isin(np.arange(graph.num_inputs), graph.input_edge_input)
-    inputs |= read & ((graph.input_home == device) | np.isin(graph.input_maker, tasks))
+    inputs |= read & (graph.input_home == device) | np.isin(graph.input_maker, tasks)
     return costs.tensor_bytes[tensors].sum() + costs.input_bytes[inputs].sum()
 
 

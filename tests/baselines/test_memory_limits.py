@@ -9,7 +9,7 @@ from doppler_jax.baselines import m_sct as m_sct_module
 from doppler_jax.baselines.etf import m_etf, m_etf_schedule, schedule_earliest
 from doppler_jax.baselines.fitting import fit_into_memory
 from doppler_jax.baselines.m_sct import favourite_children, m_sct, m_sct_schedule
-from doppler_jax.baselines.memory_plans import plans_within_memory
+from doppler_jax.baselines.memory_plans import plan_within_memory, plans_within_memory
 from doppler_jax.graphs.build import task_edges, topological_order
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.simulator.oracle import simulate_oracle
@@ -332,3 +332,16 @@ def test_list_schedules_within_memory_fit_as_they_are_executed(dyadic):
             tight += peak.max() > 0.9 * costs.capacity_bytes[0]
     assert made >= 30
     assert tight >= 20
+
+
+@pytest.mark.parametrize("readers", [[0], []])
+def test_list_schedules_leave_room_for_two_generations_of_state(readers):
+    # Task 0 makes 5 bytes in the place of as many, task 1 makes 3; devices hold 12.
+    inputs = [(RESIDENT, 5, readers)]
+    graph, costs = small_problem([1, 1], [(0, 5, []), (1, 3, [])], 2, inputs)
+    graph = graph.replace(input_maker=np.array([0]))
+    costs = dataclasses.replace(costs, capacity_bytes=np.full(2, 12.0))
+    rank, meant = np.arange(2), np.zeros(2, int)
+    assert plan_within_memory(graph, costs, rank, meant).placement.tolist() == [0, 1]
+    assert fit_into_memory(graph, costs, meant).tolist() == [0, 1]
+    assert peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, meant))[0] == 13

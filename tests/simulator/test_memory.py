@@ -69,6 +69,37 @@ def test_graph_inputs_at_home_and_everywhere():
     assert kept[-1, 0] == (0, 6)
 
 
+def test_two_generations_of_state():
+    # Task 1 makes the next state (5 bytes), which task 2 reads elsewhere, and 2 bytes beside;
+    # task 0 reads the state there, and nothing reads that of 7 bytes, which task 2 makes.
+    graph, costs = small_problem(
+        [1, 1, 1],
+        [(0, 3, [1]), (1, 5, [2]), (1, 2, [2]), (2, 7, [])],
+        2,
+        [(RESIDENT, 5, [0]), (RESIDENT, 7, [])],
+    )
+    graph = graph.replace(input_maker=np.array([1, 2]))
+    schedule = simulate_oracle(graph, costs, [0, 0, 1])
+    assert stays(graph, costs, schedule) == {
+        (-1, 0): (0, np.inf),  # read last at 1 s
+        (-2, 1): (0, np.inf),  # never read
+        (0, 0): (0, 2),
+        (1, 0): (1, np.inf),  # sent until 7 s
+        (2, 0): (1, 4),
+        (1, 1): (2, 8),
+        (2, 1): (2, 8),
+        (3, 1): (7, np.inf),
+    }
+    assert peak_memory_bytes(graph, costs, schedule).tolist() == [15, 21]
+    # All in one place: both states before and both behind, beside what was made between.
+    assert peak_memory_bytes(graph, costs, simulate_oracle(graph, costs, [0, 0, 0]))[0] == 26
+    check_capacity(graph, costs.replace(capacity_bytes=np.array([3.0, 21.0])))
+    with pytest.raises(ValueError, match="task 2 needs 21 bytes"):
+        check_capacity(graph, costs.replace(capacity_bytes=np.array([20.0, 20.0])))
+    with pytest.raises(ValueError, match=r"carried graph inputs are 12 .* results 12; .* 23"):
+        check_capacity(graph, costs.replace(capacity_bytes=np.array([2.0, 21.0])))
+
+
 def test_results_that_are_named_stay_and_no_others():
     schedule = simulate_oracle(GRAPH, COSTS, [0, 0, 1])
     held = stays(GRAPH, COSTS, schedule, {0})
@@ -107,7 +138,9 @@ def bytes_at(graph, costs, schedule, device, now):
         here = readers[placement[readers] == device]
         last = max([ends.get(~i, 0.0), *schedule.finish_s[here]])
         home = graph.homes(placement)[i]
-        if home == RESIDENT:
+        if graph.input_maker[i] >= 0 and home == device:
+            total += costs.input_bytes[i]
+        elif home == RESIDENT:
             total += costs.input_bytes[i] * bool(here.size)
         elif home == device or ~i in copies:
             total += costs.input_bytes[i] * (copies.get(~i, 0.0) <= now < last)
@@ -117,7 +150,10 @@ def bytes_at(graph, costs, schedule, device, now):
         last = max([ends.get(x, 0.0), *schedule.finish_s[here]])
         producer = graph.tensor_producer[x]
         if placement[producer] == device:
-            last = last if readers.size else np.inf
+            is_state = (graph.input_maker == producer) & (
+                costs.input_bytes == costs.tensor_bytes[x]
+            )
+            last = last if readers.size and not is_state.any() else np.inf
             total += costs.tensor_bytes[x] * (schedule.start_s[producer] <= now < last)
         elif x in copies:
             total += costs.tensor_bytes[x] * (copies[x] <= now < last)
@@ -160,7 +196,7 @@ def test_inputs_that_fit_nowhere_are_refused():
     check_capacity(graph, costs.replace(capacity_bytes=np.array([13.0, 13.0])))
     with pytest.raises(ValueError, match="of 10 bytes lie on device 1, which has 9"):
         check_capacity(graph, costs.replace(capacity_bytes=np.array([13.0, 9.0])))
-    with pytest.raises(ValueError, match=r"resident graph inputs are 16 .* together have 15.5"):
+    with pytest.raises(ValueError, match=r"carried graph inputs are 16 .* together have 15.5"):
         check_capacity(graph, costs.replace(capacity_bytes=np.array([0.0, 15.5])))
 
 
