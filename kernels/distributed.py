@@ -28,11 +28,11 @@ from doppler_jax.training.paired import median_interval
 from doppler_jax.types import Plan
 
 from .devices import Devices, Options
-from .local import LocalDevices
-from .loop import Loop, jit_taking
+from .loop import Loop
 from .placed import PlacedFunction, as_devices, load
 from .planning import Lowered, Settings, lower
-from .profile import Profile
+from .profile import Profile, measured_costs
+from .rivals import jit_rivals
 
 ROUNDS = 15
 """Calls of each rival, in turns: 6 are needed to be sure, more where some are too close."""
@@ -46,19 +46,23 @@ class Compared:
     """What a plan was compared with, in whole calls until their outputs can be used.
 
     Attributes:
-      call_s: seconds of every call, by rival: "plan", "jit on <device>".
+      call_s: seconds of every call, by rival: "plan", "plan, fused" (one task of those that
+        wait for the same transfers), "jit on <device>", "jit, sharded over <N> devices".
       chosen: which of them runs from now on.
+      failed: what those raised that could not run here, by rival.
     """
 
     call_s: dict[str, tuple[float, ...]]
     chosen: str
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         medians = ", ".join(
             f"{name} {1e3 * float(np.median(times)):.3g} ms"
             for name, times in self.call_s.items()
         )
-        return f"{self.chosen} runs from now on; a call takes, at the median: {medians}"
+        failed = "".join(f"; {name} failed: {why}" for name, why in self.failed.items())
+        return f"{self.chosen} runs from now on; a call takes, at the median: {medians}{failed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +150,12 @@ class Distributed:
         placed, measured = lowered.placed, step.schedule
         assert measured is not None  # it was called
         panels = [(f"planned by {placed.method}", placed.schedule), ("measured", measured)]
+        graph, costs, names = placed.graph, placed.costs, placed.names
+        if step.graph.num_tasks != graph.num_tasks:  # fused: other tasks than were planned
+            panels, graph, names = panels[1:], step.graph, step.names
+            costs = measured_costs(graph, measured, costs.num_devices)
         write_report(
-            path, placed.graph, placed.costs, panels, title=self._name, names=placed.names,
+            path, graph, costs, panels, title=self._name, names=names,
             about=f"{lowered.said}\n\n{self.compared or ''}", curve=placed.curve,
             bound_s=placed.lower_bound_s,
         )  # fmt: skip
@@ -193,21 +201,29 @@ class Distributed:
         if self._settings.pin or self._settings.together:
             self._say(f"{lowered.said}; it is held to its pins, so the plan runs, uncompared")
             return _Choice(planned, None, lowered)
-        rivals: dict[str, Callable[..., Any]] = {"plan": planned}
-        rivals |= self._on_single_devices(jit_taking(self._fn, lowered.sharded))
+        rivals: dict[str, Callable[..., Any]] = {
+            "plan": planned,
+            **self._fused(lowered, until_s),
+        }
+        rivals |= jit_rivals(
+            self._fn, lowered.sharded, self._devices,
+            is_batch_told=self._settings.resident is not None,
+        )  # fmt: skip
         loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}
         compared = compare_calls(loops, (), {}, until_s)
         self._say(f"{lowered.said}; {compared}")
         return _Choice(rivals[compared.chosen], compared, lowered)
 
-    def _on_single_devices(self, jitted: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-        """Returns `jit` on a device of each kind: of those that we have, or of this process."""
-        own = list(self._devices) if isinstance(self._devices, LocalDevices) else jax.devices()
-        kinds = {(device.platform, device.device_kind): device for device in reversed(own)}
-        return {
-            f"jit on {device}": functools.partial(_call_on, device, jitted)
-            for device in kinds.values()
-        }
+    def _fused(self, lowered: Lowered, until_s: float) -> dict[str, PlacedFunction]:
+        """Returns the plan with fewer tasks, if it has any to fuse and there is time to."""
+        if time.monotonic() > until_s:
+            return {}
+        options = Options(mode=self._settings.mode)
+        fused = load(
+            lowered.sharded, lowered.placed, self._devices, options, fuse_segments=True
+        )
+        is_fused = fused.graph.num_tasks < lowered.sharded.graph.num_tasks
+        return {"plan, fused": fused} if is_fused else {}
 
     def _say(self, line: str) -> None:
         print(f"doppler_jax: {self._name}: {line}", file=sys.stderr)
@@ -233,11 +249,14 @@ def distribute(
     """Returns a function whose calls run on several devices, where that is faster.
 
     It is planned at its first call, and anew for arguments of other shapes: traced, cut into
-    tasks, what these and transfers cost here is measured, and a plan is searched for. The plan
-    then runs in turns with `jax.jit` of the function on a device of each kind. It is taken if
-    its whole calls are faster beyond doubt; else the fastest `jit` is. A line on standard error
-    says which. A function with effects is not run so often, and `jit` takes it; one with pins
-    is held to them, and the plan takes it. Arguments that `fn` would donate are kept.
+    tasks, coarsely and finely, what these and transfers cost here is measured, and a plan is
+    searched for; of the cuts that is taken whose plan is shortest by simulation. The plan then
+    runs in turns with itself in fewer tasks (`fuse_segments`), and with `jax.jit` of the
+    function: on a device of each kind, and on all that are alike, with the batch sharded. It is
+    taken if its whole calls are faster beyond doubt; else the fastest `jit` is. A line on
+    standard error says which. A function with effects is not run so often, and `jit` takes it;
+    one with pins is held to them, and the plan takes it. Arguments that `fn` would donate are
+    kept.
 
     Example:
       >>> fast = dj.distribute(step, devices=jax.devices())
@@ -256,8 +275,10 @@ def distribute(
       objective: of `dj.place`; `serial` links are truest to real ones, as measured
         (docs/results/fidelity.md).
       key: of what is random, a seed or a key, consumed.
-      num_shards: blocks per tensor, by default the next power of two of the devices.
-      resident: of `dj.trace`: which arguments stay on the devices between calls.
+      num_shards: blocks per tensor; by default what is best of one, the next power of two of
+        the devices, its half and its double. Tasks with pins are cut by the second.
+      resident: of `dj.trace`: which arguments stay on the devices between calls. The others,
+        as far as they are not carried, are the batch; without it that may be any argument.
       carry: of `dj.trace`: which arguments are what the call before returned, as a training
         state is; whatever runs may take the arrays passed, as `jit` takes donated ones.
       unroll_scans: of `dj.trace`: whether loops are cut by iterations.
@@ -292,39 +313,44 @@ def compare_calls(
     kwargs: dict[str, Any],
     until_s: float,
 ) -> Compared:
-    """Runs rivals in turns; the first is chosen if it is faster than all others beyond doubt.
+    """Runs rivals in turns; a plan is chosen if it is faster than all others beyond doubt.
 
-    Else that of the others is whose median is least. Beyond doubt is where the 95% interval of
-    the median ratio of neighbouring calls is below 1.
+    Else that of the others is whose median is least; of two plans the faster one competes.
+    Beyond doubt is where the 95% interval of the median ratio of neighbouring calls is below 1.
+    What cannot run here, as where memory is short, is no rival; the first one has to.
 
     Args:
-      rivals: functions, by name.
+      rivals: functions, by name; those of plans begin with "plan".
       args: arguments of a call.
       kwargs: and by keyword.
       until_s: of `time.monotonic`, when to stop; each runs at least once.
     """
-    for call in rivals.values():  # compiles, and brings what stays to its devices
-        jax.block_until_ready(call(*args, **kwargs))
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    failed: dict[str, str] = {}
+    for k, (name, call) in enumerate(rivals.items()):
+        try:  # compiles, and brings what stays to its devices; nothing of it is held
+            jax.block_until_ready(call(*args, **kwargs))
+        except RuntimeError as error:  # XLA's are, and a TaskError is
+            if k == 0:
+                raise
+            failed[name] = str(error).partition("\n")[0]
+    times: dict[str, list[float]] = {name: [] for name in rivals if name not in failed}
     for k in range(ROUNDS):
         if k and time.monotonic() > until_s:
             break
-        names = list(rivals)[:: 1 if k % 2 else -1]
-        for name in names:
+        for name in list(times)[:: 1 if k % 2 else -1]:
             began_s = time.perf_counter()
             jax.block_until_ready(rivals[name](*args, **kwargs))
             times[name].append(time.perf_counter() - began_s)
-    first, *others = times
-    chosen = min(others, key=lambda name: float(np.median(times[name])))
-    ratios = [np.array(times[first]) / np.array(times[other]) for other in others]
-    if all(median_interval(ratio)[1] < 1 for ratio in ratios):
-        chosen = first
-    return Compared({name: tuple(found) for name, found in times.items()}, chosen)
+    return Compared({name: tuple(found) for name, found in times.items()}, _best(times), failed)
 
 
-def _call_on(device: jax.Device, jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with jax.default_device(device):
-        return jitted(*args, **kwargs)
+def _best(times: Mapping[str, list[float]]) -> str:
+    """Returns which rival is chosen by the seconds of its calls."""
+    ordered = sorted(times, key=lambda name: float(np.median(times[name])))
+    plan = next(name for name in ordered if name.startswith("plan"))
+    others = [name for name in ordered if not name.startswith("plan")]
+    ratios = [np.array(times[plan]) / np.array(times[other]) for other in others]
+    return plan if all(median_interval(ratio)[1] < 1 for ratio in ratios) else others[0]
 
 
 def _shape_of(leaf: Any) -> Hashable:

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chex
@@ -15,12 +17,13 @@ import jax
 import doppler_jax
 from doppler_jax.caches import user_folder
 from doppler_jax.costs.build import make_costs
-from doppler_jax.costs.calibration import load_calibration
+from doppler_jax.costs.calibration import Calibration, load_calibration
 from doppler_jax.costs.clusters import load_cluster, save_cluster
-from doppler_jax.costs.digests import problem_digest
+from doppler_jax.costs.digests import kernel_digests, problem_digest
 from doppler_jax.costs.host import measure_host
 from doppler_jax.costs.pins import Pins, Together
 from doppler_jax.costs.pins import pin as pinned
+from doppler_jax.files import write_text_atomic
 from doppler_jax.methods.registry import DEFAULT_METHOD
 from doppler_jax.methods.request import Method, key_words
 from doppler_jax.native import processor
@@ -33,6 +36,7 @@ from doppler_jax.programs.partition import partition
 from doppler_jax.programs.program import Program
 from doppler_jax.programs.trace import trace
 from doppler_jax.simulator.native import num_cores
+from doppler_jax.simulator.synchronous import hop_levels
 from doppler_jax.types import Cluster, Costs, ShardedProgram
 
 from .calibrate import measure_calibration
@@ -41,6 +45,12 @@ from .local import LocalDevices
 
 LEAST_PLACING_S = 1.0
 """Seconds that placing gets, however long calibration took."""
+
+CALIBRATING = 0.5
+"""Share of the budget until which cuts are measured; the first one is in any case."""
+
+GROWTH = 2.0
+"""By how much longer a cut is expected to take than the one before, half as fine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +86,7 @@ class Lowered:
       costs: what these and their transfers cost on the devices, as measured, with pins.
       placed: the plan.
       said: how long that took, or what of it was there from an earlier process.
+      by_cut: simulated seconds of the plans compared, by blocks per tensor; the least is it.
     """
 
     program: Program
@@ -83,6 +94,7 @@ class Lowered:
     costs: Costs
     placed: Placed
     said: str
+    by_cut: dict[int, float]
 
 
 def lower(
@@ -103,39 +115,180 @@ def lower(
       kwargs: those by keyword.
       devices: where it is to run.
       settings: what the caller wants.
-      budget_s: seconds for all; calibration takes what it needs, placing the rest.
+      budget_s: seconds for all; calibration has its share, of the coarsest cut in any case,
+        and placing what is left.
       runs: whether it is to be called with these arguments, which shapes cannot be.
     """
-    began, folder = time.monotonic(), _folder(devices) if settings.cache else None
-    num_shards = settings.num_shards or 1 << (len(devices) - 1).bit_length()
+    began = time.monotonic()
+    folder = _folder(devices) if settings.cache else None
     program = trace(fn, *args, **settings.tracing, **kwargs)
-    sharded = partition(program, num_shards, cluster=_cluster(devices, folder))
-    if runs:
-        flatten_args(sharded, args, kwargs)
-    steps: list[str] = []
-    calibration = measure_calibration(
-        sharded,
-        devices,
-        path=folder and _readable(folder / "calibration.json"),
-        progress=lambda what, done, total: steps.append(what),
-    )
-    costs = pinned(sharded, make_costs(sharded, calibration), settings.pin or {})
-    path = folder and _plan_path(folder, sharded, costs, settings, budget_s)
-    placed = _recall(path, sharded, costs)
-    is_kept = placed is not None
-    if placed is None:
-        placed = place(
-            sharded, costs, method=settings.method, objective=settings.objective,
-            key=settings.key, together=settings.together,
-            budget_s=max(budget_s - (time.monotonic() - began), LEAST_PLACING_S),
-        )  # fmt: skip
-        if path is not None and not placed.interrupted:
-            placed.save(path)
-    done = [] if len(steps) == 1 else ["calibrated"]  # the last step is "done"
-    done += [] if is_kept else ["placed"]
+    sizes, until_s = _granularities(len(devices), settings), began + CALIBRATING * budget_s
+
+    def note(sharded: ShardedProgram) -> pathlib.Path | None:
+        digests = kernel_digests(sharded.kernels)
+        known = sizes, sharded.names, [digests[kernel] for kernel in sharded.kernels]
+        return folder and _path(folder, "cut", known, settings, budget_s)
+
+    tried = _cuts(program, _cluster(devices, folder), sizes, until_s, note)
+    check = functools.partial(flatten_args, args=args, kwargs=kwargs) if runs else None
+    share = 0.5 if len(sizes) > 1 else 1.0  # the finer ones are to have some, too
+    cuts, calibration, has_measured = _calibrate(tried, devices, folder, until_s, check, share)
+    found, has_placed = _plans(cuts, calibration, folder, settings, budget_s, began)
+    by_cut = {num_shards: placed.objective_s for num_shards, (*_, placed) in found.items()}
+    chosen = min(by_cut, key=by_cut.__getitem__)
+    path = note(next(iter(cuts.values())))
+    if path is not None and not found[chosen][2].interrupted:
+        write_text_atomic(path, str(chosen))
+    done = ["calibrated"] * has_measured + ["placed"] * has_placed
     took = f"{' and '.join(done)} in {time.monotonic() - began:.1f} s"
     said = took if done else f"calibration and plan are those in {folder}"
-    return Lowered(program, sharded, costs, placed, f"{sharded.graph.num_tasks} tasks, {said}")
+    best = f" (best of {len(found)} cuts)" if len(found) > 1 else ""
+    tasks = f"{found[chosen][0].graph.num_tasks} tasks{best}"
+    return Lowered(program, *found[chosen], f"{tasks}, {said}", by_cut)
+
+
+def _granularities(num_devices: int, settings: Settings) -> list[int]:
+    """Returns into how many blocks tensors are cut, by what is tried in turn.
+
+    Tasks that are held by their names have to have them, so they are cut once.
+    """
+    usual = 1 << (num_devices - 1).bit_length()
+    if settings.num_shards or settings.pin or settings.together or num_devices == 1:
+        return [settings.num_shards or usual]
+    return sorted({1, usual // 2, usual, 2 * usual})
+
+
+def _cuts(
+    program: Program,
+    cluster: Cluster | None,
+    sizes: list[int],
+    until_s: float,
+    note: Callable[[ShardedProgram], pathlib.Path | None],
+) -> Iterator[tuple[int, ShardedProgram]]:
+    """Yields the program cut into blocks of these numbers, while there is time for the next.
+
+    Chains leave nothing to distribute, so they are left out but where there is nothing else,
+    and so is what is like an earlier cut. Where an earlier process chose one, as its note on
+    the first one says, there is but that.
+    """
+    known: list[tuple[str, ...]] = []
+    chosen, took_s = None, 0.0
+    for num_shards in sizes:
+        began = time.monotonic()
+        if known and began + GROWTH * took_s > until_s:
+            return
+        if chosen not in (None, num_shards):
+            continue
+        sharded = partition(program, num_shards, cluster=cluster)
+        took_s = time.monotonic() - began
+        is_chain = hop_levels(sharded.graph).max(initial=-1) + 1 == sharded.graph.num_tasks
+        is_only = num_shards == chosen or (num_shards == sizes[-1] and not known)
+        if (is_chain and not is_only) or tuple(sharded.names) in known:
+            continue
+        if chosen is None and not known:
+            chosen = _chosen(note(sharded), sizes)
+            if chosen not in (None, num_shards):
+                continue
+        known.append(tuple(sharded.names))
+        yield num_shards, sharded
+
+
+class _OutOfTimeError(Exception):
+    """Calibration has had its share of the budget."""
+
+
+def _calibrate(
+    tried: Iterator[tuple[int, ShardedProgram]],
+    devices: Devices,
+    folder: pathlib.Path | None,
+    until_s: float,
+    check: Callable[[ShardedProgram], object] | None,
+    share: float,
+) -> tuple[dict[int, ShardedProgram], Calibration, bool]:
+    """Returns cuts and what all of them cost: the first in any case, others until `until_s`.
+
+    Each gets a share of the seconds left then. The third result is whether anything was
+    measured for it.
+    """
+    cuts: dict[int, ShardedProgram] = {}
+    measured: list[str] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        if done < total:
+            if cuts and time.monotonic() > until_s:
+                raise _OutOfTimeError
+            measured.append(what)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        path = _readable((folder or pathlib.Path(scratch)) / "calibration.json")
+        for num_shards, sharded in tried:
+            if check is not None:
+                check(sharded)
+            try:
+                left_s = max(until_s - time.monotonic(), 0.0)
+                found = measure_calibration(
+                    sharded, devices, path=path, progress=progress, budget_s=left_s * share
+                )
+            except _OutOfTimeError:
+                found = load_calibration(path)  # as later processes find it
+                break
+            cuts[num_shards] = sharded
+    return cuts, found, bool(measured)
+
+
+def _plans(
+    cuts: dict[int, ShardedProgram],
+    calibration: Calibration,
+    folder: pathlib.Path | None,
+    settings: Settings,
+    budget_s: float,
+    began: float,
+) -> tuple[dict[int, tuple[ShardedProgram, Costs, Placed]], bool]:
+    """Returns cuts with costs and plans, which share what is left of the budget.
+
+    The second result is whether any was searched for.
+    """
+    found: dict[int, tuple[ShardedProgram, Costs, Placed]] = {}
+    has_placed = False
+    for num_shards, sharded in cuts.items():
+        costs = pinned(sharded, make_costs(sharded, calibration), settings.pin or {})
+        known = problem_digest(sharded.graph, costs), sharded.names
+        path = folder and _path(folder, "plan", known, settings, budget_s)
+        placed = _recall(path, sharded, costs)
+        if placed is None:
+            has_placed = True
+            left_s = max(budget_s - (time.monotonic() - began), LEAST_PLACING_S)
+            share_s = left_s / (len(cuts) - len(found))
+            placed = _place(path, sharded, costs, settings, share_s)
+        found[num_shards] = sharded, costs, placed
+        if placed.interrupted:
+            break
+    return found, has_placed
+
+
+def _chosen(path: pathlib.Path | None, sizes: list[int]) -> int | None:
+    """Returns the granularity that an earlier process chose, None if it is not known."""
+    with contextlib.suppress(OSError, ValueError):  # none there, or damaged
+        if path is not None and (found := int(path.read_text())) in sizes:
+            return found
+    return None
+
+
+def _place(
+    path: pathlib.Path | None,
+    sharded: ShardedProgram,
+    costs: Costs,
+    settings: Settings,
+    budget_s: float,
+) -> Placed:
+    """Returns a new plan, which is kept."""
+    placed = place(
+        sharded, costs, method=settings.method, objective=settings.objective,
+        key=settings.key, together=settings.together, budget_s=budget_s,
+    )  # fmt: skip
+    if path is not None and not placed.interrupted:
+        placed.save(path)
+    return placed
 
 
 def _folder(devices: Devices) -> pathlib.Path | None:
@@ -174,19 +327,15 @@ def _readable(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _plan_path(
-    folder: pathlib.Path,
-    sharded: ShardedProgram,
-    costs: Costs,
-    settings: Settings,
-    budget_s: float,
+def _path(
+    folder: pathlib.Path, what: str, known: tuple[Any, ...], settings: Settings, budget_s: float
 ) -> pathlib.Path | None:
-    """Returns where the plan of a problem is; None if its method cannot be told from others."""
+    """Returns where what was found is kept; None if its method cannot be told from others."""
     if not is_told_apart(settings.method):
         return None
     asked = settings.method, settings.objective, key_words(settings.key).tolist(), budget_s
-    known = problem_digest(sharded.graph, costs), sharded.names, settings.together, asked
-    return folder / f"plan-{hashlib.sha256(repr(known).encode()).hexdigest()[:32]}.json"
+    told = *known, settings.together, asked
+    return folder / f"{what}-{hashlib.sha256(repr(told).encode()).hexdigest()[:32]}.json"
 
 
 def _recall(path: pathlib.Path | None, sharded: ShardedProgram, costs: Costs) -> Placed | None:

@@ -1,5 +1,7 @@
 """`distribute`: a plan runs where its whole calls beat `jit`, and else `jit` does."""
 
+import dataclasses
+import functools
 import re
 from types import SimpleNamespace
 
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.engine import distributed as distribute
-from doppler_jax.engine import planning
+from doppler_jax.engine import planning, rivals
 from tests.commands import run_python
 
 ARGS = {"w": jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)}, jnp.ones((8, 16))
@@ -45,11 +48,14 @@ def choosing(monkeypatch, wanted):
 
 
 def distributed(**options):
-    options = {"method": "critical_path", "budget_s": 5.0, **options}
+    options = {"method": "critical_path", "budget_s": 5.0, "num_shards": 2, **options}
     return dj.distribute(fn, devices=jax.devices()[:2], **options)
 
 
-@pytest.mark.parametrize("wanted", ["plan", "jit"])
+RIVALS = "plan", "plan, fused", "jit on", "jit, sharded over 2 devices"
+
+
+@pytest.mark.parametrize("wanted", RIVALS)
 def test_what_wins_runs_and_returns_what_the_function_does(
     wanted, planned, monkeypatch, capsys, tmp_path
 ):
@@ -64,23 +70,26 @@ def test_what_wins_runs_and_returns_what_the_function_does(
         rf"doppler_jax: fn: \d+ tasks, calibrated and placed in \d+.\d s; {wanted}.*\n", said
     )
     assert fast.compared.chosen.startswith(wanted)
-    assert (fast.plan is None) == (wanted == "jit")
-    if wanted == "plan":
+    assert (fast.plan is None) == wanted.startswith("jit")
+    if wanted.startswith("plan"):
         assert len(fast.profile().device_names) == 2
+        num_tasks, graph = fast.lower(*ARGS).sharded.graph.num_tasks, fast._latest.run.graph
+        assert (graph.num_tasks < num_tasks) == (wanted == "plan, fused")
         dj.simulator.validate(
-            fast.lower(*ARGS).sharded.graph, fast._latest.run.schedule, queue=fast.plan.queue,
+            graph, fast._latest.run.schedule, queue=fast.plan.queue,
             priority=fast.plan.priority,
         )  # fmt: skip
         fast.report(tmp_path / "page.html")
         page = (tmp_path / "page.html").read_text()
-        assert {"planned by critical_path", "measured"} <= set(re.findall(r"[\w ]+", page))
+        shown = {"planned by critical_path", "measured"} & set(re.findall(r"[\w ]+", page))
+        assert len(shown) == (2 if wanted == "plan" else 1)  # fused tasks were not planned
     else:
         for ask in (fast.profile, lambda: fast.report(tmp_path / "page.html")):
             with pytest.raises(ValueError, match="no plan runs"):
                 ask()
 
 
-@pytest.mark.parametrize("wanted", ["plan", "jit"])
+@pytest.mark.parametrize("wanted", RIVALS)
 def test_a_loop_feeds_its_state_back_whatever_won(wanted, monkeypatch):
     compare = distribute.compare_calls
 
@@ -108,7 +117,7 @@ def test_a_loop_feeds_its_state_back_whatever_won(wanted, monkeypatch):
         state, total = fast(state, ARGS[1])
         plain, expected = train(plain, ARGS[1])
         np.testing.assert_allclose(total, expected, rtol=1e-4)
-    assert (fast.plan is None) == (wanted == "jit")
+    assert (fast.plan is None) == wanted.startswith("jit")
     assert before["mean"].is_deleted()
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-6),
@@ -137,15 +146,24 @@ def test_it_really_compares_whole_calls():
     fast = distributed()
     np.testing.assert_allclose(fast(*ARGS), fn(*ARGS), rtol=1e-5, atol=1e-6)
     names = set(fast.compared.call_s)
-    assert names == {"plan", f"jit on {jax.devices()[0]}"}
+    single, every = f"jit on {jax.devices()[0]}", "jit, sharded over 2 devices"
+    assert {"plan", single, every} <= names <= {"plan", "plan, fused", single, every}
+    assert all(name in str(fast.compared) for name in names)
     assert all(min(times) > 0 for times in fast.compared.call_s.values())
 
 
 @pytest.mark.parametrize(
-    ("plan_s", "jit_s", "chosen"),
-    [(1.0, [2.0], "plan"), (2.0, [1.0], "a"), (1.0, [1.0], "a"), (1.0, [3.0, 0.5], "b")],
+    ("seconds", "chosen"),
+    [
+        ({"plan": 1.0, "a": 2.0}, "plan"),
+        ({"plan": 2.0, "a": 1.0}, "a"),
+        ({"plan": 1.0, "a": 1.0}, "a"),
+        ({"plan": 1.0, "a": 3.0, "b": 0.5}, "b"),
+        ({"plan": 2.0, "plan, fused": 1.0, "a": 1.5}, "plan, fused"),
+        ({"plan": 2.0, "plan, fused": 1.0, "a": 1.0}, "a"),
+    ],
 )
-def test_a_plan_has_to_be_faster_beyond_doubt(plan_s, jit_s, chosen, monkeypatch):
+def test_a_plan_has_to_be_faster_beyond_doubt(seconds, chosen, monkeypatch):
     clock, rng = SimpleNamespace(now=0.0), np.random.default_rng(0)
     monkeypatch.setattr(distribute.time, "perf_counter", lambda: clock.now)
 
@@ -155,12 +173,93 @@ def test_a_plan_has_to_be_faster_beyond_doubt(plan_s, jit_s, chosen, monkeypatch
 
         return call
 
-    rivals = {"plan": taking(plan_s), **dict(zip("ab", map(taking, jit_s), strict=False))}
-    found = distribute.compare_calls(rivals, (), {}, np.inf)
+    calls = {name: taking(s) for name, s in seconds.items()}
+    found = distribute.compare_calls(calls, (), {}, np.inf)
     assert found.chosen == chosen
     assert {len(times) for times in found.call_s.values()} == {distribute.ROUNDS}
     # Too few calls to be sure.
-    assert distribute.compare_calls(rivals, (), {}, -np.inf).chosen != "plan"
+    assert not distribute.compare_calls(calls, (), {}, -np.inf).chosen.startswith("plan")
+
+
+def test_what_cannot_run_is_no_rival_of_a_plan_that_does():
+    def failing():
+        raise RuntimeError("RESOURCE_EXHAUSTED: no memory\nin detail")
+
+    found = distribute.compare_calls({"plan": int, "a": failing}, (), {}, np.inf)
+    assert found.chosen == "plan"
+    assert str(found).endswith("; a failed: RESOURCE_EXHAUSTED: no memory")
+    with pytest.raises(RuntimeError, match="no memory"):
+        distribute.compare_calls({"plan": failing, "a": int}, (), {}, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("resident", "rows", "cut"), [(0, 8, [False, True]), (None, 7, [True, False]), (0, 7, None)]
+)
+def test_jit_is_sharded_over_what_divides_and_does_not_stay(resident, rows, cut):
+    devices = dj.engine.LocalDevices(jax.devices()[:2])
+    args = ARGS[0], jnp.ones((rows, 16))
+    sharded = dj.partition(dj.trace(fn, *args, resident=resident), 2)
+    told = resident is not None
+    found = rivals.jit_rivals(lambda w, x: (w, x), sharded, devices, is_batch_told=told)
+    assert len(found) == (1 if cut is None else 2)
+    if cut is not None:
+        outputs = jax.tree.leaves(found["jit, sharded over 2 devices"](*args))
+        assert [len(out.sharding.device_set) for out in outputs] == [2, 2]
+        assert [not out.sharding.is_fully_replicated for out in outputs] == cut
+
+
+def two_branches(x):
+    return jnp.tanh(x[:64] @ x[:64]) @ x[:64], jnp.tanh(x[64:, :8] @ x[:8, :8])
+
+
+@pytest.fixture
+def costing(monkeypatch):
+    """Lets every kernel take what a function says of it."""
+
+    def fake(seconds_of):
+        measure, known = planning.measure_calibration, {}
+
+        def measured(sharded, devices, **options):
+            found = measure(sharded, devices, **options)
+            for kernel, digest in kernel_digests(sharded.kernels).items():
+                seconds = (seconds_of(kernel),) * 2
+                known[digest] = dataclasses.replace(found.kernels[digest], seconds=seconds)
+            return dataclasses.replace(found, kernels={**found.kernels, **known})
+
+        monkeypatch.setattr(planning, "measure_calibration", measured)
+
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("seconds_of", "is_coarse"),
+    [
+        (lambda kernel: 1.0, True),  # it is dispatch that takes long
+        (lambda kernel: float(np.prod([aval.size for aval in kernel.operands])), False),
+    ],
+)
+def test_the_cut_is_that_of_the_shortest_plan(seconds_of, is_coarse, costing):
+    costing(seconds_of)
+    x = jnp.linspace(-1.0, 1.0, 72 * 64).reshape(72, 64)
+    options = {"method": "heft", "budget_s": 99.0, "cache": False}
+    lowered = dj.distribute(two_branches, devices=jax.devices()[:2], **options).lower(x)
+    assert set(lowered.by_cut) == {1, 2, 4}
+    assert (min(lowered.by_cut, key=lowered.by_cut.get) == 1) == is_coarse
+    assert lowered.placed.makespan_s == min(lowered.by_cut.values())
+    assert "(best of 3 cuts)" in lowered.said
+
+
+def test_the_coarsest_cut_is_there_without_time_and_stays(monkeypatch):
+    x = jnp.ones((72, 64))
+    fast = functools.partial(
+        dj.distribute, two_branches, devices=jax.devices()[:2], method="heft", budget_s=99.0
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "CALIBRATING", 0.0)
+        assert set(fast().lower(x).by_cut) == {1}
+    again = fast().lower(x)
+    assert set(again.by_cut) == {1}
+    assert "calibration and plan are" in again.said
 
 
 def test_under_transformations_it_is_the_function(planned):
@@ -312,6 +411,7 @@ def test_a_damaged_file_is_as_if_there_were_none(tmp_path):
         ({"key": 1}, "placed"),
         ({"budget_s": 6.0}, "placed"),
         ({"num_shards": 1}, "calibrated and placed"),
+        ({"num_shards": None}, "calibrated and placed"),
         ({"pin": {"*": 0}}, "placed"),
         ({"method": lambda request: np.zeros(request.graph.num_tasks, int)}, "placed"),
         ({"cache": False}, "calibrated and placed"),
