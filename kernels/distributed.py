@@ -28,6 +28,7 @@ from doppler_jax.training.paired import median_interval
 from doppler_jax.types import Plan
 
 from .devices import Devices, Options
+from .drift import Drift
 from .loop import Loop
 from .placed import PlacedFunction, as_devices, load
 from .planning import Lowered, Settings, lower
@@ -35,7 +36,12 @@ from .profile import Profile, measured_costs
 from .rivals import jit_rivals
 
 ROUNDS = 15
-"""Calls of each rival, in turns: 6 are needed to be sure, more where some are too close."""
+"""Calls of each rival, in turns."""
+
+SURE = 6
+"""Of these without which nothing is beyond doubt: they may take `LATE_S` beyond the budget."""
+
+LATE_S = 2.0
 
 PLANNING = 0.6
 """Share of the budget for planning; the rest is for comparing."""
@@ -73,6 +79,12 @@ class _Choice:
     compared: Compared | None = None
     lowered: Lowered | None = None
 
+    @functools.cached_property
+    def drift(self) -> Drift:
+        """Watches the calls that run by the plan."""
+        times = self.compared and self.compared.call_s.get(self.compared.chosen)
+        return Drift(float(np.median(times)) if times else None)
+
 
 class Distributed:
     """A function that is planned at its first call, and anew for arguments of other shapes.
@@ -95,6 +107,7 @@ class Distributed:
         self._lowered: dict[Hashable, Lowered] = {}
         self._chosen: dict[Hashable, _Choice] = {}
         self._latest: _Choice | None = None
+        self._former: dict[Hashable, _Choice] = {}  # what is planned anew
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function and returns what it returns.
@@ -110,7 +123,30 @@ class Distributed:
         if shapes not in self._chosen:
             self._chosen[shapes] = self._choose(args, kwargs)
         self._latest = self._chosen[shapes]
-        return self._latest.run(*args, **kwargs)
+        if not isinstance(self._latest.run, PlacedFunction):
+            return self._latest.run(*args, **kwargs)
+        began_s = time.perf_counter()
+        outputs = self._latest.run(*args, **kwargs)
+        drift = self._latest.drift
+        if (slow_s := drift.note(time.perf_counter() - began_s)) is not None:
+            self._say(
+                f"calls have become slower: {1e3 * slow_s:.3g} ms at the median, where they "
+                f"took {1e3 * (drift.usual_s or 0.0):.3g} ms; replan() plans the next one anew"
+            )
+        return outputs
+
+    def replan(self) -> None:
+        """Lets the next call plan anew, by costs measured afresh.
+
+        The plans that ran compete with the new ones in whole calls.
+        """
+        self._former |= {
+            shapes: choice
+            for shapes, choice in self._chosen.items()
+            if isinstance(choice.run, PlacedFunction)
+        }
+        self._chosen.clear()
+        self._lowered.clear()
 
     @property
     def compared(self) -> Compared | None:
@@ -176,11 +212,13 @@ class Distributed:
                 f"{self._name} takes {taken} by keyword, which are options of dj.distribute, "
                 "too; pass them by position"
             )
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        shapes = tree, tuple(map(_shape_of, leaves))
+        shapes = _shapes_of(args, kwargs)
         if shapes not in self._lowered:
+            settings = self._settings
+            if shapes in self._former:  # what is kept is what has become untrue
+                settings = dataclasses.replace(settings, cache=False)
             self._lowered[shapes] = lower(
-                self._fn, args, kwargs, self._devices, self._settings,
+                self._fn, args, kwargs, self._devices, settings,
                 PLANNING * self._budget_s, runs=runs,
             )  # fmt: skip
         return self._lowered[shapes]
@@ -195,6 +233,7 @@ class Distributed:
             # To measure it, it would have to be run more often than it was asked for.
             self._say("it has effects, so it is not compared with others: jit runs it")
             return _Choice(self._jitted)
+        self._say(f"planning and comparing, for {self._budget_s:.3g} s")
         lowered = self._lower(args, kwargs, runs=True)
         options = Options(mode=self._settings.mode)
         planned = load(lowered.sharded, lowered.placed, self._devices, options)
@@ -205,6 +244,9 @@ class Distributed:
             "plan": planned,
             **self._fused(lowered, until_s),
         }
+        former = self._former.pop(_shapes_of(args, kwargs), None)
+        if former is not None:
+            rivals["plan before"] = former.run
         rivals |= jit_rivals(
             self._fn, lowered.sharded, self._devices,
             is_batch_told=self._settings.resident is not None,
@@ -212,7 +254,8 @@ class Distributed:
         loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}
         compared = compare_calls(loops, (), {}, until_s)
         self._say(f"{lowered.said}; {compared}")
-        return _Choice(rivals[compared.chosen], compared, lowered)
+        made = former.lowered if former and compared.chosen == "plan before" else lowered
+        return _Choice(rivals[compared.chosen], compared, made)
 
     def _fused(self, lowered: Lowered, until_s: float) -> dict[str, PlacedFunction]:
         """Returns the plan with fewer tasks, if it has any to fuse and there is time to."""
@@ -323,7 +366,8 @@ def compare_calls(
       rivals: functions, by name; those of plans begin with "plan".
       args: arguments of a call.
       kwargs: and by keyword.
-      until_s: of `time.monotonic`, when to stop; each runs at least once.
+      until_s: of `time.monotonic`, when to stop; each runs at least once, and short ones
+        `SURE` times.
     """
     failed: dict[str, str] = {}
     for k, (name, call) in enumerate(rivals.items()):
@@ -334,8 +378,10 @@ def compare_calls(
                 raise
             failed[name] = str(error).partition("\n")[0]
     times: dict[str, list[float]] = {name: [] for name in rivals if name not in failed}
+    began = time.monotonic()
     for k in range(ROUNDS):
-        if k and time.monotonic() > until_s:
+        now = time.monotonic()
+        if k and now > (until_s if k >= SURE else max(until_s, began + LATE_S)):
             break
         for name in list(times)[:: 1 if k % 2 else -1]:
             began_s = time.perf_counter()
@@ -351,6 +397,11 @@ def _best(times: Mapping[str, list[float]]) -> str:
     others = [name for name in ordered if not name.startswith("plan")]
     ratios = [np.array(times[plan]) / np.array(times[other]) for other in others]
     return plan if all(median_interval(ratio)[1] < 1 for ratio in ratios) else others[0]
+
+
+def _shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    return tree, tuple(map(_shape_of, leaves))
 
 
 def _shape_of(leaf: Any) -> Hashable:

@@ -14,6 +14,7 @@ import doppler_jax as dj
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.engine import distributed as distribute
 from doppler_jax.engine import planning, rivals
+from doppler_jax.engine.drift import WINDOW, Drift
 from tests.commands import run_python
 
 ARGS = {"w": jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)}, jnp.ones((8, 16))
@@ -67,7 +68,9 @@ def test_what_wins_runs_and_returns_what_the_function_does(
     assert len(planned) == 1
     said = capsys.readouterr().err
     assert re.fullmatch(
-        rf"doppler_jax: fn: \d+ tasks, calibrated and placed in \d+.\d s; {wanted}.*\n", said
+        "doppler_jax: fn: planning and comparing, for 5 s\n"
+        rf"doppler_jax: fn: \d+ tasks, calibrated and placed in \d+.\d s; {wanted}.*\n",
+        said,
     )
     assert fast.compared.chosen.startswith(wanted)
     assert (fast.plan is None) == wanted.startswith("jit")
@@ -87,6 +90,34 @@ def test_what_wins_runs_and_returns_what_the_function_does(
         for ask in (fast.profile, lambda: fast.report(tmp_path / "page.html")):
             with pytest.raises(ValueError, match="no plan runs"):
                 ask()
+
+
+def test_calls_that_have_become_slower_are_told_once():
+    for usual_s, first in ((1.0, []), (None, [1.0] * WINDOW)):
+        drift = Drift(usual_s)
+        calls = [*first, *[1.4] * WINDOW, *[1.6] * (3 * WINDOW)]
+        told = [slow_s for slow_s in map(drift.note, calls) if slow_s is not None]
+        assert told in ([1.5], [1.6])  # the median as it passes the bound
+
+
+def test_a_new_plan_has_to_beat_the_one_before(planned, monkeypatch, capsys):
+    choosing(monkeypatch, "plan")
+    fast = distributed()
+    fast(*ARGS)
+    before = fast._latest.run
+    monkeypatch.setattr(Drift, "note", lambda drift, seconds: 2.0)
+    fast(*ARGS)
+    assert "calls have become slower: 2e+03 ms at the median, where" in capsys.readouterr().err
+    fast.replan()
+    choosing(monkeypatch, "plan before")
+    np.testing.assert_allclose(fast(*ARGS), fn(*ARGS), rtol=1e-5, atol=1e-6)
+    assert "calibrated and placed" in capsys.readouterr().err  # though both are kept
+    assert len(planned) == 2
+    assert fast._latest.run is before
+    fast.replan()
+    choosing(monkeypatch, "jit on")
+    fast(*ARGS)
+    assert fast.plan is None
 
 
 @pytest.mark.parametrize("wanted", RIVALS)
@@ -165,7 +196,8 @@ def test_it_really_compares_whole_calls():
 )
 def test_a_plan_has_to_be_faster_beyond_doubt(seconds, chosen, monkeypatch):
     clock, rng = SimpleNamespace(now=0.0), np.random.default_rng(0)
-    monkeypatch.setattr(distribute.time, "perf_counter", lambda: clock.now)
+    clocks = dict.fromkeys(("perf_counter", "monotonic"), lambda: clock.now)
+    monkeypatch.setattr(distribute, "time", SimpleNamespace(**clocks))
 
     def taking(seconds):
         def call():
@@ -177,8 +209,11 @@ def test_a_plan_has_to_be_faster_beyond_doubt(seconds, chosen, monkeypatch):
     found = distribute.compare_calls(calls, (), {}, np.inf)
     assert found.chosen == chosen
     assert {len(times) for times in found.call_s.values()} == {distribute.ROUNDS}
-    # Too few calls to be sure.
+    # Too few calls to be sure, where time is over and calls are long.
     assert not distribute.compare_calls(calls, (), {}, -np.inf).chosen.startswith("plan")
+    short = {name: taking(s / 100) for name, s in seconds.items()}
+    found = distribute.compare_calls(short, (), {}, -np.inf)
+    assert {len(times) for times in found.call_s.values()} == {distribute.SURE}
 
 
 def test_what_cannot_run_is_no_rival_of_a_plan_that_does():

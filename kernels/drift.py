@@ -1,0 +1,35 @@
+"""Whether calls have become slower than they were when their plan was chosen."""
+
+from collections import deque
+
+import numpy as np
+
+WINDOW = 16
+"""Calls in a row whose median counts."""
+
+DRIFT = 1.5
+"""Times the usual seconds from which on calls have become slower: noise is less."""
+
+
+class Drift:
+    """Watches the calls of a plan.
+
+    Args:
+      usual_s: seconds of a call when the plan was chosen; None: of the first `WINDOW` calls.
+    """
+
+    def __init__(self, usual_s: float | None) -> None:
+        self.usual_s = usual_s
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._told = False
+
+    def note(self, seconds: float) -> float | None:
+        """Takes the seconds of a call; returns what calls take, when they are slower first."""
+        self._recent.append(seconds)
+        if self._told or len(self._recent) < WINDOW:
+            return None
+        recent_s = float(np.median(self._recent))
+        if self.usual_s is None:
+            self.usual_s = recent_s
+        self._told = recent_s > DRIFT * self.usual_s
+        return recent_s if self._told else None
