@@ -32,6 +32,9 @@ from doppler_jax.reports.tables import format_seconds, print_table
 ENDING_S = 0.3
 """Seconds of a bound that are left for judging, writing and leaving."""
 
+MOST_SHOWN = 300
+"""Tasks whose placement and order are printed."""
+
 EXAMPLES = """Learned placement of task graphs on devices.
 
 examples:
@@ -264,6 +267,9 @@ def place(command: Place) -> None:
     if command.explain:
         print(best.explain())
     elif command.output is None and len(plans) == 1:
+        if graph.num_tasks > MOST_SHOWN:
+            print("placement and order: --output FILE keeps them")
+            return
         print("placement:", *best.placement.tolist())
         print("order:", *np.argsort(best.priority).tolist())
 

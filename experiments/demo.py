@@ -20,6 +20,7 @@ from doppler_jax.files import write_json_atomic
 from doppler_jax.native import wait_until_compiled
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.problems import local_devices, use_host_devices
+from doppler_jax.reports.page import write_report
 from doppler_jax.reports.tables import format_seconds, print_table
 from doppler_jax.simulator.oracle import simulate_plan
 from doppler_jax.training.imitation import ImitationConfig
@@ -98,6 +99,7 @@ def main(settings: DemoSettings) -> None:
     }
     write_json_atomic(settings.folder / "summary.json", summary)
     print(f"written to {settings.folder}/: summary.json, placement.json, trace.json, gantt.png")
+    print(f"open in a browser: {settings.folder}/report.html")
     print(f"checkpoint: {measured.folder}/checkpoints (dj.load_policy reads it)")
 
 
@@ -217,7 +219,7 @@ def compare_measured(
 def run_learned(
     settings: DemoSettings, machine: Machine, here: Problem, measured: StageResult
 ) -> float:
-    """Runs the learned placement, checks its output, writes its trace and placement.
+    """Runs the learned plan, checks its output, and writes the plan, its trace and a page.
 
     Returns:
       The largest difference from the plain function, over the output's largest entry.
@@ -233,6 +235,13 @@ def run_learned(
     if not error <= 1e-4:
         raise RuntimeError(f"the placed program's output is wrong: difference {error}")
     step.save_trace(settings.folder / "trace.json")
+    plan = simulate_plan(here.graph, here.costs, measured.plan)
+    assert step.schedule is not None
+    panels = [("simulated", plan), ("measured", step.schedule)]
+    write_report(
+        settings.folder / "report.html", here.graph, here.costs, panels,
+        title=f"{here.name}, learned", names=here.program.names,
+    )  # fmt: skip
     where = {**plan_record(measured.plan), "measured_s": measured.seconds}
     written = {"program": here.name, "tasks": list(here.program.names), **where}
     write_json_atomic(settings.folder / "placement.json", written)

@@ -302,11 +302,15 @@ def distribute(
     kept.
 
     Example:
-      >>> fast = dj.distribute(step, devices=jax.devices())
-      >>> loss = fast(params, batch)  # plans, and says what it found
-      >>> print(fast.compared)
-      >>> fast.lower(params, batch).placed  # and the stages before it
-      >>> fast.report("step.html")
+      >>> fast = dj.distribute(lambda x: jnp.tanh(x @ x) + x, budget_s=2)
+      >>> fast(jnp.eye(4)).shape  # plans, compares, and says what it found
+      (4, 4)
+      >>> fast(jnp.eye(4)).shape  # what was fastest runs
+      (4, 4)
+      >>> fast.lower(jnp.eye(4)).placed.method  # and the stages before it
+      'doppler+search'
+
+    Beside `lower` there are `compared`, `plan`, `profile()`, `report(path)` and `replan()`.
 
     Args:
       fn: any function that `dj.trace` takes; None: returns a decorator.

@@ -7,6 +7,7 @@ import pathlib
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -142,3 +143,9 @@ class Page:
         """Writes what one sees as a PNG."""
         data = self("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
         pathlib.Path(path).write_bytes(base64.b64decode(data))
+
+
+if __name__ == "__main__":  # python -m tests.chromium PAGE
+    with Page(sys.argv[1]) as opened:
+        size = pathlib.Path(sys.argv[1]).stat().st_size
+        print(f"{sys.argv[1]}: {size / 1e6:.1f} MB, open after {opened.seconds:.2f} s")

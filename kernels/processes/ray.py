@@ -163,8 +163,11 @@ def ray_devices(
     spread over the nodes, which need this package and the same JAX.
 
     Example:
-      >>> with dj.ray_devices(2) as devices:
-      ...     step = dj.compile(sharded, placed, devices=devices)
+      >>> program = dj.partition(dj.trace(lambda x: jnp.tanh(x @ x), jnp.eye(4)), num_shards=1)
+      >>> with dj.ray_devices(1) as devices:
+      ...     step = dj.compile(program, [0] * program.graph.num_tasks, devices=devices)
+      ...     print(step(jnp.eye(4)).shape)
+      (4, 4)
 
     Args:
       num_devices: how many.

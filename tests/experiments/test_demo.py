@@ -89,6 +89,7 @@ def test_figures_and_pictures_can_be_had_again(finished):
     assert written["placement"] == summary["measured"][-1]["placement"]
     assert written["tasks"] == list(here.sharded.names)
     assert (folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
+    assert "learned</title>" in (folder / "report.html").read_text()
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert set(written["tasks"]) <= {event["name"] for event in events if event["ph"] == "X"}
     policy = dj.load_policy(folder / "stage3" / HERE)
