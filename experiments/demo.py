@@ -44,7 +44,7 @@ NUM_DEVICES = 2
 ROUNDS = 9
 """Times that each plan of the measured table is run, all in turn."""
 
-DEFAULT_S = 5.0
+DEFAULT_S = 4.0
 """Seconds of `dj.place` as it is by default."""
 
 
@@ -60,9 +60,9 @@ class DemoSettings:
     backend: str = "auto"
     """What runs placed programs: "ray", a process with a core of its own per device; "local",
     threads of this process; "auto", ray where there is no accelerator."""
-    imitation_updates: int = 100
-    simulation_updates: int = 300
-    system_updates: int = 12
+    imitation_updates: int = 60
+    simulation_updates: int = 200
+    system_updates: int = 8
 
 
 def main(settings: DemoSettings) -> None:
