@@ -1,7 +1,5 @@
 """Whether calls have become slower than they were when their plan was chosen."""
 
-from collections import deque
-
 import numpy as np
 
 WINDOW = 16
@@ -20,15 +18,18 @@ class Drift:
 
     def __init__(self, usual_s: float | None) -> None:
         self.usual_s = usual_s
-        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._recent: list[float] = []
         self._told = False
 
     def note(self, seconds: float) -> float | None:
-        """Takes the seconds of a call; returns what calls take, when they are slower first."""
+        """Takes the seconds of a call; returns what calls take, the first time it is more."""
+        if self._told:
+            return None
         self._recent.append(seconds)
-        if self._told or len(self._recent) < WINDOW:
+        if len(self._recent) < WINDOW:  # a median at every call would cost what calls do
             return None
         recent_s = float(np.median(self._recent))
+        self._recent.clear()
         if self.usual_s is None:
             self.usual_s = recent_s
         self._told = recent_s > DRIFT * self.usual_s
