@@ -13,7 +13,7 @@ from experiments.catalogue import load_problem
 from experiments.demo import DemoSettings
 from tests.commands import printed, snapshot
 
-METHODS = ("dj.place, 5 s", "critical path", "random, best of 1000", "learned")
+METHODS = ("dj.place, 4 s", "critical path", "random, best of 1000", "learned")
 SIMULATED = (*METHODS[:3], "critical path, cut by the planner", METHODS[3])
 
 
