@@ -1,8 +1,5 @@
 """What the engine costs and what it is worth: `python -m experiments.engine`.
 
-- `calls`: whole calls of placed workloads against one `jax.jit` of this process, which has all
-  cores, sharded over its devices or not; first cold, then warm. A call includes what its
-  makespan leaves out: putting arguments on devices, and assembling outputs.
 - `modes`: outputs and traces of every mode of the devices, all tasks on one or on both.
 - `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
 - `copies`: whether a copy waits for work on its device that was enqueued before or behind it.
@@ -24,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import doppler_jax as dj
 from doppler_jax.engine.placed import as_devices
@@ -32,11 +28,9 @@ from doppler_jax.engine.processes import LAUNCHERS
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import Machine, arguments, in_turns, relative_error, seconds_of, warm
-from experiments.methods import cold
 from experiments.tables import by, table
 
 PARTS = {
-    "calls": "Whole calls: the cold one, then warm ones",
     "modes": "Outputs, traces and calls in every mode",
     "tasks": "Independent tiny tasks: seconds of all over their number",
     "transfers": "One transfer at a time, beside `jax.device_put`",
@@ -59,10 +53,6 @@ SHORT_REPEATS = 20
 COPY_WORK = {"cpu": (256, 16), "gpu": (8192, 8)}
 """Width and number of the products that a device is busy with, by platform."""
 
-SHARDINGS = ("rows", "columns", "argument 0", "argument 1")
-"""How arguments are sharded: all along their first, or their last, dimension that divides,
-or one of them along its largest and the others replicated."""
-
 BACKENDS = ("local", *LAUNCHERS)
 
 Rows = list[Record]
@@ -77,10 +67,10 @@ class Asked(Settings):
 
     parts: tuple[str, ...] = tuple(PARTS)
     backends: tuple[str, ...] = BACKENDS
-    """Kinds of devices; of `calls` the last one."""
+    """Kinds of devices."""
     num_devices: int = 2
     workloads: tuple[str, ...] = ("chainmm", "ffnn", "llama_block", "moe_block")
-    """What `calls` and `modes` run."""
+    """What `modes` runs."""
     preset: str = "medium"
     """Its sizes."""
     tasks: int = 1000
@@ -110,8 +100,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
             found.append(Cell(whole, lambda: {"rows": run(machine, asked.rounds, **key)}))
 
     for workload in asked.workloads:
-        run, made = partial(time_calls, context), {"workload": workload, "preset": asked.preset}
-        add("calls", machines[-1], run, **made)
+        made = {"workload": workload, "preset": asked.preset}
         for machine in machines:
             for where in WHERE:
                 add("modes", machine, time_modes, where=where, **made)
@@ -127,58 +116,6 @@ def cells(context: Context[Asked]) -> list[Cell]:
             run = partial(time_idle, context)
             add("idle", machine, run, workload=workload, placements=asked.placements)
     return found
-
-
-def time_calls(
-    context: Context[Asked], machine: Machine, rounds: int, workload: str, preset: str
-) -> Rows:
-    """Measures a workload by the engine and by one `jax.jit`."""
-    made = dj.workloads.make_workload(workload, preset)
-    problem = machine.calibrated(made, context.folder, "planner")
-    sharded, args = problem.program, arguments(problem)
-    placed = dj.place(problem.graph, problem.costs, method="critical_path")
-    steps: dict[str, dj.engine.PlacedFunction] = {}
-
-    def call(what: str, where: np.ndarray, fuse: bool) -> Any:
-        if what not in steps:  # a cold call compiles
-            plan = dj.Plan(where, placed.priority, placed.queue)
-            steps[what] = machine.compile(sharded, plan, fuse_segments=fuse)
-        return steps[what](*args)
-
-    def traced_s(step: dj.engine.PlacedFunction) -> float:
-        return float(np.median([machine.makespan_s(step, args) for _ in range(rounds)]))
-
-    kinds = {"engine": (placed.placement, False), "engine, fused": (placed.placement, True)}
-    kinds["engine, one device"] = placed.placement * 0, False
-    runs: dict[str, Callable[[], Any]] = {w: partial(call, w, *how) for w, how in kinds.items()}
-    plain = jax.jit(made.fn)
-    runs["jit"] = partial(plain, *args)
-    for sharding in SHARDINGS[: 2 + len(args)]:
-        runs[f"jit sharded, {sharding}"] = partial(plain, *shard(args, sharding))
-    with cold():
-        timed = {what: partial(seconds_of, run) for what, run in runs.items()}
-        seconds = in_turns(timed, rounds)
-    return [
-        {"what": what, "cold call_s": found[0], "warm call_s": warm(found)}
-        | {"warm makespan_s": traced_s(steps[what]) if what in steps else None}
-        for what, found in seconds.items()
-    ]
-
-
-def shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:
-    """Returns the arguments on all devices of this process, see `SHARDINGS`."""
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-
-    def put(number: int, array: jax.Array) -> jax.Array:
-        divisible = [i for i, n in enumerate(array.shape) if n % mesh.size == 0]
-        names: list[str | None] = [None] * array.ndim
-        if divisible and sharding in ("rows", "columns"):
-            names[divisible[0 if sharding == "rows" else -1]] = "x"
-        elif divisible and sharding == f"argument {number}":
-            names[max(divisible, key=lambda i: array.shape[i])] = "x"
-        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*names)))
-
-    return tuple(jax.tree.map(partial(put, k), arg) for k, arg in enumerate(args))
 
 
 WHERE = ("all on the first", "random on all", "calibrated and placed")

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 from functools import partial
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from doppler_jax.training.system_rl import SystemConfig
 from experiments import (
     STUDIES,
     clock,
-    engine,
+    distribute,
     fidelity,
     grid,
     pipelines,
@@ -26,6 +27,7 @@ from experiments import (
     transfer,
 )
 from experiments.catalogue import Problem, layered_problem, load_problem
+from experiments.functions import FUNCTIONS
 from experiments.tables import growth
 from tests.commands import printed, save_tiny_checkpoint
 
@@ -58,6 +60,8 @@ TINY = {
                  "method": ("gdp",), "evaluations": (300,), "seconds": (), "seeds": 1},
     "scaling": {"method": ("gdp",), "sizes": (8, 12), "num_devices": 2, "batch": (2,),
                 "rounds": 1},
+    "distribute": {"functions": ("tiny MLP",), "backends": ("local",), "preset": "small",
+                   "budget_s": 1.0, "turn_s": 1e-3, "rounds": 2},
     "fidelity": {"workloads": ("chainmm",), "preset": "small", "backend": "local",
                  "placements": 4, "teaching": 2, "rounds": 2},
     "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
@@ -294,11 +298,35 @@ def test_arguments_are_sharded_as_asked():
     args = np.zeros((8, 12)), (np.zeros((12, 3)), np.zeros(5))
     axes = {"rows": [0, 0, None], "columns": [1, 0, None]}
     axes |= {"argument 0": [1, None, None], "argument 1": [None, 0, None]}
-    assert tuple(axes) == engine.SHARDINGS
+    assert tuple(axes) == distribute.SHARDINGS
     for sharding, expected in axes.items():
-        arrays = jax.tree.leaves(engine.shard(args, sharding))
+        arrays = jax.tree.leaves(distribute.shard(args, sharding))
         specs = [tuple(array.sharding.spec) for array in arrays]
         assert [spec.index("x") if "x" in spec else None for spec in specs] == expected
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_step_returns_the_state_that_it_takes(name):
+    made = FUNCTIONS[name]("small")
+    outputs = jax.eval_shape(made.fn, *made.args)
+    if made.is_step:
+        expected = jax.tree.map(jax.typeof, made.args[0])
+        chex.assert_trees_all_equal_shapes_and_dtypes(outputs[0], expected)
+
+
+def test_what_distribute_takes_is_held_against_the_best_jit():
+    calls = {"distribute": [0.0101, 0.0103, 0.0102], "jit": [0.02] * 3, "plan": [0.015] * 3}
+    calls |= {"plan, fused": [0.012] * 3, "jit, sharded by rows": [0.01] * 3}
+    record = {"function": "training step", "chosen": "plan, fused", "devices used": 2,
+              "call_s": calls, "simulated_s": 0.009, "first_s": 60.0}  # fmt: skip
+    found = distribute.row(record)
+    assert (found["distribute / best jit"], found["plan / best jit"]) == ("1.020", "1.200")
+    assert (found["by"], found["bound"]) == ("rows", "kept")
+    broken = record | {"call_s": calls | {"distribute": [0.0103] * 3}}
+    assert distribute.row(broken)["bound"] == "BROKEN"
+    kept, plans, step, odd = distribute.asked_for([record, broken]).values()
+    assert (kept, plans, odd) == ("1 of 2", 2, None)
+    assert step == pytest.approx(1.2)
 
 
 def test_traffic_is_told_by_island():
