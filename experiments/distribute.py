@@ -79,7 +79,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
 def measure(asked: Asked, machine: Machine, function: str) -> Record:
     """Returns seconds of calls of a function by what runs them, and what became of its plan."""
     made = FUNCTIONS[function](asked.preset)
-    state = {"carry": 0, "resident": ()} if made.is_step else {}
+    state: dict[str, Any] = {"carry": 0, "resident": ()} if made.is_step else {}
     fast = dj.distribute(
         made.fn, devices=machine.devices, budget_s=asked.budget_s, cache=False, **state
     )

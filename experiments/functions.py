@@ -78,7 +78,8 @@ def flax_step(layers: int, width: int, rows: int, length: int) -> Function:
         params, moments = state
 
         def loss_fn(params: Any) -> jax.Array:
-            return jnp.mean((model.apply(params, x) - target) ** 2)
+            found: Any = model.apply(params, x)
+            return jnp.mean((found - target) ** 2)
 
         loss, gradient = jax.value_and_grad(loss_fn)(params)
         updates, moments = optimizer.update(gradient, moments, params)
