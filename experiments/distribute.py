@@ -13,7 +13,6 @@ takes at most 1.02 times the best `jit` and 20 us.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from doppler_jax.training.paired import median_interval
 from experiments import grid
 from experiments.functions import FUNCTIONS, Function
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import Machine, in_turns, seconds_of, warm
+from experiments.machine import Machine, calls_s, in_turns, seconds_of, warm
 from experiments.tables import by, table
 
 SHARDINGS = ("rows", "columns", "argument 0", "argument 1")
@@ -93,7 +92,7 @@ def measure(asked: Asked, machine: Machine, function: str) -> Record:
     runs |= {n: Loop(step, lowered.sharded, made.args, {}) for n, step in plans.items()}
     runs |= jit_loops(made, lowered, asked.turn_s)
     turns = in_turns(
-        {n: partial(turn, run, asked.turn_s) for n, run in runs.items()}, asked.rounds
+        {n: partial(calls_s, run, asked.turn_s) for n, run in runs.items()}, asked.rounds
     )
     compared = fast.compared
     return {
@@ -115,7 +114,7 @@ def jit_loops(made: Function, lowered: Lowered, turn_s: float) -> dict[str, Loop
         return Loop(jax.jit(made.fn, donate_argnums=taken), lowered.sharded, args, {})
 
     sharded = {how: loop(shard(made.args, how)) for how in SHARDINGS[: 2 + len(made.args)]}
-    tried = in_turns({n: partial(turn, run, turn_s) for n, run in sharded.items()}, TRIALS)
+    tried = in_turns({n: partial(calls_s, run, turn_s) for n, run in sharded.items()}, TRIALS)
     best = min(tried, key=lambda how: warm(tried[how]))
     return {"jit": loop(made.args), f"jit, sharded by {best}": sharded[best]}
 
@@ -124,14 +123,6 @@ def _copied(made: Function) -> tuple[Any, ...]:
     """Returns arguments whose state may be taken."""
     kept = slice(1 if made.is_step else 0, None)
     return (*jax.tree.map(jax.numpy.copy, made.args[: kept.start]), *made.args[kept])
-
-
-def turn(run: Callable[[], Any], least_s: float) -> float:
-    """Returns the median seconds of calls in a row that take `least_s` together."""
-    spent: list[float] = []
-    while sum(spent) < least_s:
-        spent.append(seconds_of(run))
-    return float(np.median(spent))
 
 
 def shard(args: tuple[Any, ...], sharding: str) -> tuple[Any, ...]:

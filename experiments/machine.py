@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -88,19 +89,22 @@ class Machine(contextlib.ExitStack):
         folder: pathlib.Path,
         strategy: str = "uniform",
         num_shards: int | None = None,
+        tracing: Mapping[str, Any] = types.MappingProxyType({}),
+        *,
+        calls: bool = False,
     ) -> Problem:
         """Returns a workload cut into blocks, with costs that are measured on the devices.
 
         Blocks are by default as many as the next power of two of the devices. What is measured
-        is kept in the folder.
+        is kept in the folder, calls too if asked for. `tracing` are options of `dj.trace`.
         """
         count = num_shards or 1 << (self.num_devices - 1).bit_length()
-        program = dj.trace(workload.fn, *workload.args)
+        program = dj.trace(workload.fn, *workload.args, **tracing)
         sharded = dj.partition(program, count, strategy=strategy)
         name = f"{workload.name}-{strategy}{count}-{self.backend}x{self.num_devices}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"calibration-{name}.json"
-        measured = dj.engine.measure_calibration(sharded, self.devices, path=path)
+        measured = dj.engine.measure_calibration(sharded, self.devices, path=path, calls=calls)
         costs = dj.make_costs(sharded, measured)
         return Problem(name, sharded.graph, costs, workload=workload, sharded=sharded)
 
@@ -203,6 +207,14 @@ def seconds_of(run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - began
+
+
+def calls_s(run: Callable[[], Any], least_s: float) -> float:
+    """Returns the median seconds of calls in a row that take `least_s` together."""
+    spent: list[float] = []
+    while sum(spent) < least_s:
+        spent.append(seconds_of(run))
+    return float(np.median(spent))
 
 
 def warm(found: Sequence[float]) -> float:

@@ -38,6 +38,7 @@ from doppler_jax.types import (
     TensorRef,
 )
 
+from .calls import measure_calls
 from .devices import Devices, Options
 from .placed import as_devices, load
 
@@ -71,6 +72,7 @@ def measure_calibration(
     budget_s: float = math.inf,
     path: str | os.PathLike[str] | None = None,
     progress: Progress = lambda what, done, total: None,
+    calls: bool = False,
 ) -> Calibration:
     """Returns what the kernels of a program and transfers of its sizes cost on devices.
 
@@ -90,6 +92,7 @@ def measure_calibration(
       path: file to go on from, if it exists; written after every few measurements. What
         is in it is not measured again.
       progress: called before each measurement and after the last.
+      calls: whether to measure, too, what calls take beyond their makespans.
 
     Raises:
       ValueError: `repeats` is below 1, bad devices, or the file is of others or not readable.
@@ -100,6 +103,8 @@ def measure_calibration(
     bench = _Bench(as_devices(devices), repeats)
     calibration = _begin(bench.devices, path)
     steps = [*_kernel_steps(sharded, calibration), *_transfer_steps(sharded, calibration)]
+    if calls and calibration.calls is None:
+        steps.append(("calls", _with_calls))
     for done, (what, measure) in enumerate(steps):
         progress(what, done, len(steps))
         now_s = time.monotonic()
@@ -310,6 +315,11 @@ def _handling(
         for device, other in ((s, t), (t, s)):
             found[device, other, size] = max(float(later_s[device]), 0.0)
     return found
+
+
+def _with_calls(bench: _Bench, before: Calibration) -> Calibration:
+    calls = measure_calls(bench.devices, repeats=bench.repeats)
+    return dataclasses.replace(before, calls=calls)
 
 
 def _error(seen: Observations) -> float:

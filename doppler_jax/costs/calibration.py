@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from doppler_jax.costs.calls import CallCosts
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.observed import fit_line
 from doppler_jax.files import PathLike, nulls, read_fields, read_numbers, write_fields
@@ -43,6 +44,8 @@ class Calibration:
 
     They are 0 where it copies beside its work, and there are none where that was not measured.
     """
+    calls: CallCosts | None = None
+    """What a call takes beyond its makespan, None before it was measured."""
 
     @property
     def num_devices(self) -> int:
@@ -130,6 +133,7 @@ def save_calibration(path: PathLike, calibration: Calibration) -> None:
         "transfers": [[*link, seconds] for link, seconds in calibration.transfers.items()],
         "handling": [[*ends, seconds] for ends, seconds in calibration.handling.items()],
         "transfer_noise": nulls(calibration.transfer_noise),
+        "calls": [] if calibration.calls is None else [*dataclasses.astuple(calibration.calls)],
     }
     write_fields(path, FORMAT, **fields)
 
@@ -155,6 +159,11 @@ def load_calibration(path: PathLike) -> Calibration:
         handling=_read_pairs(path, data, "handling", len(names)),
         transfer_noise=float(read_numbers(path, data, "transfer_noise", ndim=0, null=np.nan)),
     )
+    if (calls := read_numbers(path, data, "calls")).size:
+        if calls.shape != (len(dataclasses.fields(CallCosts)),) or not (calls >= 0).all():
+            expected = f"nothing or {len(dataclasses.fields(CallCosts))} numbers >= 0"
+            raise ValueError(f"{path}: calls is {calls.tolist()}; expected {expected}")
+        calibration = dataclasses.replace(calibration, calls=CallCosts(*calls.tolist()))
     for name in ("capacity_bytes", "overhead_s"):
         count = len(getattr(calibration, name))
         if count != len(names):

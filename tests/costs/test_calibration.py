@@ -10,6 +10,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.costs.calibration import Calibration, KernelTime
+from doppler_jax.costs.calls import CallCosts
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.costs.handling import as_transfers, task_handling_s
 from doppler_jax.costs.observed import fit_line, observe, refit_costs
@@ -49,6 +50,7 @@ def calibration(sharded):
         kernels=kernels,
         transfers=transfers,
         transfer_noise=float("nan"),
+        calls=CallCosts(*np.linspace(0.0, 1e-3, 8).tolist()),
     )
 
 
@@ -67,6 +69,7 @@ def test_a_file_brings_a_calibration_back(tmp_path, calibration):
         ("overhead_s", [1.0, "x"], r"overhead_s\[1\] is 'x'"),
         ("transfers", [[0, 2, 8, 1]], r"transfers: \[0.0, 2.0, 8.0, 1.0\]"),
         ("transfers", [[0, 1, 8]], r"transfers: \[0.0, 1.0, 8.0\]"),
+        ("calls", [1.0], r"calls is \[1.0\]; expected nothing or 8 numbers"),
         ("handling", [[1, 1, 8, 1]], r"handling: \[1.0, 1.0, 8.0, 1.0\] is not two of 2 dev"),
         ("kernels", {"k": {"name": "k"}}, r"kernels\['k'\] is .* expected \['name', 'noise'"),
         ("device_names", 3, "device_names must be a list"),

@@ -82,6 +82,18 @@ def test_what_the_file_has_is_not_measured_again(sharded, measured):
     assert again.transfers == found.transfers
 
 
+@pytest.mark.slow
+def test_calls_are_measured_once_and_kept(sharded, measured, tmp_path):
+    path = tmp_path / "calls.json"
+    path.write_text(measured[2].read_text())
+    found, told = measure(sharded, path, calls=True, repeats=1)
+    assert told == [("calls", 0, 1), ("done", 1, 1)]
+    assert found.calls.beyond_s(sharded) > 0
+    again, told = measure(sharded, path, calls=True)
+    assert told == [("done", 0, 0)]
+    assert again.calls == found.calls
+
+
 def test_kernels_alone_are_measured_again(sharded, measured):
     found = measured[0]
     absurd = {k: dataclasses.replace(t, seconds=(7.0, 7.0)) for k, t in found.kernels.items()}
