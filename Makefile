@@ -19,7 +19,8 @@ CUDA = $(if $(wildcard $(VENV)/.installed-cuda),1)
 comma := ,
 CUDA_WANTED := $(filter-out 0,$(CUDA))
 INSTALLED := $(VENV)/.installed$(if $(CUDA_WANTED),-cuda)
-EXTRAS := dev$(if $(CUDA_WANTED),$(comma)cuda)
+# The newcomer's command waits for what it needs alone; `make test` adds the tools.
+FOR_DEMO := $(VENV)/.installed-demo$(if $(CUDA_WANTED),-cuda)
 RUN := $(VENV)/bin/python -m
 
 # 'text' as one word of a shell command, whatever it holds.
@@ -54,18 +55,28 @@ help:
 	@echo 'Further options go in ARGS="--name value", pytest options in PYTEST_ARGS.'
 	@echo 'PYTHON=python3.12 makes .venv with another Python (3.11 or newer).'
 
-setup: $(INSTALLED)
-
-$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+# $(call install,extras): pip would compile on one core, and tests of others, too.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1); name one: make setup PYTHON=python3.12" >&2; \
 	  exit 1; }
 	@echo 'Installing into $(VENV): a minute or two, and 1.6 GB$(if $(CUDA_WANTED), and several GB of GPU libraries)'
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	@$(RUN) pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e '.[$(1)$(if $(CUDA_WANTED),$(comma)cuda)]'
+	@$(RUN) compileall -q -j 0 -x '/tests?/' $(VENV)/lib || true
+endef
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(call install,dev)
 	@touch $(VENV)/.installed $@
 
-demo: $(INSTALLED)
+$(FOR_DEMO): pyproject.toml $(CONSTRAINTS)
+	$(call install,cluster$(comma)exact$(comma)report)
+	@touch $@
+
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(FOR_DEMO))
 	$(RUN) experiments.demo $(ARGS)
 
 stage1 stage2 stage3: $(INSTALLED)
