@@ -12,8 +12,13 @@ def user_folder() -> pathlib.Path | None:
     told = os.environ.get(VARIABLE, "")
     if told.lower() == "off":
         return None
+    return pathlib.Path(told).expanduser() if told else default_folder()
+
+
+def default_folder() -> pathlib.Path:
+    """Returns the folder where no other is named."""
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return (pathlib.Path(told) if told else home / "doppler_jax").expanduser()
+    return home.expanduser() / "doppler_jax"
 
 
 def keep_compiled_programs() -> None:

@@ -97,10 +97,9 @@ def place(
       policy: from `load_policy`, of this method; `doppler+search` takes one of `doppler`.
       key: of what is random, consumed; or a seed below 2^32, by default 0: the same as
         `jax.random.key(seed)`, but JAX need not be started for it.
-      budget_s: seconds; searches stop at the first chunk of about 0.1 s that passes them,
-        training is given up (on an accelerator it ends with the update). If no bound is
-        given it is 60 s for training and `exact`, 10 s for searches, and 5 s for
-        `doppler+search`.
+      budget_s: seconds, at which searches stop and training is given up (on an accelerator
+        it ends with the update). If no bound is given it is 60 s for training and `exact`,
+        10 s for searches, and 5 s for `doppler+search`.
       max_evaluations: executions that may be simulated, a placement under noise counting
         once per draw; never exceeded. `random`, and `doppler` with a policy, simulate
         1000 placements if no bound is given.

@@ -156,7 +156,7 @@ def time_annealing(context: Context[Asked], annealed: str) -> Record:
         # With finishes the whole evaluation knows the critical chain, too: both walk alike.
         rows = make_rows(aim.problem, *plan, schedule=not aim.is_plain)
         walker = walker._replace(trial=walker.trial._replace(rows=rows))
-        walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, 0.0)
+        walk(aim, walker, NUM_MOVES, usual.hot, usual.cold, np.zeros(1))
         ended.add(float(walker.worth[BEST]))
 
     aims = {"from what a move changes": search.aim, "as a whole": whole}

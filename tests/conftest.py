@@ -4,6 +4,8 @@ import os
 import pathlib
 import signal
 
+from doppler_jax.caches import default_folder
+
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Tests want several devices, of which a machine with a GPU may have one; see `make test-gpu`.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -12,6 +14,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/jax")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+# Tests that name another cache folder take the native code that is there.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(default_folder().parent))
 # Tests compile much and run little; what they start does likewise. So XLA optimises little,
 # unless the caller's flags say otherwise.
 os.environ.setdefault(

@@ -1,9 +1,10 @@
 """Code that Numba compiles: how, which modules hold it, and where what it became is kept.
 
-Compiled code is kept in the user's cache folder, `NUMBA_CACHE_DIR` or `XDG_CACHE_HOME` if set,
-under a name that says what it was made of. Numba alone notices a change of the file that a
-function is in, but not of one from which it calls; here a change of any source, of Numba, of
-Python or of the processor leads to another folder. `python -m doppler_jax.native` compiles all.
+Compiled code is kept in the user's cache folder (`doppler_jax.caches`), even if that is `off`,
+or in `NUMBA_CACHE_DIR` if that is set, under a name that says what it was made of. Numba alone
+notices a change of the file that a function is in, but not of one from which it calls; here a
+change of any source, of Numba, of Python or of the processor leads to another folder.
+`python -m doppler_jax.native` compiles all.
 
 A new module of compiled code is added to `MODULES` and has a function `warm`, which calls what
 it compiles once, with arguments of the types that it is called with.
@@ -23,6 +24,8 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from doppler_jax.caches import default_folder, user_folder
 
 try:
     import fcntl
@@ -133,8 +136,9 @@ def cache_folder() -> pathlib.Path:
     python = f"{sys.implementation.cache_tag}{sys.abiflags}"
     for version in (python, importlib.metadata.version("numba"), processor()):
         made_of.update(version.encode())
-    home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(home).expanduser() / "doppler_jax" / f"native-{made_of.hexdigest()}"
+    told = os.environ.get("NUMBA_CACHE_DIR")
+    home = pathlib.Path(told, "doppler_jax") if told else user_folder() or default_folder()
+    return home / f"native-{made_of.hexdigest()}"
 
 
 def processor() -> str:

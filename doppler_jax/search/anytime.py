@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -21,7 +21,7 @@ from doppler_jax.simulator.native import num_cores
 from doppler_jax.types import Plans
 
 CHUNK_S = 0.1
-"""Seconds of a chunk: how late a bound on time, or Ctrl-C, may take effect."""
+"""Seconds of a chunk: how often members are looked at."""
 
 FIRST_STEPS = 8
 """Steps of the first chunk where only seconds are bounded: a step may take long."""
@@ -138,8 +138,8 @@ def run_search(
     """
     if budget.evaluations is None and budget.seconds is None:
         raise ValueError("a search needs a bound: evaluations or seconds")
-    if budget.target_s is not None:
-        problem = dataclasses.replace(problem, target_s=budget.target_s)
+    enough_s = -math.inf if budget.target_s is None else budget.target_s
+    problem = dataclasses.replace(problem, enough_s=np.array([enough_s]))
     limit = math.inf if budget.evaluations is None else budget.evaluations
     if limit < problem.objective.simulations or not problem.graph.num_tasks:
         none = starts.placements[:0]
@@ -246,10 +246,12 @@ class _Run:
         if self.budget.seconds is not None:
             left_s = self.budget.seconds - self.budget.seconds_spent()
             end = max(end, begin + (1.0 - begin) * min(CHUNK_S / max(left_s, CHUNK_S), 1.0))
-        # A pool a chunk: threads that wait would outlive a search that ends by Ctrl-C.
-        with ThreadPoolExecutor(min(num_cores(), len(self.members))) as pool:
-            run = partial(self.search.run, self.problem, steps=steps, begin=begin, end=end)
-            self.plans = before + sum(pool.map(run, self.members))
+        run = partial(self.search.run, self.problem, steps=steps, begin=begin, end=end)
+        made: list[Future[int]] = []
+        try:
+            self._run_members(run, made)
+        finally:
+            self.plans = before + sum(steps.result() for steps in made)
         took_s = max(time.monotonic() - now, 1e-6)
         self.steps = max(1, min(4 * steps, round(steps * CHUNK_S / took_s)))
         self._keep(map(partial(self.search.best, self.problem), self.members))
@@ -258,6 +260,19 @@ class _Run:
             self.search.share(self.members)
         self._learn()
         return True
+
+    def _run_members(self, run: Callable[[Member], int], made: list[Future[int]]) -> None:
+        """Runs members in threads until the seconds are over; adds the steps of each."""
+        seconds = self.budget.seconds
+        left_s = None if seconds is None else max(seconds - self.budget.seconds_spent(), 0.0)
+        # A pool a chunk: threads that wait would outlive a search that ends by Ctrl-C.
+        with ThreadPoolExecutor(min(num_cores(), len(self.members))) as pool:
+            try:
+                made += [pool.submit(run, member) for member in self.members]
+                wait(made, left_s)
+            finally:
+                if not all(steps.done() for steps in made):
+                    self.problem.enough_s[0] = math.inf
 
     def _next_steps(self) -> int:
         """Returns the steps of the next chunk: where seconds do not count, not the clock's."""

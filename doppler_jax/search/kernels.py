@@ -517,7 +517,7 @@ def note_chain(aim: Aim, w: Walker) -> None:
 
 
 @jit
-def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: float) -> int:
+def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, enough_s: np.ndarray) -> int:
     """Makes `steps` evaluations, nearly all of a move each; returns how many it made.
 
     Args:
@@ -526,7 +526,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
       steps: how many.
       hot: temperature at the first, a share of the makespan for each task.
       cold: and at the last, geometrically between.
-      target_s: seconds of a plan after which it stops.
+      enough_s: `[1]` seconds of a plan after which it stops; another thread may change it.
     """
     random, placement, order, rank = w.random, w.placement, w.order, w.rank
     worth, moved = w.worth, w.moved
@@ -534,7 +534,7 @@ def walk(aim: Aim, w: Walker, steps: int, hot: float, cold: float, target_s: flo
     temperature, fall = hot / n, (cold / hot) ** (1.0 / max(steps, 1))
     has_times = aim.waits and aim.is_listed and len(w.trial.rows.finish_s) > 0
     for step in range(steps):
-        if worth[BEST] <= target_s:
+        if worth[BEST] <= enough_s[0]:
             return step
         temperature *= fall
         changed, source, goal, first, last, low, high = 0, 0, 0, 0, n - 1, 0, n
@@ -605,7 +605,7 @@ def warm() -> None:
     aim, start = problem.aim, np.zeros((1, 2), np.uint32)
     walker = make_walker(problem, start[0], problem.rank, 0)
     for function, *example in (
-        (walk, aim, walker, 4, 0.5, 0.1, 0.0),
+        (walk, aim, walker, 4, 0.5, 0.1, np.zeros(1)),
         (score_rows, aim, walker.trial, start, problem.rank[None], start, *np.zeros((2, 1))),
     ):
         function.compile(tuple(map(numba.typeof, example)))

@@ -85,9 +85,9 @@ class LNS(OnePlan):
         at = ((share - first) / (last - first) for share in (begin, min(end, last)))
         heat = self.temperatures(*at)
         if member.walker is not None and member.walks:
-            return walk(problem.aim, member.walker, steps, *heat, problem.target_s)
+            return walk(problem.aim, member.walker, steps, *heat, problem.enough_s)
         aim = _listed(problem).aim
-        return recreate(aim, member.ruins, steps, *heat, self.ruins, problem.target_s)
+        return recreate(aim, member.ruins, steps, *heat, self.ruins, problem.enough_s)
 
     def best(
         self, problem: SearchProblem, member: Member

@@ -467,7 +467,7 @@ def _ruin(aim: Aim, r: Ruins, v: int) -> int:
 
 @jit
 def recreate(
-    aim: Aim, r: Ruins, steps: int, hot: float, cold: float, ruins: float, target_s: float
+    aim: Aim, r: Ruins, steps: int, hot: float, cold: float, ruins: float, enough_s: np.ndarray
 ) -> int:
     """Makes `steps` evaluations, nearly all of a change each; returns how many it made.
 
@@ -478,13 +478,13 @@ def recreate(
       hot: temperature at the first, a share of the makespan for each task.
       cold: and at the last, geometrically between.
       ruins: share of steps that free tasks.
-      target_s: seconds of a plan after which it stops.
+      enough_s: `[1]` seconds of a plan after which it stops; another thread may change it.
     """
     random, placement, worth, moved = r.random, r.placement, r.worth, r.moved
     n, ranked = len(placement), aim.waits or (aim.switches & RANKED) != 0
     temperature, fall = hot / n, (cold / hot) ** (1.0 / max(steps, 1))
     for step in range(steps):
-        if worth[BEST] <= target_s:
+        if worth[BEST] <= enough_s[0]:
             return step
         temperature *= fall
         is_new, ruined, changed, other = worth[ENERGY] == np.inf, 0, 0, NOBODY
@@ -558,5 +558,5 @@ def warm() -> None:
     graph, costs = from_edge_delays([1.0, 1.0], [(0, 1, 1.0)], num_devices=2)
     problem = make_search_problem(graph, costs, Objective())
     ruins = make_ruins(problem, np.zeros(2), problem.rank, 0, 8)
-    example = (problem.aim, ruins, 4, 0.5, 0.1, 0.5, 0.0)
+    example = (problem.aim, ruins, 4, 0.5, 0.1, 0.5, np.zeros(1))
     recreate.compile(tuple(map(numba.typeof, example)))

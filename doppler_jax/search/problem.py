@@ -37,7 +37,8 @@ class SearchProblem:
     objective: Objective
     factors: Factors | None = None  # None without noise
     queue: str = "fifo"  # or `priority`, `in_order`
-    target_s: float = 0.0  # seconds at which a search may stop
+    # Seconds `[1]` of a plan that is good enough; inf stops whatever searches.
+    enough_s: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1))
     minds_memory: bool = True  # else limits are not looked at
 
     @cached_property

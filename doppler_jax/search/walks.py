@@ -86,7 +86,7 @@ class Annealing(OnePlan):
         from doppler_jax.search.kernels import walk
 
         return walk(
-            problem.aim, member, steps, *self.temperatures(begin, end), problem.target_s
+            problem.aim, member, steps, *self.temperatures(begin, end), problem.enough_s
         )
 
 

@@ -87,9 +87,9 @@ def check_walks(cases, moves, links):
         for k in range(moves):
             # One that takes every move, and one that takes what is no worse.
             before, twin = w.worth[kernels.ENERGY], twin_of(w)
-            kernels.walk(problem.aim, twin, 1, 1e9, 1e9, 0.0)
+            kernels.walk(problem.aim, twin, 1, 1e9, 1e9, np.zeros(1))
             if k % 16:
-                kernels.walk(problem.aim, w, 1, 1e-300, 1e-300, 0.0)
+                kernels.walk(problem.aim, w, 1, 1e-300, 1e-300, np.zeros(1))
                 is_taken = twin.worth[kernels.ENERGY] <= before
                 kept_s = twin.worth[kernels.ENERGY] if is_taken else before
                 assert w.worth[kernels.ENERGY] == kept_s

@@ -40,7 +40,7 @@ def execute(problem, placement, rank):
 def look_at(problem, ruins):
     """Lists the plan as it is, and notes its critical chain."""
     ruins.worth[:], ruins.count[kernels.AGE] = np.inf, kernels.TAKEN
-    assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, 0.0) == 1
+    assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, np.zeros(1)) == 1
 
 
 @pytest.mark.parametrize("queue", ["fifo", "priority"])
@@ -63,7 +63,7 @@ def test_every_step_ends_at_a_plan_and_its_value(queue):
         problem, ruins = random_ruins(seed, queue)
         for _ in range(40):
             before, rank = ruins.placement.copy(), ruins.rank.copy()
-            assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, 0.0) == 1
+            assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, np.zeros(1)) == 1
             assert not ruins.free.any()
             assert ((ruins.placement != before).sum() <= MOST) or not (ruins.rank != rank).any()
             reached += (ruins.placement != before).any() or (ruins.rank != rank).any()
@@ -119,7 +119,7 @@ def test_in_order_devices_wait_for_room_and_values_are_those_of_the_order_of_sta
         graph, costs = problem.graph, problem.costs
         for step in range(60):
             before = ruins.worth[kernels.ENERGY]
-            assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, 0.0) == 1
+            assert kernels.recreate(problem.aim, ruins, 1, 0.5, 0.5, 0.7, np.zeros(1)) == 1
             if step == 0 or ruins.worth[kernels.ENERGY] != before:
                 rank = np.argsort(ruins.patient.rows.order[0])
                 order = {"queue": "in_order", "priority": rank}

@@ -1,4 +1,6 @@
 import dataclasses
+import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -134,6 +136,22 @@ def test_a_bound_on_seconds_ends_it(name, monkeypatch):
     few, more = (run(name, graph, costs, evaluations=None, budget_s=s) for s in (30.0, 300.0))
     assert 0 < few.evaluations < more.evaluations
     assert not few.interrupted
+
+
+@pytest.mark.parametrize("name", ["annealing", "lns"])
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_chunk_ends_with_the_seconds_and_with_ctrl_c(name, is_interrupted, monkeypatch):
+    monkeypatch.setattr(anytime, "FIRST_STEPS", 10**12)  # years
+    graph, costs = pinned_problem(5, 14)
+    run(name, graph, costs)  # loads what is compiled
+    here, ctrl_c = threading.main_thread().ident, signal.SIGINT if is_interrupted else 0
+    timer = threading.Timer(0.3, signal.pthread_kill, (here, ctrl_c))
+    timer.start()
+    found = run(name, graph, costs, evaluations=None, budget_s=1e6 if is_interrupted else 0.3)
+    timer.join()
+    assert found.interrupted == is_interrupted
+    assert 0 < found.evaluations < 10**9
+    assert len(found.placements)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
