@@ -9,6 +9,7 @@ from doppler_jax.caches import default_folder
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Tests want several devices, of which a machine with a GPU may have one; see `make test-gpu`.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("EQX_ON_ERROR", "nan")  # what it raises it raises by a callback
 # What one process of a run has compiled, the others take: workers, and what tests start.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache/jax")

@@ -21,6 +21,7 @@ from doppler_jax.engine.processes.ray import end_ray
 from doppler_jax.graphs.build import topological_order
 from doppler_jax.programs.blocks import task_graph
 from doppler_jax.types import InputBlock, InputRef, Kernel, OutputBlocks, TensorRef
+from tests.programs.functions.registry import SUMS, assert_same
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)  # the argument of programs that `build` makes
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -84,6 +85,28 @@ def ray_pair():
             yield devices
     finally:
         end_ray()
+
+
+@pytest.fixture
+def as_libraries_want_it():
+    """Types and ranks are promoted; keys that a module splits itself may be used again."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+    ):
+        yield
+
+
+def check_as_jit(fn, args, devices):
+    """Cut in two and placed at random, a function returns leaf by leaf what `jit` does."""
+    expected = jax.jit(fn)(*args)
+    sharded = dj.partition(dj.trace(fn, *args), 2)
+    placement = np.random.default_rng(0).integers(0, 2, sharded.graph.num_tasks)
+    found = compile_on(sharded, placement, devices)(*args)
+    assert_same(found, expected, SUMS)
+    weak = [[leaf.aval.weak_type for leaf in jax.tree.leaves(t)] for t in (found, expected)]
+    assert weak[0] == weak[1]
 
 
 def build(tasks, outputs):

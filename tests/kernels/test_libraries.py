@@ -2,32 +2,19 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
 
-import doppler_jax as dj
-from tests.kernels.conftest import compile_on
-from tests.programs.functions.registry import SUMS, assert_same, integers, normal
+from tests.kernels.conftest import check_as_jit
+from tests.programs.functions.registry import integers, normal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_libraries_want_it")]
 
 IDS = integers(0, 4, 8, low=0, high=16)
 SEQUENCE, IMAGE, ROWS = normal(1, 2, 8, 16), normal(2, 2, 8, 8, 4), normal(3, 8, 16)
 LABELS = integers(4, 8, low=0, high=16)
-
-
-@pytest.fixture(autouse=True)
-def _as_libraries_want_it():
-    """Types and ranks are promoted; keys that a module splits itself may be used again."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.debug_key_reuse(False),
-    ):
-        yield
 
 
 def linen(module, *inputs, mutable=(), rngs=(), **options):
@@ -118,6 +105,10 @@ NNX = {
         lambda rngs: nnx.MultiHeadAttention(4, 16, decode=False, use_bias=False, rngs=rngs),
         SEQUENCE,
     ),
+    "nnx module as it is": lambda: (
+        lambda m, x: m(x),
+        (nnx.Linear(16, 8, rngs=nnx.Rngs(0)), ROWS),
+    ),
     "nnx.RNN": module(lambda rngs: nnx.RNN(nnx.GRUCell(16, 8, rngs=rngs)), SEQUENCE),
 }
 
@@ -188,11 +179,4 @@ CASES = {
 @pytest.mark.parametrize("devices", ["local", "ray_pair"])
 @pytest.mark.parametrize("name", CASES)
 def test_functions_of_libraries_are_as_jit_has_them(name, devices, request):
-    fn, args = CASES[name]()
-    expected = jax.jit(fn)(*args)
-    sharded = dj.partition(dj.trace(fn, *args), 2)
-    placement = np.random.default_rng(0).integers(0, 2, sharded.graph.num_tasks)
-    found = compile_on(sharded, placement, request.getfixturevalue(devices))(*args)
-    assert_same(found, expected, SUMS)
-    weak = [jax.tree.map(lambda leaf: leaf.aval.weak_type, tree) for tree in (found, expected)]
-    assert weak[0] == weak[1]
+    check_as_jit(*CASES[name](), request.getfixturevalue(devices))
