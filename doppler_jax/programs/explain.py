@@ -9,12 +9,18 @@ import numpy as np
 
 from doppler_jax.costs.build import make_costs
 from doppler_jax.costs.clusters import make_cluster
-from doppler_jax.graphs.levels import b_level, mean_compute_s
+from doppler_jax.graphs.levels import b_level, longest_paths, mean_compute_s
 from doppler_jax.programs.grids import format_grid
 from doppler_jax.types import Cluster, ShardedProgram, TaskGraph
 
 MOST = 0.5
-"""Share of the work above which a loop that is one task is said to hide it."""
+"""Share of the work above which loops that are one task each are said to hide it."""
+
+_ADVICE = {
+    "scan": "unroll_scans=True of dj.trace cuts loops of known length",
+    "while": "lax.scan and lax.fori_loop, of a length that is a Python number, can be cut",
+}
+"""What to do about a loop, by its primitive."""
 
 
 def parallelism(graph: TaskGraph, cluster: Cluster) -> float:
@@ -30,18 +36,32 @@ def parallelism(graph: TaskGraph, cluster: Cluster) -> float:
 
 
 def hidden_work(sharded: ShardedProgram) -> str:
-    """Returns a line on the loop that holds most of the work in one task; or nothing."""
-    flops = sharded.graph.flops
-    total = max(float(flops.sum()), 1e-30)
-    loops = [
-        f"{origin.primitives[0]} at {origin.source} hides {flops[v] / total:.0%}"
-        for v, origin in enumerate(sharded.origins)
-        if origin.primitives[0] in ("scan", "while") and flops[v] > MOST * total
-    ]
-    advice = "unroll_scans=True of dj.trace cuts loops of known length"
-    return (
-        f"{loops[0]} of the work in one task, which one device runs: {advice}" if loops else ""
-    )
+    """Returns a line on the loops that hold most of the work, one after another; or nothing.
+
+    Each of them is one task, so no other device can help.
+    """
+    graph, kinds = sharded.graph, [origin.primitives[0] for origin in sharded.origins]
+    held = np.where([kind in _ADVICE for kind in kinds], graph.flops, 0.0)
+    total = max(float(graph.flops.sum()), 1e-30)
+    if held.sum() <= MOST * total:
+        return ""
+    before, origin = longest_paths(graph, np.zeros(graph.num_edges), held)
+    path = [int(np.argmax(before + held))]
+    share = float((before + held)[path[0]]) / total
+    if share <= MOST:
+        return ""
+    while origin[path[-1]] >= 0:
+        path.append(int(origin[path[-1]]))
+    loops = [v for v in path if held[v] > 0]
+    largest = max(loops, key=held.__getitem__)
+    where = f"{kinds[largest]} at {sharded.origins[largest].source}"
+    what = f"{where} hides {share:.0%} of the work in one task, which one device runs"
+    if len(loops) > 1:
+        what = (
+            f"{len(loops)} loops one after another, {where} the largest, hide {share:.0%} of "
+            "the work in one task each"
+        )
+    return f"{what}: {_ADVICE[kinds[largest]]}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,9 +90,9 @@ def partition(
     if not is_power_of_two(num_shards):
         raise ValueError(f"num_shards is {num_shards!r}; expected a power of two: 1, 2, 4, ...")
     sharded = _cut(program, int(num_shards), strategy, cluster)
-    if program.unrolled is not None:
-        unrolled = _cut(program.unrolled, int(num_shards), strategy, cluster)
-        on = default_cluster(num_shards) if cluster is None else cluster
+    on = default_cluster(num_shards) if cluster is None else cluster
+    for candidate in program.unrolled:
+        unrolled = _cut(candidate, int(num_shards), strategy, cluster)
         if simulated_s(unrolled.graph, on) < WORTH_IT * simulated_s(sharded.graph, on):
             sharded = unrolled
     if num_shards > 1 and (hidden := hidden_work(sharded)):

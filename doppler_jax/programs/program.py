@@ -63,7 +63,8 @@ class Program:
     carried: tuple[
         tuple[int, int], ...
     ] = ()  # flat arguments, and the outputs that they become
-    unrolled: "Program | None" = None  # the same with loops unrolled, where that may pay
+    # The same with loops unrolled where that may pay: outer ones, then those within them too.
+    unrolled: tuple["Program", ...] = ()
 
     @property
     def arg_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -53,10 +53,10 @@ _IDENTITIES = frozenset(_NAMES.split())
 """Primitives that return their operands; they matter to compilers and memory only."""
 
 MOST_UNROLLED = 2000
-"""Equations that a loop may become by default: a task or more each."""
+"""Equations that a loop may become by default, all times that it runs: a task or more each."""
 
 LEAST_SHARE = 0.1
-"""Of a program's operations, that a loop must hold to be unrolled by default."""
+"""Of a program's operations, that a loop must hold, likewise, to be unrolled by default."""
 
 
 def trace(
@@ -123,7 +123,7 @@ def trace(
         kinds[i] = "carried", i  # the same array now is not the same in the next call
     flatten = functools.partial(_flatten, closed, avals, Place.here())
     program = Program(
-        **flatten(lambda _: bool(unroll_scans)),
+        **flatten(lambda *_: bool(unroll_scans)),
         is_resident=tuple(stays),
         out_avals=tuple(out_avals),
         in_tree=in_tree,
@@ -132,17 +132,22 @@ def trace(
         same_as=same_arrays([leaf for _, leaf in leaves], kinds),
         carried=carried,
     )
-    if unroll_scans is None and any(map(hides := _hides_much(program), program.equations)):
-        unrolled = dataclasses.replace(program, **flatten(hides))
-        program = dataclasses.replace(program, unrolled=unrolled)
-    return program
+    hides = _hides_much(program)
+    if unroll_scans is not None or not any(map(hides, program.equations)):
+        return program
+    outer = dataclasses.replace(
+        program, **flatten(lambda eqn, times: times == 1 and hides(eqn))
+    )
+    nested = dataclasses.replace(program, **flatten(hides))
+    has_inner = len(nested.equations) > len(outer.equations)
+    return dataclasses.replace(program, unrolled=(outer, nested) if has_inner else (outer,))
 
 
 def _flatten(
     closed: ClosedJaxpr,
     avals: Sequence[jax.ShapeDtypeStruct],
     here: Place,
-    unrolls: Callable[[JaxprEqn], bool],
+    unrolls: Callable[[JaxprEqn, int], bool],
 ) -> dict[str, Any]:
     """Returns the fields of a program that depend on which loops are unrolled."""
     flattener = _Flattener(unrolls)
@@ -161,29 +166,45 @@ def _flatten(
     }
 
 
-def _hides_much(program: Program) -> Callable[[Equation | JaxprEqn], bool]:
-    """Returns what says of a loop whether it may pay to unroll it."""
+def _hides_much(program: Program) -> Callable[..., bool]:
+    """Returns what says of a loop that runs so many times whether it may pay to unroll it."""
     scans = [equation for equation in program.equations if equation.primitive.name == "scan"]
     total = sum(map(work, program.equations)) if scans else 0.0
 
-    def hides(eqn: Equation | JaxprEqn) -> bool:
+    def hides(eqn: Equation | JaxprEqn, times: int = 1) -> bool:
         if eqn.primitive.name != "scan":
             return False
         length = eqn.params["length"]  # 1 is for one task on purpose
-        is_short = 1 < length <= MOST_UNROLLED // max(len(eqn.params["jaxpr"].jaxpr.eqns), 1)
+        most = MOST_UNROLLED // max(_num_equations(eqn.params["jaxpr"].jaxpr), 1)
         prints = eqn.has_effect if isinstance(eqn, Equation) else bool(eqn.effects)
-        return is_short and not prints and work(eqn) >= LEAST_SHARE * total
+        is_short = length > 1 and length * times <= most
+        return is_short and not prints and times * work(eqn) >= LEAST_SHARE * total
 
     return hides
+
+
+def _num_equations(jaxpr: Jaxpr) -> int:
+    """Returns how many equations a function is, those of functions that it calls included."""
+    return sum(
+        _num_equations(_called(eqn)[0]) if eqn.primitive.name in _INLINED else 1
+        for eqn in jaxpr.eqns
+    )
+
+
+def _called(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]]:
+    """Returns the function that an equation calls, and its constants."""
+    inner = eqn.params[_INLINED[eqn.primitive.name]]
+    return (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, [])
 
 
 class _Flattener:
     """Collects the equations and constants of a jaxpr and of the functions it calls."""
 
-    def __init__(self, unrolls: Callable[[JaxprEqn], bool]) -> None:
+    def __init__(self, unrolls: Callable[[JaxprEqn, int], bool]) -> None:
         self.equations: list[Equation] = []
         self._consts: dict[int, tuple[Value, Any]] = {}  # arrays by id, which they keep alive
         self._unrolls = unrolls
+        self._times = 1  # that what is being inlined is so, by the loops around it
 
     def inline(
         self, jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Atom], caller: Place
@@ -226,16 +247,13 @@ class _Flattener:
         name = eqn.primitive.name
         place = caller.of(eqn)
         if name in _INLINED:
-            inner = eqn.params[_INLINED[name]]
-            jaxpr, consts = (
-                (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, [])
-            )
+            jaxpr, consts = _called(eqn)
             if not uses_references(jaxpr):
                 inside = place.inside(eqn.params.get("name", ""))
                 return self.inline(jaxpr, consts, operands, inside)
         if name == "custom_linear_solve":
             return self._solve(eqn, operands, place)
-        if name == "scan" and eqn.params["length"] > 0 and self._unrolls(eqn):
+        if name == "scan" and eqn.params["length"] > 0 and self._unrolls(eqn, self._times):
             return self._unroll(eqn, operands, place)
         if _is_identity(eqn):
             return operands
@@ -271,11 +289,13 @@ class _Flattener:
         body, length = eqn.params["jaxpr"], eqn.params["length"]
         consts, carry, xs = _scan_operands(eqn.params, operands)
         rows: dict[int, list[Atom]] = {}
+        self._times *= length
         for i in reversed(range(length)) if eqn.params["reverse"] else range(length):
             row = [self._call(lambda x, i=i: x[i], [x], place) for x in xs]
             inside = place.inside(f"scan.{i}")
             outputs = self.inline(body.jaxpr, body.consts, [*consts, *carry, *row], inside)
             carry, rows[i] = outputs[: len(carry)], outputs[len(carry) :]
+        self._times //= length
         columns = zip(*(rows[i] for i in range(length)), strict=True)
         return [*carry, *(self._call(_stack, list(column), place) for column in columns)]
 
