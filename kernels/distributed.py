@@ -3,7 +3,6 @@
 A plan has to beat what its user has without us, in whole calls: `jax.jit` of the function.
 """
 
-import contextlib
 import dataclasses
 import functools
 import sys
@@ -21,7 +20,7 @@ from doppler_jax.methods.registry import DEFAULT_METHOD, find_method
 from doppler_jax.methods.request import Method
 from doppler_jax.objective import Objective
 from doppler_jax.programs.arguments import Carry, Resident
-from doppler_jax.programs.blocks import leaf_aval
+from doppler_jax.programs.blocks import array_aval, leaf_aval
 from doppler_jax.programs.carried import Carried
 from doppler_jax.reports.page import write_report
 from doppler_jax.training.paired import median_interval
@@ -225,6 +224,8 @@ class Distributed:
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Choice:
         """Returns what calls of these shapes run."""
+        for path, leaf in jax.tree.flatten_with_path((args, kwargs))[0]:
+            leaf_aval(path, leaf)  # which says what is wrong with it
         until_s = time.monotonic() + self._budget_s
         if len(self._devices) == 1:
             self._say("there is one device, so there is nothing to distribute: jit runs it")
@@ -412,7 +413,5 @@ def _shape_of(leaf: Any) -> Hashable:
     """Returns what a call has to have in common with another to run like it."""
     if isinstance(leaf, jax.Array | Carried):  # at every call, so it has to be quick
         return leaf.shape, leaf.dtype, leaf.weak_type
-    with contextlib.suppress(ValueError):
-        aval = leaf_aval((), leaf)
-        return aval.shape, aval.dtype, aval.weak_type
-    return str(type(leaf))  # planning says what is wrong with it
+    aval = array_aval(leaf)
+    return None if aval is None else (aval.shape, aval.dtype, aval.weak_type)

@@ -26,8 +26,11 @@ Executable = Callable[..., Sequence[jax.Array]]
 _SETTINGS = tuple(
     name
     for name in sorted(jax.config.values)
-    # Guards are about what the caller does. What moves here was asked for.
-    if callable(getattr(jax, name.removeprefix("jax_"), None)) and "_guard" not in name
+    # Guards are about what the caller does. What moves here was asked for. And what has been
+    # compiled cannot run op by op.
+    if callable(getattr(jax, name.removeprefix("jax_"), None))
+    and "_guard" not in name
+    and name != "jax_disable_jit"
 )
 """Of JAX, those that a context manager of the same name sets for one thread."""
 

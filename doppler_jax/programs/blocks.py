@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core.primitives import convert_element_type_p
+from jax.sharding import SingleDeviceSharding
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import make_graph
@@ -107,6 +108,22 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
     Raises:
       ValueError: the leaf is not an array, a Python number or a `jax.ShapeDtypeStruct`.
     """
+    if (aval := array_aval(leaf)) is not None:
+        return aval
+    advice = "bind other values with functools.partial"
+    if len(path) > 2:  # a part of an argument cannot be bound
+        advice = (
+            "split the tree: pass its arrays, and join them with the rest inside the "
+            "function, as equinox.partition and combine do, or flax.nnx.split and merge"
+        )
+    raise ValueError(
+        f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array, a "
+        f"number or a jax.ShapeDtypeStruct ({advice})"
+    )
+
+
+def array_aval(leaf: Any) -> jax.ShapeDtypeStruct | None:
+    """Returns likewise, None where the leaf is no array."""
     if isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
         leaf = jax.typeof(leaf)  # a weak type
     if isinstance(leaf, np.ndarray | np.generic):
@@ -117,16 +134,7 @@ def leaf_aval(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
     if is_float0(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     if not accepted:
-        advice = "bind other values with functools.partial"
-        if len(path) > 2:  # a part of an argument cannot be bound
-            advice = (
-                "split the tree: pass its arrays, and join them with the rest inside the "
-                "function, as equinox.partition and combine do, or flax.nnx.split and merge"
-            )
-        raise ValueError(
-            f"{leaf_name(path)} is {type(leaf).__name__} {leaf!r:.80}; expected an array, a "
-            f"number or a jax.ShapeDtypeStruct ({advice})"
-        )
+        return None
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
     weak = bool(getattr(leaf, "weak_type", False))
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
@@ -145,11 +153,13 @@ def block_aval(block: InputBlock, array: Any) -> jax.ShapeDtypeStruct:
 
 def slice_block(value: jax.Array | Carried, block: InputBlock) -> jax.Array:
     """Returns block `[start, limit)` of `value`; `value` itself if that is all of it."""
-    if isinstance(value, Carried):
-        value = value.whole()
-    if block.limit == value.shape and not any(block.start):
-        return value
-    return lax.slice(value, block.start, block.limit)
+    array: jax.Array = value.whole() if isinstance(value, Carried) else value
+    if block.limit == array.shape and not any(block.start):
+        return array
+    if jax.typeof(array).sharding.mesh.explicit_axes:  # which would have to divide slices
+        device = min(array.devices(), key=lambda device: device.id)
+        array = jax.device_put(array, SingleDeviceSharding(device))  # the type, too
+    return lax.slice(array, block.start, block.limit)
 
 
 def join_blocks(arrays: Sequence[jax.Array], grid: tuple[int, ...]) -> jax.Array:
@@ -157,12 +167,19 @@ def join_blocks(arrays: Sequence[jax.Array], grid: tuple[int, ...]) -> jax.Array
     arrays = list(arrays)
     if len(arrays) != math.prod(grid):
         raise ValueError(f"{len(arrays)} blocks for a grid {grid}")
+    dtype = arrays[0].dtype
+    if len(arrays) > 1 and _is_of_two_bits(dtype):  # XLA for CPUs aborts at joining these
+        return join_blocks([a.astype(jnp.int8) for a in arrays], grid).astype(dtype)
     for axis in reversed(range(len(grid))):
         count = grid[axis]
         if count > 1:
             groups = [arrays[i : i + count] for i in range(0, len(arrays), count)]
             arrays = [lax.concatenate(group, axis) for group in groups]
     return arrays[0]
+
+
+def _is_of_two_bits(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits == 2
 
 
 def output_bounds(output: OutputBlocks) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -347,6 +347,12 @@ def test_bad_options_are_refused_before_a_call(options, message):
     [
         ({"num_shards": 3}, ARGS, "num_shards is 3; expected a power of two"),
         ({"resident": ("weights",)}, ARGS, "weights"),
+        (
+            {},
+            ({**ARGS[0], "act": jnp.tanh}, ARGS[1]),
+            r"args\[0\]\['act'\] is .*split the tree",
+        ),
+        ({}, (*ARGS, "fast"), r"args\[2\] is str 'fast'.*functools.partial"),
         # What is placed is also run.
         ({}, (ARGS[0], jax.eval_shape(jnp.array, ARGS[1])), r"args\[1\] is Shape.* an array"),
     ],

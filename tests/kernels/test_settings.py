@@ -10,7 +10,17 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.engine.ops import inherit
 from doppler_jax.types import Kernel
-from tests.kernels.conftest import BLOCK, KERNELS, X, all_modes, build, compile_on, fails
+from tests.kernels.conftest import (
+    BLOCK,
+    KERNELS,
+    X,
+    all_modes,
+    blocking_modes,
+    build,
+    compile_on,
+    fails,
+    run_plainly,
+)
 
 
 def solve(a, b):
@@ -34,8 +44,18 @@ def test_64_bits_of_the_callers_thread(local, mode):
     solved(local, 4, mode)
 
 
-def test_64_bits_of_the_callers_thread_on_ray(ray_pair):
-    solved(ray_pair, 2, "in_order")
+@blocking_modes
+def test_64_bits_of_the_callers_thread_on_ray(ray_pair, mode):
+    solved(ray_pair, 2, mode)
+
+
+@all_modes
+def test_what_has_been_compiled_runs_though_jit_is_disabled(local, mode):
+    sharded = build([("mean", ["i0", "i1"]), ("split", ["t0"])], [("t1", 0), ("t1", 1)])
+    with jax.disable_jit():
+        step = compile_on(sharded, [0, 1], local, mode=mode)
+        out = step(X)["out"]
+    np.testing.assert_allclose(out, run_plainly(sharded, X)["out"], rtol=1e-6)
 
 
 @all_modes
