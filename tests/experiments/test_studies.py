@@ -20,6 +20,7 @@ from experiments import (
     distribute,
     fidelity,
     grid,
+    orders,
     pipelines,
     scaling,
     search,
@@ -64,6 +65,8 @@ TINY = {
                    "budget_s": 1.0, "turn_s": 1e-3, "rounds": 2},
     "fidelity": {"workloads": ("moe_block",), "preset": "small", "backend": "local",
                  "plans": 4, "rounds": 2},
+    "orders": {"workloads": (orders.BLOCKS, "chainmm"), "preset": "small", "backend": "local",
+               "seconds": 0.5, "pairs": 6},
     "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
                "tasks": 10, "placements": 1, "rounds": 1},
     "stage3_study": {"workloads": ("chainmm",), "preset": "small", "evaluations": 300,
@@ -298,6 +301,37 @@ def test_even_positions_ascend_and_are_taken_once():
     seconds = np.array([1.0, 1.1, 1.2, 1.5, 1.5, 2.0, 9.0])
     assert fidelity.evenly(seconds, 3) == [0, 3, 5]
     assert fidelity.evenly(seconds, 7) == list(range(7))
+
+
+def test_blocks_fit_group_by_group_and_an_order_is_worth_a_third_there():
+    side = 64
+    fn, arguments = orders.grouped_blocks(2 * side, side)
+    blocks = dj.workloads.Workload("blocks", {}, fn, arguments)
+    sharded = dj.partition(dj.trace(fn, *blocks.args), num_shards=1)
+    graph, size = sharded.graph, 8 * side**2
+    is_block = graph.tensor_bytes == size
+    assert is_block.sum() == orders.GROUPS * orders.GROUP
+    costs = dj.Costs(
+        compute_s=np.repeat(np.where(is_block, 2.0, 0.5)[:, None], 2, 1),
+        tensor_bytes=graph.tensor_bytes, input_bytes=graph.input_bytes,
+        latency_s=np.zeros((2, 2)), seconds_per_byte=0.1 / size * (1 - np.eye(2)),
+        capacity_bytes=np.full(2, orders.ROOM * size + graph.input_bytes.sum()),
+    )  # fmt: skip
+    problem = Problem("blocks", graph, costs, sharded=sharded)
+    placed = [orders.place(problem, queue, 1.0) for queue in ("in_order", "fifo")]
+    assert placed[0].makespan_s < 0.67 * placed[1].makespan_s
+    slow = dataclasses.replace(costs, seconds_per_byte=1e3 * costs.seconds_per_byte)
+    assert orders.place(dataclasses.replace(problem, costs=slow), "fifo", 1.0) is None
+
+
+def test_an_order_is_held_against_what_was_asked():
+    record = {"workload": "w", "tasks": 3, "simulated_s": {"in_order": 0.9, "fifo": 1.0},
+              "in_order_s": [0.95] * 3, "fifo_s": [1.0] * 3, "ratio": 0.95,
+              "peaks": {"in_order": 0.5, "fifo": 0.6}}  # fmt: skip
+    assert orders.row(record | {"interval": (0.9, 0.99)})["asked"] == "kept"
+    assert orders.row(record | {"interval": (0.9, 1.01)})["asked"] == "BROKEN"
+    none = record | {"simulated_s": {"in_order": 0.9, "fifo": None}}
+    assert orders.simulated_ratio(none) is None
 
 
 def test_arguments_are_sharded_as_asked():
