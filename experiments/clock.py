@@ -1,9 +1,10 @@
 """Seconds from the shell: `python -m experiments.clock`.
 
 Every run is a new process `python -m doppler_jax place`, timed from before it is started to its
-end. Caches on disk are warm: each method has placed each problem once, which does not count;
-`--empty-caches` adds rows in which every process begins with none. `--many 200` adds runs with
-bounds drawn evenly from 0.1 to 5 s, of which only the end counts.
+end. Caches on disk are warm: native code is compiled, and methods that use XLA, for a policy,
+have placed each problem once, which does not count. `--empty-caches` adds rows in which every
+process begins with none. `--many 200` adds runs with bounds drawn evenly from 0.1 to 5 s, of
+which only the end counts.
 
 Past the bound are seconds, at most. The best known makespan of a problem is the least of all
 runs here, of those of `--reference-s` seconds, and of experiments/best_makespans.json, to which
@@ -25,9 +26,11 @@ from typing import Any
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax import native
 from doppler_jax.files import parse_json_object, read_text
 from doppler_jax.graphs.families import list_families
 from doppler_jax.methods import DEFAULT_METHOD
+from doppler_jax.methods.registry import policy_of
 from experiments import catalogue, grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import run_apart
@@ -81,12 +84,14 @@ def cells(context: Context[Asked]) -> list[Cell]:
     asked = context.settings
     grid.check_names("--method", asked.method, dj.list_methods())
     problems = present(asked.shared, asked.problems)
+    native.compile_all()
     spends = {*itertools.product(asked.method, asked.seconds)}
     spends |= {*itertools.product(asked.more_method, asked.more_seconds)}
     runs: list[tuple[str, str, str, float, int]] = []
     for p in problems:
         runs += [(LONG, p, DEFAULT_METHOD, asked.reference_s, 0)] if asked.reference_s else []
-        runs += [(FIRST, p, m, s, 0) for m, s in dict(sorted(spends)).items()]
+        longest = dict(sorted(spends))
+        runs += [(FIRST, p, m, s, 0) for m, s in longest.items() if policy_of(m)]
         for seed in range(asked.seeds):
             runs += [(WARM, p, *spend, seed) for spend in sorted(spends)]
             empty = asked.seconds if asked.empty_caches else ()
