@@ -48,13 +48,13 @@ if __name__ == "kernels":
     _give_way()
 else:
     from .calibrate import measure_calibration
-    from .devices import TaskError
     from .distributed import distribute
     from .local import LocalDevices
     from .measure import make_paired_measure, measure_s
     from .placed import PlacedFunction, compile
     from .processes.driver import ProcessDevices
     from .processes.ray import ray_devices
+    from .running import TaskError
 
 __all__ = [
     "LocalDevices",

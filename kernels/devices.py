@@ -16,26 +16,12 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import join_output, output_bounds
-from doppler_jax.programs.carried import Carried
+from doppler_jax.programs.outputs import Blocks, Output
 from doppler_jax.types import ShardedProgram
 
 from .agenda import Agenda
+from .running import Call, Calls, Execution, Running, TaskError
 from .trace import Chores, Record
-
-
-class TaskError(RuntimeError):
-    """A task or a transfer failed; says which, and keeps the cause as `__cause__`.
-
-    It is the one error by which an execution ends.
-    """
-
-    def __init__(self, what: str, task: int, device: int, cause: BaseException) -> None:
-        lines = str(cause).strip().splitlines() or [""]
-        reason = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
-        super().__init__(f"{what}: {type(cause).__name__}: {reason}")
-        self.task = task  # that failed, or whose tensor could not be moved; -1 if none
-        self.device = device  # position in `devices` of where it should have been
-        self.__cause__ = cause
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +32,6 @@ class Options:
     check_nan: bool = False  # whether a NaN among a task's results ends the call
     timeout_s: float | None = None  # of one call
     out_device: int | None = None  # where outputs land; None: where their first block is
-
-
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """One call: what it returned, when what ran, and what allocators tell of memory."""
-
-    outputs: list[Any]  # flat, assembled from their blocks but for those that are carried
-    record: Record  # when what ran
-    allocated_bytes: Sequence[int | None]  # [D] most since the process began, where known
 
 
 class Staying(NamedTuple):
@@ -73,6 +50,7 @@ class LoadedProgram(abc.ABC):
     agenda: Agenda
     options: Options
     devices: tuple[Any, ...]  # [D]
+    calls: Calls  # on them
     compile_s: float  # spent on it, kernels compiled before not counted
 
     @property
@@ -93,11 +71,32 @@ class LoadedProgram(abc.ABC):
             for o in sorted(self.agenda.carried)
         }
 
+    @functools.cached_property
+    def output_avals(self) -> tuple[jax.core.ShapedArray, ...]:
+        """What the outputs are."""
+        return tuple(
+            jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=bool(aval.weak_type))
+            for aval in (output.aval for output in self.sharded.outputs)
+        )
+
+    def outputs(self, call: Call) -> list[Any]:
+        """Returns the flat outputs that a call makes; None: an argument unchanged."""
+        staying = call.running.staying
+        return [
+            Output(aval, call, functools.partial(self.assemble, o), staying.get(o))
+            if blocks and aval.dtype != jax.dtypes.float0
+            else np.zeros(aval.shape, aval.dtype)
+            if blocks
+            else None
+            for o, (aval, blocks) in enumerate(
+                zip(self.output_avals, self.agenda.outputs, strict=True)
+            )
+        ]
+
     def execution(
         self,
         record: Record,
         blocks_of: Callable[[tuple[int, ...]], list[jax.Array]],
-        stay: Callable[[int], Carried],
         allocated_bytes: Sequence[int | None],
         chores: Chores,
     ) -> Execution:
@@ -106,18 +105,16 @@ class LoadedProgram(abc.ABC):
         Args:
           record: when what ran.
           blocks_of: gathers an output's blocks by slot.
-          stay: returns an output that is carried, by its number.
           allocated_bytes: see `Execution`.
           chores: of the call, which are added to.
         """
         with chores.doing("assemble outputs"):
-            outputs: list[Any] = []
-            for o, blocks in enumerate(self.agenda.outputs):
-                if o in self.carried:
-                    outputs.append(stay(o))
-                else:  # what has no blocks is an argument unchanged
-                    output = self.sharded.outputs[o]
-                    outputs.append(join_output(output, blocks_of(blocks)) if blocks else None)
+            outputs: list[Any] = [
+                join_output(self.sharded.outputs[o], blocks_of(blocks))
+                if blocks and o not in self.carried
+                else None
+                for o, blocks in enumerate(self.agenda.outputs)
+            ]
             jax.block_until_ready(outputs)
         return Execution(outputs, record, allocated_bytes)
 
@@ -126,18 +123,31 @@ class LoadedProgram(abc.ABC):
         """Returns the flat arguments (`flatten_args`) laid on the devices that read them.
 
         Resident ones stay there, and are found again if the next call brings the same array.
+        What is carried from a call that still runs may be laid as it ends.
+
+        Raises:
+          ValueError: the devices are closed.
+          TaskError: a device is lost, or an argument's call failed.
+        """
+
+    @abc.abstractmethod
+    def start(self, laid: Any, chores: Chores, before: Running | None) -> Running:
+        """Starts a call, and adds to its chores.
+
+        Args:
+          laid: what `lay` gave.
+          chores: of the call.
+          before: the call of this program that still runs; each device begins when it has
+            ended its part of that.
+        """
+
+    @abc.abstractmethod
+    def assemble(self, o: int, blocks: Blocks) -> jax.Array:
+        """Returns an output that stayed in blocks, put together.
 
         Raises:
           ValueError: the devices are closed.
           TaskError: a device is lost.
-        """
-
-    @abc.abstractmethod
-    def run(self, laid: Any, chores: Chores) -> Execution:
-        """Returns one execution, and adds to the chores; what `lay` gave may be run again.
-
-        Raises:
-          TaskError: a task or transfer failed, a device was lost or time ran out.
         """
 
 
@@ -153,6 +163,7 @@ class Devices(Sequence[Any]):
       device_names: `[D]`, for people to read.
       device_kinds: `[D]`; devices of one kind are equally fast, but for what else runs on them.
       capacity_bytes: `[D]` memory of each, inf where it is not known.
+      calls: what runs there.
     """
 
     backend: str
@@ -160,6 +171,7 @@ class Devices(Sequence[Any]):
     device_names: tuple[str, ...]
     device_kinds: tuple[str, ...]
     capacity_bytes: np.ndarray
+    calls: Calls
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self._devices = tuple(devices)

@@ -21,7 +21,6 @@ from doppler_jax.methods.request import Method
 from doppler_jax.objective import Objective
 from doppler_jax.programs.arguments import Carry, Resident
 from doppler_jax.programs.blocks import array_aval, leaf_aval
-from doppler_jax.programs.carried import Carried
 from doppler_jax.reports.page import write_report
 from doppler_jax.training.paired import median_interval
 from doppler_jax.types import Plan
@@ -113,7 +112,8 @@ class Distributed:
 
         Raises:
           ValueError: the arguments are not what `dj.trace` takes.
-          TaskError: a task or a transfer failed, a device was lost or time ran out.
+          TaskError: a task or a transfer failed, a device was lost or time ran out; maybe of
+            an earlier call: a plan's calls are asynchronous, as those of `jit` are.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -122,17 +122,18 @@ class Distributed:
         if shapes not in self._chosen:
             self._chosen[shapes] = self._choose(args, kwargs)
         self._latest = self._chosen[shapes]
-        if not isinstance(self._latest.run, PlacedFunction):
-            return self._latest.run(*args, **kwargs)
-        began_s = time.perf_counter()
         outputs = self._latest.run(*args, **kwargs)
-        drift = self._latest.drift
-        if (slow_s := drift.note(time.perf_counter() - began_s)) is not None:
+        if isinstance(self._latest.run, PlacedFunction):
+            self._watch(self._latest.run.ended_s(), self._latest.drift)
+        return outputs
+
+    def _watch(self, ended_s: list[float], drift: Drift) -> None:
+        """Says so if calls that have ended have become slower than they were."""
+        for slow_s in filter(None, map(drift.note, ended_s)):
             self._say(
                 f"calls have become slower: {1e3 * slow_s:.3g} ms at the median, where they "
                 f"took {1e3 * (drift.usual_s or 0.0):.3g} ms; replan() plans the next one anew"
             )
-        return outputs
 
     def replan(self) -> None:
         """Lets the next call plan anew, by costs measured afresh.
@@ -254,9 +255,12 @@ class Distributed:
         )  # fmt: skip
         loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}
         compared = compare_calls(loops, (), {}, until_s)
+        chosen = rivals[compared.chosen]
+        if isinstance(chosen, PlacedFunction):
+            chosen.ended_s()  # these are the usual ones
         self._say(f"{lowered.said}; {compared}")
         made = former.lowered if former and compared.chosen == "plan before" else lowered
-        return _Choice(rivals[compared.chosen], compared, made)
+        return _Choice(chosen, compared, made)
 
     def _fused(self, lowered: Lowered, until_s: float) -> dict[str, PlacedFunction]:
         """Returns the plan with fewer tasks, if it has any to fuse and there is time to."""
@@ -411,7 +415,7 @@ def _shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 def _shape_of(leaf: Any) -> Hashable:
     """Returns what a call has to have in common with another to run like it."""
-    if isinstance(leaf, jax.Array | Carried):  # at every call, so it has to be quick
+    if isinstance(leaf, jax.Array):  # at every call, so it has to be quick
         return leaf.shape, leaf.dtype, leaf.weak_type
     aval = array_aval(leaf)
     return None if aval is None else (aval.shape, aval.dtype, aval.weak_type)

@@ -15,8 +15,9 @@ from .agenda import RULES, Agenda
 from .devices import Devices, Options
 from .memory import Residents, donated_operands
 from .ops import Executable, ExecutableKey, compile_missing
-from .stream import run_as_stream
-from .threads import LocalProgram, run_ahead, run_by_threads
+from .running import Calls
+from .stream import StreamCall
+from .threads import LocalProgram, ThreadsCall, run_ahead
 
 
 class LocalDevices(Devices):
@@ -45,6 +46,7 @@ class LocalDevices(Devices):
         self.device_names = tuple(map(str, self._devices))
         self.device_kinds = tuple(device.device_kind for device in self._devices)
         self.capacity_bytes = np.array([memory_bytes(d, self._devices) for d in self._devices])
+        self.calls = Calls()
         self.executables: dict[ExecutableKey, Executable] = {}
         self._residents: weakref.WeakKeyDictionary[ShardedProgram, Residents] = (
             weakref.WeakKeyDictionary()
@@ -54,7 +56,7 @@ class LocalDevices(Devices):
         if not isinstance(i, slice):
             return self._devices[i]
         found = LocalDevices(self._devices[i])
-        found.executables = self.executables
+        found.executables, found.calls = self.executables, self.calls
         return found
 
     def load(self, sharded: ShardedProgram, agenda: Agenda, options: Options) -> LocalProgram:
@@ -76,8 +78,9 @@ class LocalDevices(Devices):
             agenda=agenda,
             options=options,
             devices=self._devices,
+            calls=self.calls,
             executables=tuple(self.executables[key] for key in wanted),
             residents=self._residents.setdefault(sharded, Residents(sharded, self._devices)),
-            runner=run_as_stream if is_stream else run_by_threads,
+            runner=StreamCall if is_stream else ThreadsCall,
             compile_s=time.perf_counter() - started,
         )

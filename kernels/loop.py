@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from doppler_jax.programs.blocks import by_position, donated
-from doppler_jax.programs.carried import Carried
+from doppler_jax.programs.outputs import Output
 from doppler_jax.types import ShardedProgram
 
 
@@ -73,6 +73,6 @@ def jit_taking(fn: Callable[..., Any], sharded: ShardedProgram) -> Callable[...,
 
 
 def _copy(leaf: Any) -> Any:
-    if isinstance(leaf, Carried):
+    if isinstance(leaf, Output):
         leaf = leaf.whole()
     return jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf

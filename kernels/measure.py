@@ -12,9 +12,10 @@ from doppler_jax.training.paired import Measure as PairedMeasure
 from doppler_jax.training.paired import Paired
 from doppler_jax.types import Plan, Schedule, ShardedProgram
 
-from .devices import Options, TaskError
+from .devices import Options
 from .loop import Loop
 from .placed import PlacedFunction, as_devices, as_plan, load
+from .running import TaskError
 
 _PATIENCE = 4.0
 """How far beyond the guard's limit a candidate's first run may go before it is cut short."""
@@ -36,8 +37,7 @@ def measure_s(step: PlacedFunction, *args: Any, repeats: int = 5, warmup: int = 
         raise ValueError(f"repeats is {repeats}; expected a positive integer")
     _check_warmup(warmup)
     run = _Run(step, args, {})
-    for _ in range(warmup):
-        run.loop()
+    _warm_up(run, warmup)
     return float(np.median([run.seconds() for _ in range(repeats)]))
 
 
@@ -51,7 +51,7 @@ class _Run:
         self.loop = Loop(step, step._loaded.sharded, args, kwargs)
 
     def seconds(self) -> float:
-        """Runs the next call, and returns what it took as a whole."""
+        """Runs the next call, awaits it, and returns what it took as a whole."""
         self.loop()
         return self.step.whole_call.seconds
 
@@ -126,14 +126,14 @@ class _Pairing:
         if self._run is None or incumbent != self._incumbent:
             self._run = self._load(incumbent)
             self._incumbent = incumbent
-            self._warm_up(self._run)
+            _warm_up(self._run, self._warmup)
         run = other = self._run
         if candidate != incumbent:
             usual_s = run.seconds()
             limit_s = _PATIENCE * self._max_slowdown * usual_s + _GRACE_S
             other = self._load(candidate, timeout_s=limit_s)
             try:
-                self._warm_up(other)
+                _warm_up(other, self._warmup)
             except TaskError as error:
                 if not isinstance(error.__cause__, TimeoutError):
                     raise
@@ -158,9 +158,11 @@ class _Pairing:
             trace=median if is_kept else None,
         )
 
-    def _warm_up(self, run: _Run) -> None:
-        for _ in range(self._warmup):
-            run.loop()
+
+def _warm_up(run: _Run, count: int) -> None:
+    """Runs calls that are not timed, each to its end."""
+    for _ in range(count):
+        jax.block_until_ready(run.loop())
 
 
 def _check_warmup(warmup: int) -> None:

@@ -1,5 +1,6 @@
 """Where arrays are: arguments on devices, and a call's arrays by slot."""
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +9,27 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import num_bytes, slice_block
-from doppler_jax.programs.carried import Carried
+from doppler_jax.programs.outputs import Output
 from doppler_jax.types import InputBlock, Kernel, ShardedProgram
 
 from .agenda import Agenda
 
-Slots = list[jax.Array | np.ndarray | None]
+Slots = list[Any]
 """The arrays of one call, by slot of its agenda; None before they are made and after use."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Later:
+    """A block that a call leaves in a slot, and that the call behind it reads."""
+
+    slots: Slots
+    slot: int
+    device: jax.Device
+
+    def get(self) -> jax.Array:
+        """Returns it, once it has been made."""
+        return self.slots[self.slot]
+
 
 MIN_BYTES = 1 << 20
 """Smaller operands are kept: giving them away saves nothing, and costs an executable."""
@@ -43,8 +58,8 @@ class Residents:
             value = values[block.source]
             kept = self._blocks(block.source, value) if self._is_resident[i] else {}
             array = kept.get((i, device))
-            if array is None and isinstance(value, Carried):
-                array = _carried_block(value, block, there)
+            if array is None and isinstance(value, Output):
+                array = _block_there(value, block, there)
             if array is None:
                 if i not in cut:
                     cut[i] = slice_block(value, block)
@@ -60,10 +75,10 @@ class Residents:
         return self._kept[source][1]
 
 
-def _carried_block(value: Carried, block: InputBlock, device: jax.Device) -> jax.Array | None:
-    """Returns a block of an array that an earlier call left on the device, if there is one."""
-    found = value.blocks and value.blocks.get((block.start, block.limit))
-    return found if isinstance(found, jax.Array) and found.device == device else None
+def _block_there(value: Output, block: InputBlock, device: jax.Device) -> Any:
+    """Returns a block of an array that an earlier call leaves on the device, or None."""
+    found = None if value.blocks is None else value.blocks.get((block.start, block.limit))
+    return found if found is not None and found.device == device else None
 
 
 class Buffers:

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from doppler_jax.types import Kernel
 
 from .agenda import Agenda
-from .devices import TaskError
+from .running import TaskError
 
 Executable = Callable[..., Sequence[jax.Array]]
 

@@ -14,7 +14,7 @@ from doppler_jax.graphs.build import topological_order
 from doppler_jax.placed import Placed
 from doppler_jax.programs.arguments import leaf_names, name_arguments
 from doppler_jax.programs.blocks import are_tied, donated, flatten_args, forwarded
-from doppler_jax.programs.carried import Carried
+from doppler_jax.programs.outputs import Output
 from doppler_jax.programs.provenance import check_no_mesh
 from doppler_jax.reports.perfetto import write_chrome_trace
 from doppler_jax.simulator.disciplines import check_ranks
@@ -22,14 +22,16 @@ from doppler_jax.simulator.durations import check_placement
 from doppler_jax.simulator.memory import peak_memory_bytes
 from doppler_jax.types import InputRef, Plan, Schedule, ShardedProgram, TaskGraph
 
+from . import ops
 from .agenda import make_agenda
 from .devices import Devices, LoadedProgram, Options
 from .local import LocalDevices
 from .processes.driver import ProcessDevices
 from .processes.session import ProcessDevice
 from .profile import Profile, measured_costs, profile
+from .running import Call, History
 from .segments import fuse_segments as fuse
-from .trace import CALLER, Chore, Chores, Handled, Record, WholeCall
+from .trace import CALLER, Chore, Chores, Handled, WholeCall
 
 
 def compile(
@@ -178,83 +180,102 @@ class PlacedFunction:
         self.mode = loaded.agenda.mode
         self.starts_are_inferred = loaded.infers_starts
         self.compile_s = loaded.compile_s
-        self._record: Record | None = None
-        self._schedule: Schedule | None = None
+        self._history = History()
         self._loaded = loaded
         self._apart = apart
         self._donated = frozenset(donated(loaded.sharded))
         self._forwarded = forwarded(loaded.sharded)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program and returns the function's own pytree.
+        """Starts the program and returns the function's own pytree, of arrays yet to be made.
+
+        Whoever looks at one waits for the call, as `jax.block_until_ready` does, and gets its
+        error: a `TaskError` if a task or a transfer failed, a device was lost or time ran out.
+        Calls queued behind it raise the same. One may run ahead, the next one waits for the
+        first. What is carried is the call's own from now on, and the caller's again if it
+        fails; an array that no placed function made is deleted when the call has ended, until
+        then only placed functions refuse it.
 
         Raises:
           ValueError: the arguments are not what the program was traced with, or a mesh is set.
           TypeError: they are tracers: JAX transforms what has been compiled.
-          TaskError: a task or a transfer failed, a device was lost or time ran out.
+          TaskError: an earlier call failed, and nobody has seen it.
         """
         began_s, chores = time.perf_counter(), Chores()
         check_no_mesh()
-        sharded = self._loaded.sharded
-        values = flatten_args(sharded, args, kwargs)
+        values = flatten_args(self._loaded.sharded, args, kwargs)
         if any(isinstance(value, jax.core.Tracer) for value in values):
             raise TypeError(
                 "a placed function has been compiled: jax.jit, grad, vmap and others cannot be "
                 "applied to it; apply them to the function before dj.trace"
             )
+        if not are_tied(self._loaded.sharded, values):  # from now on they are two graph inputs
+            vars(self).update(vars(self._apart()), _history=self._history)
+        calls = self._loaded.calls
+        call = Call(calls, self._history, self._loaded, began_s, chores)
+        with calls.starting(call):
+            outputs = self._start(call, values)
+        return jax.tree.unflatten(self._loaded.sharded.out_tree, outputs)
+
+    def _start(self, call: Call, values: list[Any]) -> list[Any]:
+        """Starts a call, and returns its flat outputs; those before have ended but for one."""
+        loaded, chores = self._loaded, call.chores
+        self._tell_failure()
         self._check_there(values)
-        if not are_tied(sharded, values):  # from now on they are two graph inputs
-            vars(self).update(vars(self._apart()))
         with jax.transfer_guard("allow"):  # what moves from here on was asked for
-            chores.append(Chore("take arguments", CALLER, began_s, time.perf_counter()))
+            chores.append(Chore("take arguments", CALLER, call.began_s, time.perf_counter()))
             with chores.doing("lay arguments"):
-                laid = self._loaded.lay(values)
-            execution = self._loaded.run(laid, chores)
-        self._record, self._schedule = execution.record, None
-        self._allocated_bytes = execution.allocated_bytes
+                laid = loaded.lay(values)
+            before = loaded.calls.latest
+            running = loaded.start(laid, chores, before.running if before else None)
+        kept = {id(value) for i, value in enumerate(values) if i not in self._donated}
+        taken = [values[i] for i in self._donated if id(values[i]) not in kept]
+        taken = [value for value in taken if hasattr(value, "delete")]
+        call.begun(running, ops.inherit(running.finish), taken)
+        call.outputs = loaded.outputs(call)
+        outputs = list(call.outputs)
         for o, source in self._forwarded.items():
-            execution.outputs[o] = values[source]
-        self._take(values)
-        outputs = jax.tree.unflatten(sharded.out_tree, execution.outputs)
-        self._times = began_s, time.perf_counter(), chores
+            outputs[o] = values[source]
         return outputs
 
-    def _take(self, values: Sequence[Any]) -> None:
-        """Deletes what was carried into a call that succeeded, and was not passed twice."""
-        if not self._donated:
-            return
-        kept = {id(value) for i, value in enumerate(values) if i not in self._donated}
-        for i in self._donated:
-            if id(values[i]) not in kept and hasattr(values[i], "delete"):
-                values[i].delete()
+    def _tell_failure(self) -> None:
+        """Raises the error of the latest call, if it is known and nobody has looked at it."""
+        latest = self._history.latest
+        if latest is not None and latest.error is not None and not latest.error.was_raised:
+            latest.check()
 
     def _check_there(self, values: Sequence[Any]) -> None:
-        """Raises `ValueError` for an argument that an earlier call took."""
+        """Raises for an argument that an earlier call took, or failed to make."""
+        running = self._loaded.calls.latest
+        taken = {id(value) for value in running.taken} if running else set()
         for i, value in enumerate(values):
-            takes = i in self._donated or isinstance(value, Carried)
-            if takes and getattr(value, "is_deleted", bool)():
+            is_output = isinstance(value, Output)
+            if not (is_output or i in self._donated):
+                continue
+            if id(value) in taken or getattr(value, "is_deleted", bool)():
                 sharded = self._loaded.sharded
                 names = leaf_names(name_arguments(sharded.in_tree, ()))
                 raise ValueError(
                     f"{names[i]} was carried into an earlier call, which took it, or deleted "
                     "otherwise; expected what that call returned in its place"
                 )
+            if is_output:
+                value.check()
 
     def run_traced(self, *args: Any, **kwargs: Any) -> Schedule:
         """Runs the program and returns the trace of that call; raises what a call raises."""
         self(*args, **kwargs)
-        return self._called()[0]
+        return self._called().schedule
 
     @property
     def schedule(self) -> Schedule | None:
         """The trace of the latest call; None before.
 
         It is in seconds from the dispatch of its first task or input transfer, with transfers.
-        What else the call did is in `whole_call`.
+        What else the call did is in `whole_call`. As all that tells of the latest call, this
+        waits for it, and raises its error if nobody has seen that.
         """
-        if self._schedule is None and self._record is not None:
-            self._schedule = self._record.schedule()
-        return self._schedule
+        return None if (call := self._latest()) is None else call.schedule
 
     @property
     def handling(self) -> Handled | None:
@@ -263,40 +284,44 @@ class PlacedFunction:
         That is between two tasks of the latest call, on its trace's clock: on CPU processes of
         one machine, else never; None before.
         """
-        return None if self._record is None else self._record.handling
+        return None if (call := self._latest()) is None else call.record.handling
 
     @property
     def whole_call(self) -> WholeCall:
         """The latest call from its beginning until its outputs could be used.
 
+        Of one that ran behind another that includes the wait for it, and the outputs can be
+        used when somebody looks: only calls that are awaited at once compare.
+
         Raises:
           ValueError: there was no call yet.
         """
-        self._called()
-        began_s, ended_s, chores = self._times
-        assert self._record is not None
+        call = self._called()
         # Without tasks the trace has no clock.
-        origin_s = self._record.origin_s if np.isfinite(self._record.origin_s) else began_s
+        origin_s = call.record.origin_s
+        origin_s = origin_s if np.isfinite(origin_s) else call.began_s
         shifted = (
-            Chore(c.name, c.device, c.start_s - origin_s, c.finish_s - origin_s) for c in chores
+            Chore(c.name, c.device, c.start_s - origin_s, c.finish_s - origin_s)
+            for c in call.chores
         )
-        return WholeCall(began_s - origin_s, ended_s - origin_s, tuple(shifted))
+        return WholeCall(call.began_s - origin_s, call.ended_s - origin_s, tuple(shifted))
 
     @property
     def peak_bytes(self) -> np.ndarray:
         """`[D]` most memory that the latest call held at once, arguments included.
 
-        An allocator that tells is believed: the most since the process began, whatever took it.
+        What runs beside it is not counted. An allocator that tells is believed: the most since
+        the process began, whatever took it.
 
         Raises:
           ValueError: there was no call yet.
         """
-        trace, _ = self._called()
+        call = self._called()
         outputs = [ref for output in self._loaded.sharded.outputs for ref in output.blocks]
         results = {~ref.input if isinstance(ref, InputRef) else ref.tensor for ref in outputs}
-        costs = measured_costs(self.graph, trace, len(self.device_names))
-        counted = peak_memory_bytes(self.graph, costs, trace, results)
-        told = zip(self._allocated_bytes, counted, strict=True)
+        costs = measured_costs(self.graph, call.schedule, len(self.device_names))
+        counted = peak_memory_bytes(self.graph, costs, call.schedule, results)
+        told = zip(call.allocated_bytes, counted, strict=True)
         return np.array([own if most is None else most for most, own in told], np.float64)
 
     def profile(self) -> Profile:
@@ -305,14 +330,14 @@ class PlacedFunction:
         Raises:
           ValueError: there was no call yet.
         """
-        trace, handling = self._called()
+        call = self._called()
         return profile(
             self.graph,
-            trace,
+            call.schedule,
             self.names,
             self.device_names,
             self.peak_bytes,
-            handling,
+            call.record.handling,
             self.whole_call,
         )
 
@@ -322,20 +347,34 @@ class PlacedFunction:
         Raises:
           ValueError: there was no call yet, or the path cannot be written.
         """
-        trace, handling = self._called()
+        call = self._called()
         write_chrome_trace(
             path,
-            trace,
+            call.schedule,
             self.names,
             device_names=self.device_names,
             inferred_starts=self.starts_are_inferred,
-            handling=handling,
+            handling=call.record.handling,
             chores=self.whole_call.chores,
             plan=self.plan,
         )
 
-    def _called(self) -> tuple[Schedule, Handled]:
-        schedule, handling = self.schedule, self.handling
-        if schedule is None or handling is None:
+    def ended_s(self) -> list[float]:
+        """Returns seconds of the calls, by themselves, that ended since this was asked.
+
+        The last ones of many. A call does not count behind another, nor while nobody looked.
+        """
+        seconds = self._history.seconds
+        return [seconds.popleft() for _ in range(len(seconds))]
+
+    def _latest(self) -> Call | None:
+        """Returns the latest call that ended well, when all have ended; None: there is none."""
+        if self._history.latest is not None and self._history.latest.is_running:
+            self._history.latest.finish()
+        self._tell_failure()
+        return self._history.ended
+
+    def _called(self) -> Call:
+        if (call := self._latest()) is None:
             raise ValueError("there is no trace: call the function first")
-        return schedule, handling
+        return call

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from doppler_jax.programs.blocks import by_position
-from doppler_jax.programs.carried import Carried
+from doppler_jax.programs.outputs import Output
 from doppler_jax.types import ShardedProgram
 
 from .devices import Devices
@@ -108,7 +108,7 @@ class _OverBatch:
 
     def _lay(self, i: int, leaf: Any) -> Any:
         """Returns an argument on the devices; small ones that are no arrays are left to JAX."""
-        if isinstance(leaf, Carried):
+        if isinstance(leaf, Output):
             leaf = leaf.whole()
         is_array = isinstance(leaf, jax.Array)
         if i not in self._batch and not is_array:

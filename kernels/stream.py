@@ -7,6 +7,7 @@ awaited by a thread per queue, and `infer_times` derives the starts.
 """
 
 import functools
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 from . import ops
 from .agenda import Agenda
 from .crew import Crew
-from .devices import TaskError, event_error
-from .memory import Buffers, Slots
-from .threads import GRACE_S, LocalProgram
-from .trace import Clock, Record
+from .devices import event_error
+from .memory import Buffers, Later, Slots
+from .running import TaskError
+from .threads import GRACE_S, LocalCall, LocalProgram
+from .trace import Chores, Clock, Record
 
 LOOK_S = 2e-4
 """While the host enqueues, it looks this often at what has finished."""
@@ -26,40 +28,14 @@ Watched = tuple[int, int, Sequence[Any]]
 """Place in the order of dispatch, event, and arrays that are there when it has finished."""
 
 
-def run_as_stream(program: LocalProgram, slots: Slots) -> Record:
-    """Runs a program; leaves the outputs in `slots`, from which all else is dropped after use.
+class StreamCall(LocalCall):
+    """A call as one queue of work; starts are inferred.
 
-    Returns:
-      When each task and transfer ran, with inferred starts.
-
-    Raises:
-      TaskError: time ran out, or a task or transfer failed; the earliest in the order of
-        dispatch, which is no victim of another.
+    Behind another it is enqueued when that has ended.
     """
-    run = _Stream(program, slots)
-    # In a thread of its own, for a device that computes at once may keep it for long.
-    host = Crew([("stream", ops.inherit(run.work))])
-    grace_s: float | None = GRACE_S  # it may not have been started
-    try:
-        host.start()
-        grace_s = None
-        if not host.wait(program.options.timeout_s):
-            run.time_out()
-            grace_s = GRACE_S
-    finally:
-        run.abandoned = True  # after a normal end there is nothing left to skip
-        host.wait(grace_s)
-    if run.failures:
-        raise min(run.failures, key=lambda failure: failure[0])[1]
-    infer_times(run.record, program.agenda)
-    return run.record
 
-
-class _Stream:
-    """State of one execution."""
-
-    def __init__(self, program: LocalProgram, slots: Slots) -> None:
-        self.record = Record(program.agenda)
+    def __init__(self, program: LocalProgram, slots: Slots, chores: Chores) -> None:
+        super().__init__(program, slots, chores)
         self.abandoned = False
         self.failures: list[tuple[int, TaskError]] = []  # (place in the dispatch order, error)
         self._program = program
@@ -69,10 +45,54 @@ class _Stream:
         self._num_dispatched = 0
         # Tasks and incoming transfers of a device finish in no common order: a queue each.
         self._queues: list[deque[Watched]] = [deque() for _ in range(2 * len(program.devices))]
+        self._before: StreamCall | None = None
+        # In a thread of its own, for a device that computes at once may keep it for long.
+        self._host = Crew([("stream", ops.inherit(self.work))])
+
+    def start(self, before: LocalCall | None) -> None:
+        assert before is None or isinstance(before, StreamCall)
+        self._before = before
+        try:
+            self._host.start()
+        except BaseException:
+            self.abandoned = True
+            self._host.wait(GRACE_S)  # it may not have been started
+            raise
+
+    def is_ready(self) -> bool:
+        return self._host.wait(0.0)
+
+    def wait(self) -> None:
+        """Waits for its end.
+
+        Raises:
+          TaskError: time ran out, or a task or transfer failed; the earliest in the order of
+            dispatch, which is no victim of another.
+        """
+        since_s = max(self._clock.origin_s, self._before.ended_s if self._before else 0.0)
+        grace_s, timeout_s = None, self._program.options.timeout_s
+        left_s = timeout_s and max(0.0, since_s + timeout_s - time.perf_counter())
+        self._before = None
+        try:
+            if not self._host.wait(left_s):
+                self.time_out()
+                grace_s = GRACE_S
+        finally:
+            self.abandoned = True  # after a normal end there is nothing left to skip
+            self._host.wait(grace_s)
+        if self.failures:
+            raise min(self.failures, key=lambda failure: failure[0])[1]
+        infer_times(self.record, self._program.agenda)
+
+    def abandon(self, error: TaskError) -> None:
+        self.abandoned = True
+        self._host.wait(GRACE_S)
 
     def work(self) -> None:
         """Enqueues everything and waits for it."""
         try:
+            if self._before is not None and not self._follow(self._before):
+                return
             self._dispatch()
             self._look()
             watch = ops.inherit(self._watch)
@@ -82,6 +102,16 @@ class _Stream:
             watchers.wait()
         except BaseException as error:
             self._fail(self.record.first_unfinished(), self._num_dispatched, error)
+
+    def _follow(self, before: "StreamCall") -> bool:
+        """Waits for the call before, and takes what it left; returns whether it ended well."""
+        before._host.wait()
+        if self.abandoned or before.failures:
+            return False
+        for s, block in enumerate(self.slots):
+            if isinstance(block, Later):
+                self.slots[s] = block.get()
+        return True
 
     def time_out(self) -> None:
         """Records that time ran out, and at what."""

@@ -1,5 +1,8 @@
 """A placed program in this process, and the threads that run a call of it.
 
+A call behind another has threads of its own: on each device they begin when the other call has
+ended its part there, which its last task tells.
+
 For each device one thread computes, which lives between calls (`crew.py`). What may run when is
 for the rules of a mode to say (`agenda.py`). Every stamp is taken before what it allows can
 begin, which makes the trace legal without tolerance.
@@ -10,12 +13,13 @@ enqueues one task more while the device is at another, a second thread waits for
 so that the device never waits for the host, and a third one receives.
 """
 
+import abc
 import dataclasses
 import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,13 +27,14 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import is_float0, join_output
-from doppler_jax.programs.carried import Blocks, Carried
+from doppler_jax.programs.outputs import Blocks
 
 from . import ops
 from .agenda import RULES, Next
 from .crew import Crew, Job
-from .devices import Execution, LoadedProgram, TaskError, event_error
-from .memory import Buffers, Residents, Slots
+from .devices import LoadedProgram, event_error
+from .memory import Buffers, Later, Residents, Slots
+from .running import Execution, Running, TaskError
 from .trace import CALLER, Chore, Chores, Clock, Record
 
 GRACE_S = 1.0
@@ -45,42 +50,28 @@ class LocalProgram(LoadedProgram):
 
     executables: tuple[ops.Executable, ...]  # [N]
     residents: Residents
-    runner: Callable[["LocalProgram", Slots], Record]  # leaves outputs in slots
+    runner: "type[LocalCall]"
 
     @property
     def infers_starts(self) -> bool:
-        return self.runner is not run_by_threads
+        return self.runner is not ThreadsCall
 
     def lay(self, values: Sequence[Any]) -> Slots:
         """Returns the slots of a call, with the blocks of its arguments there."""
         return self.residents.lay(self.agenda, values)
 
-    def run(self, laid: Slots, chores: Chores) -> Execution:
-        """Returns one execution; `laid` stays as it is.
+    def start(self, laid: Slots, chores: Chores, before: Running | None) -> "LocalCall":
+        """Sets threads to a call; `laid` stays as it is."""
+        assert before is None or isinstance(before, LocalCall)
+        call = self.runner(self, list(laid), chores)
+        call.start(before)
+        call.started_s = time.perf_counter()
+        return call
 
-        Raises:
-          TaskError: a task or transfer failed, or time ran out.
-        """
-        slots = list(laid)
-        began_s = time.perf_counter()
-        record = self.runner(self, slots)
-        first_s = record.origin_s + min(record.start_s, default=0.0)
-        chores.append(Chore("dispatch", CALLER, began_s, first_s))
+    def assemble(self, o: int, blocks: Blocks) -> jax.Array:
+        return join_output(self.sharded.outputs[o], self.gather([*blocks.values()]))
 
-        def stay(o: int) -> Carried:
-            output = self.sharded.outputs[o]
-            blocks = Blocks((block.bounds, slots[block.slot]) for block in self.carried[o])
-            return Carried(
-                output.aval, blocks, lambda b: join_output(output, self._gather([*b.values()]))
-            )
-
-        def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
-            return self._gather([slots[s] for s in wanted])
-
-        allocated = list(map(ops.allocated_bytes, self.devices))
-        return self.execution(record, gather, stay, allocated, chores)
-
-    def _gather(self, blocks: list[Any]) -> list[jax.Array]:
+    def gather(self, blocks: list[Any]) -> list[jax.Array]:
         """Returns an output's blocks where it is to be put together."""
         if is_float0(blocks[0]):
             return blocks
@@ -100,28 +91,66 @@ def run_ahead(device: jax.Device) -> int:
     return 0 if device.platform == "cpu" else 1
 
 
-def run_by_threads(program: LocalProgram, slots: Slots) -> Record:
-    """Runs a program; leaves the outputs in `slots`, from which all else is dropped after use.
+class LocalCall(Running):
+    """A call of a program whose threads leave outputs in slots, and drop all else after use.
 
-    Returns:
-      When each task and transfer ran, as the workers saw it.
-
-    Raises:
-      TaskError: a task or transfer failed, or time ran out; the other workers end after
-        what they are at.
+    Attributes:
+      record: when each task and transfer ran, as the threads saw it.
     """
-    return _Call(program, slots).run()
 
-
-class _Call:
-    """One call; the rules are asked with the lock taken."""
-
-    def __init__(self, program: LocalProgram, slots: Slots) -> None:
-        self.program = program
-        self.agenda = program.agenda
+    def __init__(self, program: LocalProgram, slots: Slots, chores: Chores) -> None:
+        self.program, self.agenda = program, program.agenda
         self.record = Record(program.agenda)
-        self._rules = RULES[program.agenda.mode](program.agenda)
+        self.slots, self._chores = slots, chores
+        self.began_s = self.started_s = time.perf_counter()
+        self.staying = {
+            o: Blocks(
+                (b.bounds, Later(slots, b.slot, program.devices[b.device])) for b in blocks
+            )
+            for o, blocks in program.carried.items()
+        }
+
+    @abc.abstractmethod
+    def start(self, before: "LocalCall | None") -> None:
+        """Sets threads to it, behind another call."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Waits for its end; the other threads end after what they are at where one failed.
+
+        Raises:
+          TaskError: a task or transfer failed, or time ran out.
+        """
+
+    def finish(self) -> Execution:
+        self.wait()
+        self.ended_s, record = time.perf_counter(), self.record
+        first_s = record.origin_s + min(record.start_s, default=0.0)
+        dispatched_s = max(self.began_s, min(self.started_s, first_s))
+        self._chores.append(Chore("dispatch", CALLER, self.began_s, dispatched_s))
+        for blocks in self.staying.values():
+            for bounds, block in blocks.items():
+                blocks[bounds] = block.get() if isinstance(block, Later) else block
+        program = self.program
+
+        def gather(wanted: tuple[int, ...]) -> list[jax.Array]:
+            return program.gather([self.slots[s] for s in wanted])
+
+        allocated = list(map(ops.allocated_bytes, program.devices))
+        return program.execution(record, gather, allocated, self._chores)
+
+
+class ThreadsCall(LocalCall):
+    """A call by a thread for each device; the rules are asked with the lock taken."""
+
+    def __init__(self, program: LocalProgram, slots: Slots, chores: Chores) -> None:
+        super().__init__(program, slots, chores)
+        rules = RULES[program.agenda.mode](program.agenda)
+        self._rules, self._first = rules, rules.begin()
         self._num_unfinished = len(self.agenda.placement)
+        self._num_left = list(map(len, self.agenda.tasks))  # [D] tasks of each device
+        self._behind: ThreadsCall | None = None
+        self._has_begun = [False for _ in program.devices]
         self._buffers = Buffers(program.agenda, slots)
         self._clock = Clock()
         self._error: TaskError | None = None
@@ -144,23 +173,29 @@ class _Call:
         ]
         self._crew = Crew(jobs)
 
-    def run(self) -> Record:
-        """Runs everything and returns when it ran.
-
-        Raises:
-          TaskError: a task or transfer failed, or time ran out.
-        """
-        grace_s: float | None = GRACE_S  # not all may have been started
+    def start(self, before: LocalCall | None) -> None:
+        assert before is None or isinstance(before, ThreadsCall)
         try:
-            with self._lock:
-                self._clock = Clock()
-                self.record.origin_s = self._clock.origin_s
-                self._go_on(self._rules.begin(), 0.0)
+            if before is None:
+                self._begin(None)
+            else:
+                self._follow(before)
             self._crew.start()
-            grace_s = None
             self._hand_over()
-            if not self._crew.wait(self.program.options.timeout_s):
-                timeout = f"the call has taken more than {self.program.options.timeout_s} s"
+        except BaseException:
+            self._stop()
+            self._crew.wait(GRACE_S)  # not all may have been started
+            raise
+
+    def is_ready(self) -> bool:
+        return self._crew.wait(0.0)
+
+    def wait(self) -> None:
+        grace_s, timeout_s = None, self.program.options.timeout_s
+        left_s = timeout_s and max(0.0, timeout_s - self._clock.now_s())
+        try:
+            if not self._crew.wait(left_s):
+                timeout = f"the call has taken more than {timeout_s} s"
                 self._fail(self.record.first_unfinished(), TimeoutError(timeout))
                 grace_s = GRACE_S
         finally:
@@ -168,7 +203,47 @@ class _Call:
             self._crew.wait(grace_s)
         if self._error is not None:
             raise self._error
-        return self.record
+
+    def abandon(self, error: TaskError) -> None:
+        self._end_by(error)
+        self._crew.wait(GRACE_S)
+
+    def _follow(self, before: "ThreadsCall") -> None:
+        """Begins on each device when the call before has ended its part there."""
+        with before._lock:
+            before._behind = self
+            ended = before._parts_ended(range(len(self._ready)))
+            if ended:
+                self._begin(ended)
+
+    def _parts_ended(self, devices: Iterable[int]) -> list[int]:
+        """Returns which of the devices may begin the next call; the lock is taken."""
+        if self.agenda.mode == "bulk_synchronous":
+            return [] if self._num_unfinished else list(range(len(self._ready)))
+        left = self._num_left
+        return [d for d in devices if d >= len(left) or not left[d]]
+
+    def _begin(self, devices: Sequence[int] | None) -> None:
+        """Lets devices begin, or all; what is carried to them from the call before is there."""
+        with self._lock:
+            if not any(self._has_begun):
+                self._clock = Clock()
+                self.record.origin_s = self._clock.origin_s
+            if devices is None:
+                self._has_begun = [True for _ in self._has_begun]
+                self._go_on(self._first, 0.0)
+                return
+            for d in devices:
+                self._has_begun[d] = True
+                self._has_ready[d].notify()  # others may have made something ready
+            here = [self.program.devices[d] for d in devices]
+            for s, block in enumerate(self.slots):
+                if isinstance(block, Later) and block.device in here:
+                    self.slots[s] = block.get()
+            tasks, transfers = self._first
+            first = [v for v in tasks if self.agenda.placement[v] in devices]
+            moved = [k for k in transfers if self.agenda.transfers[k].source in devices]
+            self._go_on((first, moved), self._clock.now_s())
 
     def _go_on(self, following: Next, now_s: float) -> None:
         """Requests transfers and gives tasks to their devices, as the rules say."""
@@ -185,6 +260,10 @@ class _Call:
     def _finished(self, v: int, now_s: float) -> None:
         self._go_on(self._rules.finished(v), now_s)
         self._num_unfinished -= 1
+        device = self.agenda.placement[v]
+        self._num_left[device] -= 1
+        if self._behind is not None and (ended := self._parts_ended([device])):
+            self._behind._begin(ended)
         if not self._num_unfinished:
             self._let_go()
 
@@ -221,6 +300,8 @@ class _Call:
                 self._finished(v, finish_s)
                 self._room[device] += 1
             self._hand_over()
+            if self._behind is not None:
+                self._behind._hand_over()  # what has just been begun
             with self._lock:
                 v = self._take(device)
 
@@ -265,7 +346,8 @@ class _Call:
     def _take(self, device: int) -> int | None:
         """Waits, with the lock held, for the next task of a device; None: there is no more."""
         while not self._stopped:
-            if self._room[device] and (first := self._ready[device].take()):
+            may_run = self._has_begun[device] and self._room[device]
+            if may_run and (first := self._ready[device].take()):
                 self._room[device] -= 1
                 return first[1]
             self._has_ready[device].wait()

@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from numpy.typing import ArrayLike
 
 from doppler_jax.graphs.build import make_graph
-from doppler_jax.programs.carried import Carried
+from doppler_jax.programs.outputs import Output
 from doppler_jax.types import (
     InputBlock,
     InputRef,
@@ -55,7 +55,7 @@ def flatten_args(
                 f"{leaf_name(path)} is {found.dtype}{list(found.shape)}, "
                 f"but the program was traced for {aval.dtype}{list(aval.shape)}"
             )
-        if not isinstance(leaf, jax.Array | Carried):  # the same one twice stays the same
+        if not isinstance(leaf, jax.Array):  # the same one twice stays the same
             if id(leaf) not in made:
                 made[id(leaf)] = as_array(leaf)
             leaf = made[id(leaf)]
@@ -65,7 +65,7 @@ def flatten_args(
 
 def _is_like(leaf: Any, aval: jax.ShapeDtypeStruct) -> bool:
     """Returns whether a leaf is beyond doubt what was traced; to tell errors takes longer."""
-    is_array = isinstance(leaf, jax.Array | Carried)
+    is_array = isinstance(leaf, jax.Array)
     return is_array and leaf.shape == aval.shape and leaf.dtype == aval.dtype
 
 
@@ -129,7 +129,7 @@ def array_aval(leaf: Any) -> jax.ShapeDtypeStruct | None:
     if isinstance(leaf, np.ndarray | np.generic):
         accepted = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.number)
     else:
-        known = jax.Array | Carried | jax.ShapeDtypeStruct | jax.core.ShapedArray
+        known = jax.Array | jax.ShapeDtypeStruct | jax.core.ShapedArray
         accepted = isinstance(leaf, known)
     if is_float0(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -151,9 +151,9 @@ def block_aval(block: InputBlock, array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
-def slice_block(value: jax.Array | Carried, block: InputBlock) -> jax.Array:
+def slice_block(value: jax.Array, block: InputBlock) -> jax.Array:
     """Returns block `[start, limit)` of `value`; `value` itself if that is all of it."""
-    array: jax.Array = value.whole() if isinstance(value, Carried) else value
+    array: jax.Array = value.whole() if isinstance(value, Output) else value
     if block.limit == array.shape and not any(block.start):
         return array
     if jax.typeof(array).sharding.mesh.explicit_axes:  # which would have to divide slices

@@ -9,7 +9,6 @@ Last comes one clock for all devices: offsets between machines, and the record o
 """
 
 import dataclasses
-import functools
 import math
 import time
 import weakref
@@ -21,11 +20,12 @@ import jax
 import numpy as np
 
 from doppler_jax.programs.blocks import block_aval, join_output, slice_block
-from doppler_jax.programs.carried import Blocks, Carried
+from doppler_jax.programs.outputs import Blocks, Output
 from doppler_jax.types import ShardedProgram
 
 from ..agenda import RULES, Agenda
-from ..devices import Devices, Execution, LoadedProgram, Options, TaskError, event_error
+from ..devices import Devices, LoadedProgram, Options, event_error
+from ..running import Execution, Running, TaskError
 from ..trace import Chore, Chores, Record
 from .device import DeviceResult, Shipment
 from .line import wait
@@ -58,7 +58,7 @@ class ProcessDevices(Devices):
         self._session: Session = self._devices[0].session
         if any(device.session is not self._session for device in self._devices):
             raise ValueError("devices are of several sessions; expected one")
-        self.backend = self._session.backend
+        self.backend, self.calls = self._session.backend, self._session.calls
         self.device_names = tuple(device.name for device in self._devices)
         self.device_kinds = tuple(device.kind for device in self._devices)
         self.capacity_bytes = np.full(len(self), np.inf)
@@ -70,11 +70,14 @@ class ProcessDevices(Devices):
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.calls.abandon(ValueError("the devices were closed"))
         self.close()
 
     def close(self) -> None:
-        """Ends all processes of the session, and the launcher's own if it started them."""
-        self._session.close()
+        """Ends all calls, all processes of the session, and the launcher if it started it."""
+        with self.calls.none():
+            self._session.close()
 
     def check_open(self) -> None:
         """Raises `ValueError` if the devices were closed."""
@@ -111,7 +114,15 @@ class ProcessDevices(Devices):
         session, avals = self._session, _slot_avals(sharded, agenda)
         number = session.new_number()
         program = _Program(
-            sharded, agenda, options, self._devices, compile_s, session, number, avals
+            sharded,
+            agenda,
+            options,
+            self._devices,
+            self.calls,
+            compile_s,
+            session,
+            number,
+            avals,
         )
         weakref.finalize(program, session.forgotten.append, ("program", number))
         peers = tuple(device.index for device in self._devices)
@@ -121,6 +132,10 @@ class ProcessDevices(Devices):
         return program
 
 
+_ROOM = 1 << 16
+"""Bytes of new arguments that are sent to processes which may not read them at once."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Laid:
     """A call's arguments on their devices."""
@@ -128,7 +143,7 @@ class _Laid:
     blocks: list[dict[int, int]]  # [D] number of the block in each slot
     new: list[dict[int, np.ndarray]]  # [D] by number, what has yet to be laid
     values: tuple[Any, ...]  # kept, so that their blocks are
-    to_note: list[tuple[dict[Any, int], Any, int]]  # of what is new, once it is there
+    to_note: list[tuple[dict[Any, int], Any, int]]  # of what is new, once it is sent
 
 
 class _Outcomes:
@@ -164,11 +179,11 @@ class _Outcomes:
         """
         deadline_s = time.perf_counter() + (math.inf if timeout_s is None else timeout_s)
         while self._pending and (for_all or not self.has_failure()):
-            left_s = deadline_s - time.perf_counter()
-            if left_s <= 0:
-                return False
+            left_s = max(0.0, deadline_s - time.perf_counter())
             lines = {d: dev.session.lines[dev.index] for d, dev in self._pending.items()}
             ready = wait(lines, min(left_s, _LOOK_S))
+            if not ready and not left_s:
+                return False
             for d in ready:
                 with (chores or Chores()).doing("receive outputs"):
                     self.of[d] = lines[d].receive()
@@ -201,38 +216,29 @@ class _Program(LoadedProgram):
             value = values[block.source]
             # They are forgotten with the array, or else with this call.
             owner = value if is_resident[i] else laid
-            if isinstance(value, Carried):
-                owner = value.blocks
+            if isinstance(value, Output) and value.blocks is not None:
+                owner = value = value.blocks
             blocks = self.session.blocks_of(owner)
             place = (id(value), block.start, block.limit, self.devices[d].index)
             if (number := blocks.get(place)) is None:
                 number = self.session.new_number()
-                laid.new[d][number] = to_host(slice_block(value, block))
+                laid.new[d][number] = to_host(slice_block(values[block.source], block))
                 laid.to_note.append((blocks, place, number))
             laid.blocks[d][slot] = number
+        num_bytes = sum(host.nbytes for new in laid.new for host in new.values())
+        if num_bytes > _ROOM and self.calls.latest is not None:
+            self.calls.latest.finish()
         return laid
 
-    def run(self, laid: _Laid, chores: Chores) -> Execution:
-        """Returns one execution; the outputs come to this process.
-
-        Raises:
-          TaskError: a task or transfer failed, a device was lost, or time ran out.
-        """
+    def start(self, laid: _Laid, chores: Chores, before: Running | None) -> "_Call":
+        """Sends a call; the outputs come to this process."""
         numbers = {
             o: [self.session.new_number() for _ in blocks] for o, blocks in self.carried.items()
         }
-        with self.session.one_call:
-            offsets_s = clock_offsets_s(self.devices)
-            results = self._call(laid, self._kept(numbers), chores)
-        record = make_record(self.agenda, results, offsets_s, chores)
-        slots = {slot: host for result in results for slot, host in result.outputs.items()}
-        return self.execution(
-            record,
-            lambda blocks: [to_device(slots[s], self.avals[s]) for s in blocks],
-            lambda o: self._stay(o, numbers[o]),
-            [result.peak_bytes for result in results],
-            chores,
-        )
+        call = _Call(self, laid, self._kept(numbers), chores, before)
+        call.staying = {o: self._stay(o, found) for o, found in numbers.items()}
+        call.send()
+        return call
 
     def _kept(self, numbers: dict[int, list[int]]) -> list[dict[int, int]]:
         """Returns the slots `[D]` of what is to stay on each device, by the number it gets."""
@@ -242,29 +248,22 @@ class _Program(LoadedProgram):
                 kept[block.device][number] = block.slot
         return kept
 
-    def _stay(self, o: int, numbers: list[int]) -> Carried:
-        """Returns an output whose blocks are on the devices, by these numbers."""
+    def _stay(self, o: int, numbers: list[int]) -> Blocks:
+        """Returns an output's blocks, which are on the devices by these numbers."""
         blocks = Blocks()
-        array = Carried(self.sharded.outputs[o].aval, blocks, functools.partial(self._fetch, o))
         known = self.session.blocks_of(blocks)
         for block, number in zip(self.carried[o], numbers, strict=True):
             blocks[block.bounds] = block, number
-            known[id(array), *block.bounds, self.devices[block.device].index] = number
-        return array
+            known[id(blocks), *block.bounds, self.devices[block.device].index] = number
+        return blocks
 
-    def _fetch(self, o: int, blocks: Blocks) -> jax.Array:
-        """Returns an output that stayed on the devices, put together here.
-
-        Raises:
-          ValueError: the devices are closed.
-          TaskError: a device is lost.
-        """
+    def assemble(self, o: int, blocks: Blocks) -> jax.Array:
         self.session.check_open()
         wanted: dict[int, list[int]] = defaultdict(list)  # numbers by device
         for block, number in blocks.values():
             wanted[block.device].append(number)
         outcomes = _Outcomes(self.devices)
-        with self.session.one_call:
+        with self.calls.none():
             try:
                 for d, numbers in wanted.items():
                     outcomes.send(d, "fetch", numbers)
@@ -274,65 +273,14 @@ class _Program(LoadedProgram):
                     self.session.lines[self.devices[d].index].hang_up()
                 raise
         if any(isinstance(outcome, BaseException) for outcome in outcomes.of):
-            raise self._error(outcomes.of)
+            raise self.error(outcomes.of)
         hosts: dict[int, np.ndarray] = {}
         for d, numbers in wanted.items():
             hosts.update(zip(numbers, outcomes.of[d], strict=True))
         found = [to_device(hosts[n], self.avals[block.slot]) for block, n in blocks.values()]
         return join_output(self.sharded.outputs[o], found)
 
-    def _call(
-        self, laid: _Laid, kept: list[dict[int, int]], chores: Chores
-    ) -> list[DeviceResult]:
-        """Runs a call with the arguments laid; returns each device's result.
-
-        Raises:
-          TaskError: a task or transfer failed, a device was lost, or time ran out. The
-            devices have stopped then, save those that need over 10 s to end a task.
-        """
-        dropped = self.session.clear_up({device.index for device in self.devices})
-        number, outcomes = self.session.new_number(), _Outcomes(self.devices)
-        all_new: list[dict[int, Any]] = [*laid.new, *kept]
-        try:
-            with chores.doing("send the call"):
-                for d, blocks in enumerate(laid.blocks):
-                    parts = laid.new[d], blocks, kept[d], dropped
-                    outcomes.send(d, "run", self.number, number, *parts)
-            in_time = outcomes.wait(self.options.timeout_s, chores)
-        except BaseException:
-            self._stop(number, outcomes, all_new)
-            raise
-        if in_time and not outcomes.has_failure():
-            for blocks, place, block in laid.to_note:
-                blocks[place] = block
-            laid.to_note.clear()
-            for new in laid.new:
-                new.clear()
-            return outcomes.of
-        running = self._stop(number, outcomes, all_new)
-        raise self._error(outcomes.of) if in_time else self._timeout(running, outcomes.of)
-
-    def _stop(
-        self, number: int, outcomes: "_Outcomes", new: Sequence[dict[int, Any]]
-    ) -> list[int | None]:
-        """Ends the call on every device; returns the task `[D]` that each was running.
-
-        What is new there, by number, is forgotten.
-        """
-        try:
-            told = [device.call("stop", number) for device in self.devices]
-            self.session.wait(told, _ANSWER_S, for_all=True)
-            outcomes.wait(_END_S, for_all=True)
-            answers = [self.session.outcome(reference) for reference in told]
-            return [answer if isinstance(answer, int) else None for answer in answers]
-        finally:
-            for device in self.devices:
-                self.session.lines[device.index].hang_up()
-            # Some may be there, and nothing will ask for them.
-            numbers = (number for of_device in new for number in of_device)
-            self.session.forgotten.extend(("block", number) for number in numbers)
-
-    def _timeout(self, running: list[int | None], outcomes: list[Any]) -> TaskError:
+    def timeout(self, running: list[int | None], outcomes: list[Any]) -> TaskError:
         """Names a task that was running, or else the first that has yet to run."""
         cause = TimeoutError(f"the call has taken more than {self.options.timeout_s} s")
         ended = {v for o in outcomes if isinstance(o, DeviceResult) for v, _, _ in o.tasks}
@@ -341,7 +289,7 @@ class _Program(LoadedProgram):
             return event_error(self.agenda, self.devices, v, cause)
         return TaskError("the call did not end", -1, -1, cause)
 
-    def _error(self, outcomes: list[Any]) -> TaskError:
+    def error(self, outcomes: list[Any]) -> TaskError:
         """Returns the error of what went wrong first; a lost device takes others with it."""
         for d, outcome in enumerate(outcomes):
             if isinstance(outcome, RuntimeError):  # its own words, so it is there
@@ -357,6 +305,110 @@ class _Program(LoadedProgram):
             return lost_device(self.devices, first.id, cause)
         event = first.id + (first.kind == "transfer") * len(self.agenda.names)
         return event_error(self.agenda, self.devices, event, cause)
+
+
+class _Call(Running):
+    """A call on device processes.
+
+    They take one after another, each as it has ended its part of the one before, whatever the
+    others are at.
+    """
+
+    def __init__(
+        self,
+        program: _Program,
+        laid: _Laid,
+        kept: list[dict[int, int]],
+        chores: Chores,
+        before: Running | None,
+    ) -> None:
+        self._program, self._laid, self._kept = program, laid, kept
+        parts: list[dict[int, Any]] = [*laid.new, *kept]
+        self._new = [number for part in parts for number in part]
+        self._chores, self._before = chores, before
+        self._outcomes = _Outcomes(program.devices)
+
+    def send(self) -> None:
+        """Tells the devices; a lost one has answered."""
+        program, session = self._program, self._program.session
+        self._offsets_s = clock_offsets_s(program.devices)
+        dropped = session.clear_up({device.index for device in program.devices})
+        number = session.new_number()
+        try:
+            with self._chores.doing("send the call"):
+                for d, blocks in enumerate(self._laid.blocks):
+                    parts = self._laid.new[d], blocks, self._kept[d], dropped
+                    self._outcomes.send(d, "run", program.number, number, *parts)
+        except BaseException as error:
+            try:
+                self._stop()
+            finally:
+                program.calls.abandon(error)  # of the call before the lines are gone, too
+            raise
+        self._sent_s = time.perf_counter()
+        for blocks, place, block in self._laid.to_note:
+            blocks[place] = block
+        for new in self._laid.new:
+            new.clear()
+
+    def is_ready(self) -> bool:
+        return self._outcomes.wait(0.0, self._chores)
+
+    def finish(self) -> Execution:
+        program, timeout_s = self._program, self._program.options.timeout_s
+        since_s = max(self._sent_s, self._before.ended_s if self._before else 0.0)
+        self._before = None
+        left_s = timeout_s and since_s + timeout_s - time.perf_counter()
+        try:
+            in_time = self._outcomes.wait(left_s, self._chores)
+        except BaseException:
+            self._stop()
+            raise
+        self.ended_s = time.perf_counter()
+        results: list[Any] = self._outcomes.of
+        if not in_time or self._outcomes.has_failure():
+            running = self._stop()
+            raise program.error(results) if in_time else program.timeout(running, results)
+        record = make_record(program.agenda, results, self._offsets_s, self._chores)
+        slots = {slot: host for result in results for slot, host in result.outputs.items()}
+        return program.execution(
+            record,
+            lambda blocks: [to_device(slots[s], program.avals[s]) for s in blocks],
+            [result.peak_bytes for result in results],
+            self._chores,
+        )
+
+    def abandon(self, error: TaskError) -> None:
+        """Forgets it; the devices have been told to stop with the call before."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what is new on the devices; some may be there, and nothing asks for it."""
+        for blocks, place, _ in self._laid.to_note:
+            blocks.pop(place, None)
+        for staying in self.staying.values():
+            self._program.session.blocks_of(staying).clear()
+        self._program.session.forgotten.extend(("block", number) for number in self._new)
+        self._new = []
+
+    def _stop(self) -> list[int | None]:
+        """Ends all calls on every device; returns the task `[D]` that each was running.
+
+        The devices have stopped then, save those that need over 10 s to end a task. What is
+        new there is forgotten.
+        """
+        program, session = self._program, self._program.session
+        try:
+            number = session.new_number()
+            told = [device.call("stop", number) for device in program.devices]
+            session.wait(told, _ANSWER_S, for_all=True)
+            self._outcomes.wait(_END_S, for_all=True)
+            answers = [session.outcome(reference) for reference in told]
+            return [answer if isinstance(answer, int) else None for answer in answers]
+        finally:
+            for device in program.devices:
+                session.lines[device.index].hang_up()
+            self._forget()
 
 
 def _compile(

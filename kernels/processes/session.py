@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import threading
 import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -31,7 +30,7 @@ from jax import export
 
 from doppler_jax.types import Kernel, ShardedProgram
 
-from ..devices import TaskError
+from ..running import Calls, TaskError
 from .line import Line
 
 Dropped = tuple[list[int], list[int]]
@@ -47,6 +46,7 @@ class Session(abc.ABC):
       backend: name of the launcher.
       num_processes: 0 once they are closed.
       lines: to each process.
+      calls: what runs there; who uses the lines holds up others.
     """
 
     backend: str
@@ -58,7 +58,7 @@ class Session(abc.ABC):
         self._exports: weakref.WeakKeyDictionary[Kernel, tuple[str, bytes]] = (
             weakref.WeakKeyDictionary()
         )
-        self.one_call = threading.Lock()
+        self.calls = Calls()
         self.forgotten: deque[tuple[str, int]] = deque()  # ("program" or "block", number)
         self._numbers = itertools.count(1)
         self._blocks: dict[int, dict[Any, int]] = {}  # by id of the array or call
@@ -144,7 +144,7 @@ class Session(abc.ABC):
         """Lets processes end what Ctrl-C may have left, and drop what is needed no more.
 
         Those that are called next are to be told with the call: of programs and blocks, by
-        number. The caller has `one_call`.
+        number. The caller is starting a call.
         """
         for index, line in enumerate(self.lines):
             if not line.is_connected:

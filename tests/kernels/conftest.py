@@ -24,6 +24,7 @@ from doppler_jax.types import InputBlock, InputRef, Kernel, OutputBlocks, Tensor
 from tests.programs.functions.registry import SUMS, assert_same
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)  # the argument of programs that `build` makes
+wait = jax.block_until_ready
 BLOCK = jax.ShapeDtypeStruct((4,), jnp.float32)
 FAILING = {"now": False, "sleep_s": 0.0, "wait": None}  # what "boom" does when it runs
 
@@ -161,7 +162,7 @@ def fails(step, match, task=None, device=None):
     """A call ends in one error that names task and device, and in no thread; returns it."""
     threads = num_threads()
     with pytest.raises(dj.engine.TaskError, match=match) as caught:
-        step(X)
+        wait(step(X))
     assert num_threads() == threads
     assert task in (None, caught.value.task)
     assert device in (None, caught.value.device)
@@ -222,7 +223,7 @@ def check_trace(step):
 def check_whole_call(step, chores):
     """What a call took is its trace, chores that are known by these names, and a rest."""
     began_s = time.perf_counter()
-    step(X)
+    wait(step(X))
     took_s = time.perf_counter() - began_s
     whole, trace = step.whole_call, step.schedule
     assert whole.start_s <= 0

@@ -103,7 +103,7 @@ def test_calls_that_have_become_slower_are_told_once():
 def test_a_new_plan_has_to_beat_the_one_before(planned, monkeypatch, capsys):
     choosing(monkeypatch, "plan")
     fast = distributed()
-    fast(*ARGS)
+    jax.block_until_ready(fast(*ARGS))
     before = fast._latest.run
     monkeypatch.setattr(Drift, "note", lambda drift, seconds: 2.0)
     fast(*ARGS)

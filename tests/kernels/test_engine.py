@@ -11,6 +11,7 @@ import pytest
 
 import doppler_jax as dj
 from doppler_jax.engine import memory, ops
+from doppler_jax.engine.trace import Chores
 from doppler_jax.programs.partition import partition
 from doppler_jax.programs.trace import trace
 from doppler_jax.simulator.synchronous import hop_levels
@@ -33,6 +34,7 @@ from tests.kernels.conftest import (
     partitioned,
     random_program,
     run_plainly,
+    wait,
     wrap_tasks,
 )
 from tests.programs.functions import CASES, assert_same, fresh
@@ -83,7 +85,9 @@ def test_drops_every_buffer_but_the_outputs(local, mode):
     placement = np.arange(40) % 2
     loaded = compile_on(sharded, placement, local, mode=mode)._loaded
     slots = loaded.lay([jnp.asarray(X), *sharded.consts])
-    loaded.runner(loaded, slots)
+    call = loaded.runner(loaded, slots, Chores())
+    call.start(None)
+    call.wait()
     assert live_slots(slots) == {s for output in loaded.agenda.outputs for s in output}
 
 
@@ -93,13 +97,13 @@ def test_what_is_moved_is_moved_once_for_all_its_readers(local, mode, monkeypatc
     twice = ["t0", "t0"]  # read twice by each of three tasks, two of them on device 1
     sharded = build([("make", []), *[("mean", twice)] * 3], ["t1", "t2", "t3"])
     step = compile_on(sharded, [0, 1, 1, 2], local, 3, mode=mode)
-    step(X)
+    wait(step(X))
     assert sorted(moved) == [1, 2]
     assert step.schedule.transfer_tensor.tolist() == [0, 0]
     moved.clear()
     sharded = at_home(build([("mean", ["i0", "i2"])] * 3, ["t0", "t1", "t2"]), (0, 0, RESIDENT))
     step = compile_on(sharded, [0, 1, 1], local, mode=mode)
-    step(X)
+    wait(step(X))
     assert moved == [1]
     assert step.schedule.transfer_tensor.tolist() == [~0]
     assert step.schedule.transfer_source.tolist() == [0]
@@ -141,7 +145,7 @@ def test_a_worker_takes_the_first_in_its_queue(local, priority, expected):
     sharded = build([("make", []), split[0], ("make", []), *split[1:]], ["t0", "t1", "t4"])
     step = compile_on(sharded, [0, 0, 1, 1, 0], local, priority=priority)
     delay(step, 0, 0.2)
-    step(X)
+    wait(step(X))
     assert [v for v in start_order(step) if v not in (2, 3)] == expected
 
 
@@ -163,7 +167,7 @@ def test_compute_workers_do_not_wait_for_copies(local, monkeypatch):
     chain = [("make", []), *[("mean", [f"t{v}", "i0"]) for v in range(5)]]
     sharded = build([*chain, ("mean", ["t0", "i1"])], ["t5", "t6"])
     step = compile_on(sharded, [0] * 6 + [1], local)
-    step(X)
+    wait(step(X))
     assert step.schedule.finish_s[5] < 0.2 < step.schedule.transfer_finish_s[0]
     assert step.schedule.start_s[6] >= step.schedule.transfer_finish_s[0]
 
@@ -173,9 +177,9 @@ def test_an_idle_device_starts_a_ready_task(local):
     means = [("mean", ["t1", "i0"]), ("mean", ["t0", "t2"])]
     sharded = build([("make", []), ("make", []), *means], ["t3"])
     step = compile_on(sharded, [0, 1, 2, 3], local, 4)
-    step(X)
+    wait(step(X))
     delay(step, 0, 0.3)
-    step(X)
+    wait(step(X))
     assert step.schedule.finish_s[2] < 0.3 < step.schedule.start_s[3]
 
 
@@ -185,7 +189,7 @@ def test_saves_the_trace(local, mode, tmp_path):
     step = compile_on(sharded, np.arange(8) % 4, local, 4, mode=mode)
     with pytest.raises(ValueError, match="no trace"):
         step.save_trace(tmp_path / "trace.json")
-    step(X)
+    wait(step(X))
     step.save_trace(tmp_path / "trace.json")
     data = json.loads((tmp_path / "trace.json").read_text())
     assert data["otherData"]["starts"] == ("inferred" if mode == "stream" else "measured")
@@ -215,7 +219,7 @@ def test_refuses_to_be_transformed_as_what_jax_has_compiled(local, transform):
 def test_refuses_other_arguments(local):
     step = compile_on(random_program(0, 2), [0, 1], local)
     with pytest.raises(ValueError, match=r"args\[0\] is float32\[7\]"):
-        step(X[:7])
+        wait(step(X[:7]))
 
 
 @pytest.mark.parametrize("homes", [(RESIDENT,) * 3, (0, 1, 2)])
@@ -225,7 +229,7 @@ def test_barriers_part_levels_from_transfers(local, homes):
         sharded = at_home(random_program(seed, 24), homes)
         placement = rng.integers(0, 3, 24)
         step = compile_on(sharded, placement, local, 3, mode="bulk_synchronous")
-        step(X)
+        wait(step(X))
         trace, level = step.schedule, hop_levels(sharded.graph)
         is_input = trace.transfer_tensor < 0
         producer = sharded.graph.tensor_producer[np.where(is_input, 0, trace.transfer_tensor)]
@@ -242,7 +246,7 @@ def test_a_level_waits_for_its_slowest_task(local):
     sharded = build([("make", []), ("make", []), ("mean", ["t1", "i0"])], ["t0", "t2"])
     step = compile_on(sharded, [0, 1, 1], local, mode="bulk_synchronous")
     delay(step, 0, 0.2)
-    step(X)
+    wait(step(X))
     assert step.schedule.start_s[2] >= step.schedule.finish_s[0] > 0.2
 
 
@@ -289,7 +293,7 @@ def test_a_device_has_one_task_waiting_and_no_more(local, monkeypatch):
     now, seen, make = [], [], step._loaded.executables[0]
     wrap_tasks(step, lambda v, *_: make() if v == 5 else (now.append(v) or Late(now, seen),))
     monkeypatch.setattr("doppler_jax.engine.memory.Buffers.operands", lambda self, v: [])
-    step(X)
+    wait(step(X))
     assert max(seen) == 2
     assert seen[:4] == [2] * 4  # the device never waited for the host
     assert (np.diff(step.schedule.finish_s) >= 0).all()
@@ -334,7 +338,7 @@ def test_residents_stay_until_another_array_comes(local, monkeypatch):
     sharded = at_home(sharded, (RESIDENT, 0, RESIDENT))
     step = compile_on(sharded, [0, 1], local)
     first, second = jnp.asarray(X), jnp.asarray(X + 1)
-    step(first)
+    wait(step(first))
     assert sorted(cuts) == [(0,), (0,), (4,)]
     for array, expected in ((first, [(4,)]), (second, [(0,), (4,)]), (first, [(0,), (4,)])):
         cuts.clear()
@@ -394,7 +398,7 @@ def test_print_runs_once_on_one_device(capfd):
     placement = np.arange(sharded.graph.num_tasks) % 4
     step = dj.compile(sharded, placement, devices=jax.devices()[:4])
     assert "total" not in capfd.readouterr().out
-    found = step(x)
+    found = wait(step(x))
     jax.effects_barrier()
     assert capfd.readouterr().out == "total 32.0\n"
     np.testing.assert_allclose(found, np.tanh(x), rtol=1e-5)

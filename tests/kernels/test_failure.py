@@ -30,6 +30,7 @@ from tests.kernels.conftest import (
     random_program,
     seconds_until_ctrl_c,
     spin_chain,
+    wait,
     wrap_tasks,
 )
 
@@ -86,12 +87,12 @@ def test_a_failing_transfer_ends_the_call_and_the_next_works(local, mode, monkey
 def test_ctrl_c_ends_the_call_and_the_next_works(local, mode, least):
     sharded = spin_chain(10)
     step = compile_on(sharded, np.arange(10) % 2, local, mode=mode)
-    step(X)
+    wait(step(X))
     threads = num_threads()
 
     def share():
         whole_s = step.schedule.finish_s.max()
-        stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
+        stopped_s = seconds_until_ctrl_c(lambda: wait(step(X)), whole_s / 4)
         assert num_threads() == threads
         check(sharded, step, rtol=1e-4)
         longest_s = max(whole_s, step.schedule.finish_s.max())
@@ -155,7 +156,7 @@ def test_a_kernel_that_xla_refuses_names_the_task(monkeypatch):
 def test_a_timeout_names_what_ran_and_the_next_call_works(local, mode, monkeypatch):
     sharded = build([("make", []), ("boom", ["t0"]), ("mean", ["t1", "i0"])], ["t2"])
     step = compile_on(sharded, [0, 1, 0], local, mode=mode, timeout_s=0.3)
-    step(X)
+    wait(step(X))
     monkeypatch.setitem(FAILING, "sleep_s", 0.8)  # it ends within the grace
     fails(step, r"^task 1 \(boom1\) .*device 1 .*TimeoutError.* 0.3 s", 1)
     monkeypatch.setitem(FAILING, "sleep_s", 0.0)
@@ -173,7 +174,7 @@ def test_a_timeout_does_not_wait_for_a_stuck_task(local, mode, monkeypatch):
     threads = num_threads()
     try:
         with pytest.raises(dj.engine.TaskError, match=r"^task 0 \(boom0\) .*TimeoutError"):
-            step(X)
+            wait(step(X))
     finally:
         go_on.set()
     monkeypatch.setitem(FAILING, "wait", None)

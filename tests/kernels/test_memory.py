@@ -26,6 +26,7 @@ from tests.kernels.conftest import (
     build,
     compile_on,
     partitioned,
+    wait,
     wrap_tasks,
 )
 
@@ -67,13 +68,13 @@ def test_peak_counts_what_lies_there(local, mode):
     # Four bytes a number: inputs of 16 each, tensors of 16 each.
     sharded = build([("mean", ["i0", "i2"]), ("split", ["t0"]), ("make", [])], ["t2"])
     step = compile_on(sharded, [0, 1, 1], local, mode=mode)
-    step(X)
+    wait(step(X))
     # Device 0: two blocks and the result, beside the block that is an output as it is.
     # Device 1: the copy and two results, beside the output once that is made.
     assert step.peak_bytes.tolist() in ([64.0, 48.0], [64.0, 64.0])
     moved = at_home(sharded, (0, 0, dj.graphs.RESIDENT))
     step = compile_on(moved, [1, 0, 0], local, mode=mode)
-    step(X)
+    wait(step(X))
     assert step.peak_bytes[1] == 48.0  # the resident block, the copy of the other, the result
 
 
@@ -81,7 +82,7 @@ def test_peak_counts_what_lies_there(local, mode):
 def test_a_chain_holds_two_tensors_at_most(mode):
     sharded = big_chain(13)
     step = compile_on(sharded, [0] * 13, dj.engine.LocalDevices(), 1, mode=mode)
-    step(X)
+    wait(step(X))
     assert step.peak_bytes[0] == 2 * MIN_BYTES + 16
     if mode == "stream":
         return  # the host is far ahead of what it could count
@@ -89,7 +90,7 @@ def test_a_chain_holds_two_tensors_at_most(mode):
     wrap_tasks(step, lambda v, run, *operands: seen.append(big_bytes()) or run(*operands))
     gc.collect()
     before = big_bytes()
-    step(X)
+    wait(step(X))
     assert max(seen) - before == MIN_BYTES
 
 
@@ -146,7 +147,7 @@ def test_a_call_leaves_nothing_behind(mode):
     gc.collect()
     before = big_bytes()  # other tests of this process may keep some
     for _ in range(3):
-        out = step(X)
+        out = wait(step(X))
         ref = weakref.ref(out["out"])
         del out
         gc.collect()
@@ -178,10 +179,10 @@ def main(mode):
         return peak_kib, len(list(THREADS.iterdir())), len(jax.live_arrays())
 
     for _ in range(200):
-        step(X)
+        wait(step(X))
     before = held()
     for _ in range(1000):
-        step(X)
+        wait(step(X))
     print(*np.subtract(held(), before))
 
 

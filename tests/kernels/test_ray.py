@@ -28,6 +28,7 @@ from tests.kernels.conftest import (
     random_program,
     seconds_until_ctrl_c,
     spin_chain,
+    wait,
 )
 
 X = np.linspace(0.0, 1.0, 8, dtype=np.float32)
@@ -101,7 +102,7 @@ def test_tells_what_devices_spend_on_transfers(ray_pair, mode):
     sharded = random_program(3, 40)
     placement = np.arange(40) % 2
     step = compile_on(sharded, placement, ray_pair, mode=mode)
-    step(X)
+    wait(step(X))
     trace, (device, begin_s, end_s) = step.schedule, np.transpose(step.handling)
     for d in (0, 1):
         mine = device == d
@@ -144,7 +145,7 @@ def test_the_smallest_priority_goes_first(ray_pair):
 def test_counts_memory_as_the_simulator_does(ray_pair, mode):
     sharded, args, _ = partitioned("chainmm", 4, n=64)
     step = compile_on(sharded, np.arange(sharded.graph.num_tasks) % 2, ray_pair, mode=mode)
-    step(*args)
+    wait(step(*args))
     costs = dj.make_costs(sharded.graph, dj.make_cluster("p100x4"))
     predicted = dj.simulator.peak_memory_bytes(sharded.graph, costs, step.schedule)[:2]
     np.testing.assert_allclose(step.peak_bytes, predicted, rtol=0.1)
@@ -162,15 +163,15 @@ def test_lays_arguments_once_and_forgets_them(ray_pair, monkeypatch):
     first, second = (compile_on(sharded, [0, v], ray_pair) for v in (0, 1))
     with monkeypatch.context() as patched:
         patched.setattr(ProcessDevice, "send", told)
-        first(x), first(x)
+        wait((first(x), first(x)))
         assert laid == [3, 0, 0, 0]
-        second(x), first(x), second(x)
+        wait((second(x), first(x), second(x)))
         assert laid[4:] == [0, 2, 0, 0, 0, 0]  # what device 1 had not
     assert not session.forgotten
     del x, first
     assert {what for what, _ in session.forgotten} == {"block", "program"}
     gone = set(session.forgotten)
-    second(X)
+    wait(second(X))
     assert not gone & set(session.forgotten)
 
 
@@ -182,7 +183,7 @@ def test_a_thousand_calls_grow_nothing(ray_pair):
     sizes = []
     for num_calls in (300, 700):
         for _ in range(num_calls):
-            step(X)
+            wait(step(X))
         sizes.append([_threads_and_pages(pid) for pid in pids])
     for (threads, pages), (threads_after, pages_after) in zip(*sizes, strict=True):
         assert threads_after <= threads + 2  # Ray's own come and go
@@ -201,7 +202,7 @@ def test_a_device_does_not_idle_with_a_ready_task(ray_pair):
     step = compile_on(build(tasks, ["t19"]), np.arange(20) // 2 % 2, ray_pair)
     shares = []
     for _ in range(11):
-        step(X)
+        wait(step(X))
         shares.append(step.profile().idle_ready_share)
     # A busy machine stops what it likes, but not in every call for as long as a task.
     assert min(shares) <= 0.03
@@ -260,7 +261,7 @@ def test_a_failing_task_ends_the_call_and_the_next_works(ray_pair):
         with pytest.raises(
             dj.engine.TaskError, match=r"task 1 \(huge1\).* device 1 .*memory"
         ) as e:
-            step(X)
+            wait(step(X))
         assert (e.value.task, e.value.device) == (1, 1)
         check(sound, compile_on(sound, np.arange(8) % 2, ray_pair))
 
@@ -272,7 +273,7 @@ def test_checks_for_nan_on_request(ray_pair, mode):
     assert np.isnan(step(-1 - X)["out"]).all()
     step = compile_on(sharded, [1, 0], ray_pair, mode=mode, check_nan=True)
     with pytest.raises(dj.engine.TaskError, match=r"task 0 \(log0\) .*device 1.*NaN"):
-        step(-1 - X)
+        wait(step(-1 - X))
     check(sharded, step, x=1 + X)
 
 
@@ -282,14 +283,14 @@ def test_a_timeout_names_the_task_and_the_next_call_works(ray_pair, mode):
     placement = np.arange(300) % 2
     step = compile_on(sharded, placement, ray_pair, mode=mode, timeout_s=0.3)
     with pytest.raises(dj.engine.TaskError, match=r"task \d+ \(spin\d+\).*0\.3 s") as caught:
-        step(X)
+        wait(step(X))
     assert caught.value.device == placement[caught.value.task]
     sound = random_program(0, 8)
     check(sound, compile_on(sound, np.arange(8) % 2, ray_pair, mode=mode))
 
 
 def _seconds(step):
-    step(X)
+    wait(step(X))
     return step.schedule.finish_s.max()
 
 
@@ -299,7 +300,7 @@ def test_ctrl_c_ends_the_call_and_the_next_works(ray_pair, least):
 
     def share():
         whole_s = _seconds(step)
-        stopped_s = seconds_until_ctrl_c(lambda: step(X), whole_s / 4)
+        stopped_s = seconds_until_ctrl_c(lambda: wait(step(X)), whole_s / 4)
         check(sharded, step)
         longest_s = max(whole_s, step.schedule.finish_s.max())
         return np.inf if stopped_s is None else stopped_s / longest_s
@@ -331,7 +332,7 @@ def test_ctrl_c_while_devices_are_told(ray_pair, monkeypatch, mode, interrupted)
         for way in ("call", "send"):
             patched.setattr(ProcessDevice, way, interrupting(getattr(ProcessDevice, way)))
         with pytest.raises(KeyboardInterrupt):
-            step(X)
+            wait(step(X))
     assert not left
     for _ in range(2):
         check(sharded, step)
@@ -352,7 +353,7 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
     with monkeypatch.context() as patched:
         patched.setattr(ProcessDevice, "send", send)
         with pytest.raises(KeyboardInterrupt):
-            step(X)
+            wait(step(X))
     assert laid
     assert set(laid) <= set(session.forgotten)
     check(sharded, step)
@@ -368,11 +369,11 @@ def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
         timer = threading.Timer(whole_s / 4, os.kill, (victim, signal.SIGKILL))
         timer.start()
         with pytest.raises(dj.engine.TaskError, match=r"^device 1 \(.*was lost") as caught:
-            step(X)
+            wait(step(X))
         timer.join()
         assert (caught.value.task, caught.value.device) == (-1, 1)
         with pytest.raises(dj.engine.TaskError, match=r"^device 1 \(.*was lost"):
-            step(X)
+            wait(step(X))
         assert devices.alive() == (0,)
         check(sharded, compile_on(sharded, np.zeros(200, int), devices.without_lost()))
 
@@ -421,11 +422,11 @@ def main():
 def lose_a_node(devices, kill):
     """Kills a node in the middle of a call; returns the devices that are left."""
     step = dj.compile(SPINS, np.arange(200) % 2, devices=devices)
-    step(X)
+    wait(step(X))
     timer = threading.Timer(step.schedule.finish_s.max() / 16, kill)
     timer.start()
     with pytest.raises(dj.engine.TaskError, match=r"^device \d \(.*was lost"):
-        step(X)
+        wait(step(X))
     timer.join()
     left = devices.without_lost()
     assert len(left) == 1
