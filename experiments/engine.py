@@ -4,6 +4,7 @@
 - `tasks`, `transfers`: a tiny task and a transfer against bare calls of JAX.
 - `copies`: whether a copy waits for work on its device that was enqueued before or behind it.
 - `short`: what a call of four tasks takes beyond its trace, and on what.
+- `ahead`: such calls in a row that feed their state back and are not awaited.
 - `carry`: a training loop that feeds 8 MiB of parameters back, against the same calls with
   arguments that stay as they are.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax.engine.loop import Loop
 from doppler_jax.engine.placed import as_devices
 from doppler_jax.engine.processes import LAUNCHERS
 from experiments import grid
@@ -36,6 +38,7 @@ PARTS = {
     "transfers": "One transfer at a time, beside `jax.device_put`",
     "copies": "A copy whose operand is ready, while a device is at work",
     "short": "Calls of four tasks beyond their traces (last finish - first start)",
+    "ahead": "A thousand calls of four tasks in a row, which nobody awaits",
     "carry": "Steps of a loop: what is fed back, against arguments that stay",
     "idle": "Idle with a ready task; a gap is the wait before a task",
 }
@@ -49,6 +52,9 @@ NUM_TRANSFERS = 50
 
 SHORT_REPEATS = 20
 """Calls of four tasks for each round."""
+
+NUM_AHEAD = 1000
+"""Calls in a row."""
 
 COPY_WORK = {"cpu": (256, 16), "gpu": (8192, 8)}
 """Width and number of the products that a device is busy with, by platform."""
@@ -107,6 +113,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
     for machine in machines:
         add("tasks", machine, time_tasks, tasks=asked.tasks)
         add("short", machine, time_short, repeats=SHORT_REPEATS)
+        add("ahead", machine, time_ahead, calls=NUM_AHEAD)
         add("carry", machine, time_loops, layers=8, width=512)
         for size in TRANSFER_BYTES:
             add("transfers", machine, time_transfers, num_bytes=size)
@@ -223,6 +230,37 @@ def time_short(machine: Machine, rounds: int, repeats: int) -> Rows:
         on_what = ", ".join(f"{key} {seconds * 1e6:.0f} us" for key, seconds in spent.items())
         rows.append(row | {"of the smallest": on_what})
     return rows
+
+
+def time_ahead(machine: Machine, rounds: int, calls: int) -> Rows:
+    """Measures calls of four tasks that run one behind another, against awaited ones.
+
+    They are to take at most 1.2 times what the tasks of a call take, and 0.3 ms.
+    """
+    rows = []
+    for where, num_devices in (("one device", 1), ("two devices", 2)):
+        sharded, (x, one) = tiny_program(4, 1 << 14, is_chain=True, carry="x")
+        step = machine.compile(sharded, np.arange(4) * num_devices // 4)
+        loop = Loop(step, sharded, (x, one), {})
+
+        def run(count: int, loop: Loop = loop) -> float:
+            return seconds_of(lambda: [loop() for _ in range(count)][-1]) / count
+
+        runs: Runs = {"awaited": partial(run, 1), "ahead": partial(run, calls)}
+        runs["tasks"] = partial(traced_s, step, loop)
+        found = {what: warm(seconds) for what, seconds in in_turns(runs, rounds).items()}
+        asked_s = 1.2 * found["tasks"] + 3e-4
+        rows.append({"tasks on": where} | {f"{what}_s": s for what, s in found.items()})
+        rows[-1]["of what is asked"] = found["ahead"] / asked_s
+    return rows
+
+
+def traced_s(step: dj.engine.PlacedFunction, loop: Loop) -> float:
+    """Runs the next call, and returns the seconds from its first start to its last finish."""
+    loop()
+    trace = step.schedule
+    assert trace is not None
+    return float(trace.finish_s.max() - trace.start_s.min())
 
 
 def ends(machine: Machine) -> list[jax.Device]:
@@ -392,7 +430,7 @@ def time_idle(
 
 
 def tiny_program(
-    num_tasks: int, length: int, is_chain: bool
+    num_tasks: int, length: int, is_chain: bool, carry: str | None = None
 ) -> tuple[dj.programs.ShardedProgram, tuple[jax.Array, ...]]:
     """Returns tasks on vectors, each of the argument or of the task before, and arguments."""
 
@@ -403,7 +441,7 @@ def tiny_program(
         return made[-1:] if is_chain else made[1:]
 
     args = jnp.zeros((length, 1), jnp.float32), jnp.ones((1, 1), jnp.float32)
-    return dj.partition(dj.trace(fn, *args), num_shards=1), args
+    return dj.partition(dj.trace(fn, *args, carry=carry), num_shards=1), args
 
 
 def report(context: Context[Asked], records: list[Record]) -> Page:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from scipy import stats
 
@@ -121,8 +122,8 @@ def measure(context: Context[Asked], machine: Machine, workload: str) -> Record:
     plans = choose_plans(problem, asked.plans, beyond_s)
     steps = [machine.compile(sharded, plan) for plan in plans]
     runs: dict[Hashable, Callable[[], Any]] = {}
-    for b, step in enumerate(steps):
-        loop = Loop(step, sharded, args, {})
+    loops = [Loop(step, sharded, args, {}) for step in steps]
+    for b, loop in enumerate(loops):
         runs["calls", b] = partial(calls_s, loop, CALLS_S)
         if sharded.carried:
             runs["steps", b] = partial(step_s, loop)
@@ -143,7 +144,7 @@ def measure(context: Context[Asked], machine: Machine, workload: str) -> Record:
             links: {"calls": (beyond_s + makespans).tolist(), **periods}
             for links, makespans in simulated.items()
         },
-        "parts": [parts(step, costs) for step in steps],
+        "parts": [parts(*run, costs) for run in zip(steps, loops, strict=True)],
     }
 
 
@@ -182,8 +183,9 @@ def _arrays(plan: dj.Plan) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(plan.placement), np.asarray(plan.priority)
 
 
-def parts(step: dj.engine.PlacedFunction, costs: dj.Costs) -> Record:
-    """Returns what parts of the latest call took over what they cost."""
+def parts(step: dj.engine.PlacedFunction, loop: Loop, costs: dj.Costs) -> Record:
+    """Returns what parts of the next call, awaited, took over what they cost."""
+    jax.block_until_ready(loop())
     trace, whole = step.schedule, step.whole_call
     assert trace is not None
     ends = trace.transfer_source, trace.transfer_destination

@@ -81,7 +81,7 @@ class LoadedProgram(abc.ABC):
 
     def outputs(self, call: Call) -> list[Any]:
         """Returns the flat outputs that a call makes; None: an argument unchanged."""
-        staying = call.running.staying
+        staying = call.running.staying if call.running else {}
         return [
             Output(aval, call, functools.partial(self.assemble, o), staying.get(o))
             if blocks and aval.dtype != jax.dtypes.float0

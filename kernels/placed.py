@@ -227,11 +227,11 @@ class PlacedFunction:
             with chores.doing("lay arguments"):
                 laid = loaded.lay(values)
             before = loaded.calls.latest
-            running = loaded.start(laid, chores, before.running if before else None)
+            call.running = loaded.start(laid, chores, before.running if before else None)
         kept = {id(value) for i, value in enumerate(values) if i not in self._donated}
         taken = [values[i] for i in self._donated if id(values[i]) not in kept]
         taken = [value for value in taken if hasattr(value, "delete")]
-        call.begun(running, ops.inherit(running.finish), taken)
+        call.begun(ops.inherit(call.running.finish), taken)
         call.outputs = loaded.outputs(call)
         outputs = list(call.outputs)
         for o, source in self._forwarded.items():

@@ -114,15 +114,18 @@ class Call:
     def __init__(
         self, calls: "Calls", history: History, owner: object, began_s: float, chores: Chores
     ) -> None:
-        self._calls, self.history, self.owner = calls, history, owner
+        self._calls, self.owner = calls, owner
+        self._history: History | None = history
         self.began_s, self.chores = began_s, chores
         self.number: int = 1 + (history.latest.number if history.latest else 0)
         self.ended_s = self.seconds = math.nan
         self.execution: Execution | None = None
         self.error: TaskError | None = None
         self.is_running = True
+        self.running: Running | None = None  # on its devices
         self.outputs: Sequence[Any] = ()  # flat; those that it makes are `Output`s
         self.taken: list[Any] = []
+        self._finish: Callable[[], Execution] | None = None
 
     @property
     def record(self) -> Record:
@@ -139,11 +142,11 @@ class Call:
         """Its trace."""
         return self.record.schedule()
 
-    def begun(
-        self, running: Running, finish: Callable[[], Execution], taken: Sequence[Any]
-    ) -> None:
-        """Tells that it is on the devices, how it is finished, and what it takes."""
-        self.running, self._finish, self.taken = running, finish, list(taken)
+    def begun(self, finish: Callable[[], Execution], taken: Sequence[Any]) -> None:
+        """Tells how what `running` does is finished, and what it takes."""
+        self._finish, self.taken = finish, list(taken)
+        assert self._history is not None
+        self._history.latest = self
         for array in self.taken:
             if isinstance(array, Output):
                 array.lend()
@@ -163,9 +166,19 @@ class Call:
         """Part of `Pending`."""
         return not self.is_running or self._calls.is_ready(self)
 
+    def has_ended(self) -> bool:
+        """Returns whether nothing of it is left to be done by the devices."""
+        return self.running is None or self.running.is_ready()
+
+    def abandon(self, error: TaskError) -> None:
+        """Ends it on the devices, since its outputs are of no use."""
+        if self.running is not None:
+            self.running.abandon(error)
+
     def end(self, since_s: float) -> None:
         """Waits for its end; the one before has ended `since_s`."""
-        looked_s, was_ready = time.perf_counter(), self.running.is_ready()
+        looked_s, was_ready = time.perf_counter(), self.has_ended()
+        assert self._finish is not None
         execution = self._finish()
         self.ended_s = time.perf_counter()
         began_s = max(since_s, self.began_s)
@@ -179,8 +192,9 @@ class Call:
         for array in self.taken:
             array.delete()
         self.execution = dataclasses.replace(execution, outputs=())
-        self.history.ended = self
-        self.history.seconds.append(self.seconds)
+        assert self._history is not None
+        self._history.ended = self
+        self._history.seconds.append(self.seconds)
         self._forget()
 
     def fail(self, error: TaskError) -> None:
@@ -193,8 +207,8 @@ class Call:
 
     def _forget(self) -> None:
         self.is_running = False
+        self.running = self.owner = self._history = self._finish = None
         self.outputs, self.taken = (), []
-        del self.running, self._finish
 
 
 class Calls:
@@ -217,9 +231,14 @@ class Calls:
                 len(self._running) > 1 or self._running[0].owner is not call.owner
             ):
                 self._end_first()
-            yield
+            try:
+                yield
+            except BaseException as error:
+                if call.running is not None:  # Ctrl-C came when it had just begun
+                    self._running.append(call)
+                    self.abandon(error)
+                raise
             self._running.append(call)
-            call.history.latest = call
 
     @contextlib.contextmanager
     def none(self) -> Iterator[None]:
@@ -245,7 +264,7 @@ class Calls:
         if not self._lock.acquire(blocking=False):
             return False  # somebody waits
         try:
-            while call.is_running and self._running[0].running.is_ready():
+            while call.is_running and self._running[0].has_ended():
                 self._end_first()
             return not call.is_running
         finally:
@@ -257,7 +276,7 @@ class Calls:
             error = TaskError("the call was interrupted", -1, -1, cause)
             error.was_raised = True
             for call in self._running:
-                call.running.abandon(error)
+                call.abandon(error)
             self._fail(error)
 
     def _end_first(self) -> None:
@@ -266,7 +285,7 @@ class Calls:
                 self._running[0].end(self._ended_s)
         except TaskError as error:
             for behind in list(self._running)[1:]:
-                behind.running.abandon(error)
+                behind.abandon(error)
             self._fail(error)
         except BaseException as error:
             self.abandon(error)

@@ -379,7 +379,9 @@ class _Call(Running):
         )
 
     def abandon(self, error: TaskError) -> None:
-        """Forgets it; the devices have been told to stop with the call before."""
+        """Forgets it; the devices have been told to stop with the call before, or will be."""
+        for device in self._program.devices:
+            self._program.session.lines[device.index].hang_up()
         self._forget()
 
     def _forget(self) -> None:
