@@ -53,7 +53,8 @@ class Crew:
 
     def start(self) -> None:
         """Sets a thread to each job."""
-        for job in self._jobs:
+        jobs, self._jobs = self._jobs, ()  # no cycle is left of them and who has the crew
+        for job in jobs:
             try:
                 hand = _resting.pop()
             except IndexError:

@@ -235,3 +235,23 @@ def test_types_stay_and_keys_are_copied():
     moved = ops.transfer(key, there)
     assert (moved.dtype, moved.shape, moved.devices()) == (key.dtype, key.shape, {there})
     assert jnp.array_equal(moved, jax.device_put(key, there))
+
+
+@all_modes
+def test_calls_leave_no_array_to_the_garbage_collector(local, mode):
+    step = compile_on(
+        build([("mean", ["i0", "i1"]), ("mean", ["t0", "t0"])], ["t1"]),
+        [0, 1],
+        local,
+        mode=mode,
+    )
+    jax.block_until_ready(step(X))
+    gc.collect()
+    before = len(jax.live_arrays())
+    gc.disable()
+    try:
+        for _ in range(3):
+            jax.block_until_ready(step(X))
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
