@@ -7,6 +7,9 @@
 - `ahead`: such calls in a row that feed their state back and are not awaited.
 - `carry`: a training loop that feeds 8 MiB of parameters back, against the same calls with
   arguments that stay as they are.
+- `steps`: what processes hold in memory over many steps of that loop.
+- `plans`: random plans of random programs on processes whose buffers hold less than a header:
+  whether all of them end, with right outputs and traces. It is a test, of as many plans.
 - `idle`: how long devices idle with a ready task, over random placements of each workload.
 
 What is compared is measured in turns, so that drift hits all alike. `--backends unequal` is
@@ -14,6 +17,10 @@ an accelerator and a CPU device of this process.
 """
 
 import dataclasses
+import os
+import pathlib
+import resource
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +36,15 @@ from doppler_jax.engine.placed import as_devices
 from doppler_jax.engine.processes import LAUNCHERS
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import Machine, arguments, in_turns, relative_error, seconds_of, warm
+from experiments.machine import (
+    Machine,
+    arguments,
+    in_turns,
+    relative_error,
+    run_apart,
+    seconds_of,
+    warm,
+)
 from experiments.tables import by, table
 
 PARTS = {
@@ -40,6 +55,8 @@ PARTS = {
     "short": "Calls of four tasks beyond their traces (last finish - first start)",
     "ahead": "A thousand calls of four tasks in a row, which nobody awaits",
     "carry": "Steps of a loop: what is fed back, against arguments that stay",
+    "steps": "Resident memory over steps of a loop, from a tenth of them on",
+    "plans": "Random plans where buffers are tiny",
     "idle": "Idle with a ready task; a gap is the wait before a task",
 }
 """Title of each part's table."""
@@ -55,6 +72,12 @@ SHORT_REPEATS = 20
 
 NUM_AHEAD = 1000
 """Calls in a row."""
+
+SAMPLES = 10
+"""Times that memory is looked at."""
+
+FLAT = 0.02
+"""Relative change of resident memory that is none."""
 
 COPY_WORK = {"cpu": (256, 16), "gpu": (8192, 8)}
 """Width and number of the products that a device is busy with, by platform."""
@@ -83,6 +106,10 @@ class Asked(Settings):
     """Tiny tasks."""
     placements: int = 20
     """Random placements of each workload in `idle`."""
+    steps: int = 10_000
+    """Steps of the loop whose memory is watched."""
+    plans: int = 10_000
+    """Random plans."""
     rounds: int = 15
     """Warm measurements of each kind, of which the median counts."""
 
@@ -115,6 +142,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
         add("short", machine, time_short, repeats=SHORT_REPEATS)
         add("ahead", machine, time_ahead, calls=NUM_AHEAD)
         add("carry", machine, time_loops, layers=8, width=512)
+        add("steps", machine, watch_memory, layers=8, width=512, steps=asked.steps)
         for size in TRANSFER_BYTES:
             add("transfers", machine, time_transfers, num_bytes=size)
         if machine.backend not in LAUNCHERS:
@@ -122,6 +150,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
         for workload in dj.workloads.list_workloads():
             run = partial(time_idle, context)
             add("idle", machine, run, workload=workload, placements=asked.placements)
+    add("plans", machines[-1], partial(run_plans, context), plans=asked.plans)
     return found
 
 
@@ -340,12 +369,8 @@ def time_copies(machine: Machine, rounds: int) -> Rows:
     return rows
 
 
-def time_loops(machine: Machine, rounds: int, layers: int, width: int) -> Rows:
-    """Measures steps of plain gradient descent, whose parameters are fed back or stay.
-
-    What stays has the outputs put together in this process at each call; what is carried has
-    not, and its makespan is of the program that reads parameters where they were made.
-    """
+def descent(layers: int, width: int) -> tuple[Callable[..., Any], list[jax.Array], jax.Array]:
+    """Returns a step of plain gradient descent, its parameters and its batch."""
 
     def train(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         def loss(params: list[jax.Array]) -> jax.Array:
@@ -360,6 +385,16 @@ def time_loops(machine: Machine, rounds: int, layers: int, width: int) -> Rows:
     keys = jax.random.split(jax.random.key(0), layers + 1)
     params = [0.05 * jax.random.normal(k, (width, width)) for k in keys[1:]]
     x = jax.random.normal(keys[0], (16, width))
+    return train, params, x
+
+
+def time_loops(machine: Machine, rounds: int, layers: int, width: int) -> Rows:
+    """Measures steps of plain gradient descent, whose parameters are fed back or stay.
+
+    What stays has the outputs put together in this process at each call; what is carried has
+    not, and its makespan is of the program that reads parameters where they were made.
+    """
+    train, params, x = descent(layers, width)
     steps: dict[str, dj.engine.PlacedFunction] = {}
     runs: Runs = {}
     for what, keeps in (
@@ -382,6 +417,60 @@ def time_loops(machine: Machine, rounds: int, layers: int, width: int) -> Rows:
         row |= {"more than where they stay_s": warm(found) - stays_s}
         rows.append(row | {"makespan_s": dj.simulator.makespan_s(trace)})
     return rows
+
+
+def watch_memory(machine: Machine, rounds: int, layers: int, width: int, steps: int) -> Rows:
+    """Returns what this process and those of devices hold over steps of a loop."""
+    train, params, x = descent(layers, width)
+    program = dj.trace(train, params, x, resident=(), carry=0)
+    sharded = dj.partition(program, machine.num_devices)
+    loop = Loop(
+        machine.compile(sharded, np.arange(sharded.graph.num_tasks) % machine.num_devices),
+        sharded, (params, x), {},
+    )  # fmt: skip
+    processes = {"this one": os.getpid()}
+    if machine.backend in LAUNCHERS:
+        asked = [
+            device.session.outcome(device.call("process_id"), 60) for device in machine.devices
+        ]
+        processes |= {f"device {d}": pid for d, pid in enumerate(asked)}
+    samples = []
+    for _ in range(SAMPLES):
+        for _ in range(-(-steps // SAMPLES)):
+            outputs = loop()
+        jax.block_until_ready(outputs)
+        samples.append([resident_bytes(pid) / 1e6 for pid in processes.values()])
+    rows = []
+    for name, sizes in zip(processes, np.transpose(samples), strict=True):
+        change = float(np.abs(sizes / sizes[0] - 1).max())
+        held = {"first (MB)": sizes[0], "least (MB)": sizes.min(), "most (MB)": sizes.max()}
+        flat = "flat" if change <= FLAT else "NOT FLAT"
+        rows.append({"process": name, "steps": steps, **held, "change": change, "it is": flat})
+    return rows
+
+
+def resident_bytes(pid: int) -> int:
+    """Returns the resident memory of a process."""
+    pages = pathlib.Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+def run_plans(context: Context[Asked], machine: Machine, rounds: int, plans: int) -> Rows:
+    """Runs the test of random plans with tiny buffers, of so many."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "tests/kernels/test_orders.py",
+        "-k",
+        "tiny",
+    ]
+    environment = {**os.environ, "DOPPLER_JAX_PLANS": str(plans)}
+    bound_s, log = 60 + 2.0 * plans, context.folder / "plans.txt"
+    status, seconds = run_apart(command, bound_s, log, environment)
+    ended = "all ended, outputs and traces right" if status == 0 else f"FAILED, see {log}"
+    return [{"plans": plans, "they": ended, "seconds_s": seconds}]
 
 
 def step_timer(
@@ -454,7 +543,7 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
     return Page(texts)
 
 
-QUICK = {"preset": "small", "placements": 3, "rounds": 3}
+QUICK = {"preset": "small", "placements": 3, "steps": 300, "plans": 50, "rounds": 3}
 
 STUDY = Study("engine", Asked(), cells, report, QUICK)
 

@@ -68,7 +68,7 @@ TINY = {
     "orders": {"workloads": (orders.BLOCKS, "chainmm"), "preset": "small", "backend": "local",
                "seconds": 0.5, "pairs": 6},
     "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
-               "tasks": 10, "placements": 1, "rounds": 1},
+               "tasks": 10, "placements": 1, "steps": 20, "plans": 2, "rounds": 1},
     "stage3_study": {"workloads": ("chainmm",), "preset": "small", "evaluations": 300,
                      "updates": 1, "pairs": 9,
                      "training": SystemConfig(batch=2, proposal_evaluations=64)},
