@@ -34,7 +34,7 @@ PROBLEMS = (STAGES, BLOCKS, *dj.workloads.list_workloads())
 GROUPS, GROUP = 4, 4
 """Groups, and blocks in each."""
 
-DEPTH = 32
+DEPTH = 16
 """Times that each number of a block goes through `tanh`: long beside what moving one takes."""
 
 ROOM = 4.4
