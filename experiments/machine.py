@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import doppler_jax as dj
+from doppler_jax.costs.calls import CallCosts
+from doppler_jax.engine.calls import measure_calls
 from doppler_jax.engine.placed import as_devices
 from doppler_jax.engine.stage3 import choose_backend, open_devices
 from doppler_jax.programs.workloads import Workload
@@ -66,6 +68,11 @@ class Machine(contextlib.ExitStack):
         if self.backend == "unequal":
             return as_devices([jax.devices()[0], jax.devices("cpu")[-1]])
         return as_devices(self.enter_context(open_devices(self.backend, self.num_devices)))
+
+    @cached_property
+    def calls(self) -> CallCosts:
+        """What calls take beyond their makespans."""
+        return measure_calls(self.devices)
 
     @property
     def key(self) -> dict[str, Any]:
