@@ -95,7 +95,7 @@ class LoadedProgram(abc.ABC):
 
     def execution(
         self,
-        record: Record,
+        make_record: Callable[[], Record],
         blocks_of: Callable[[tuple[int, ...]], list[jax.Array]],
         allocated_bytes: Sequence[int | None],
         chores: Chores,
@@ -103,7 +103,7 @@ class LoadedProgram(abc.ABC):
         """Returns what a call gives back.
 
         Args:
-          record: when what ran.
+          make_record: see `Execution`.
           blocks_of: gathers an output's blocks by slot.
           allocated_bytes: see `Execution`.
           chores: of the call, which are added to.
@@ -116,7 +116,7 @@ class LoadedProgram(abc.ABC):
                 for o, blocks in enumerate(self.agenda.outputs)
             ]
             jax.block_until_ready(outputs)
-        return Execution(outputs, record, allocated_bytes)
+        return Execution(outputs, make_record, allocated_bytes)
 
     @abc.abstractmethod
     def lay(self, values: Sequence[Any]) -> Any:

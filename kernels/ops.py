@@ -4,7 +4,6 @@ And JAX's settings, which threads do not inherit.
 """
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,18 +34,23 @@ _SETTINGS = tuple(
 """Of JAX, those that a context manager of the same name sets for one thread."""
 
 
+def _settings() -> list[Any]:
+    return [getattr(jax.config, name) for name in _SETTINGS]
+
+
 def inherit(run: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function so that in any thread it runs under the settings that JAX has here.
 
     Those are, for one, what `with jax.enable_x64(True)` has set.
     """
-    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+    settings = _settings()
 
-    @functools.wraps(run)
     def run_as_here(*args: Any) -> Any:
+        if (there := _settings()) == settings:
+            return run(*args)
         with contextlib.ExitStack() as stack:
-            for name, value in settings.items():
-                if getattr(jax.config, name) != value:
+            for name, value, other in zip(_SETTINGS, settings, there, strict=True):
+                if value != other:
                     stack.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
             return run(*args)
 

@@ -29,7 +29,7 @@ from .local import LocalDevices
 from .processes.driver import ProcessDevices
 from .processes.session import ProcessDevice
 from .profile import Profile, measured_costs, profile
-from .running import Call, History
+from .running import Call, History, allow_transfers
 from .segments import fuse_segments as fuse
 from .trace import CALLER, Chore, Chores, Handled, WholeCall
 
@@ -222,7 +222,7 @@ class PlacedFunction:
         loaded, chores = self._loaded, call.chores
         self._tell_failure()
         self._check_there(values)
-        with jax.transfer_guard("allow"):  # what moves from here on was asked for
+        with allow_transfers():
             chores.append(Chore("take arguments", CALLER, call.began_s, time.perf_counter()))
             with chores.doing("lay arguments"):
                 laid = loaded.lay(values)
@@ -364,8 +364,8 @@ class PlacedFunction:
 
         The last ones of many. A call does not count behind another, nor while nobody looked.
         """
-        seconds = self._history.seconds
-        return [seconds.popleft() for _ in range(len(seconds))]
+        new = self._history.new
+        return [new.popleft().seconds for _ in range(len(new))]
 
     def _latest(self) -> Call | None:
         """Returns the latest call that ended well, when all have ended; None: there is none."""

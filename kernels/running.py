@@ -23,6 +23,15 @@ from doppler_jax.types import Schedule
 from .drift import WINDOW
 from .trace import Chores, Record
 
+_WAYS = "host_to_device", "device_to_host", "device_to_device"
+_GUARDS = [f"jax_transfer_guard_{way}" for way in _WAYS]
+
+
+def allow_transfers() -> contextlib.AbstractContextManager[Any]:
+    """Lets what was asked for move under any transfer guard; takes nothing where none is."""
+    has_guard = any(getattr(jax.config, name) is not None for name in _GUARDS)
+    return jax.transfer_guard("allow") if has_guard else contextlib.nullcontext()
+
 
 class TaskError(RuntimeError):
     """A task or a transfer failed; says which, in which call, and keeps the cause.
@@ -55,10 +64,10 @@ class TaskError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """One call: what it made, when what ran, and what allocators tell of memory."""
+    """One call: what it made, how to tell when what ran, and what allocators tell."""
 
     outputs: Sequence[jax.Array | None]  # flat; None: it stays in blocks, or is an argument
-    record: Record  # when what ran
+    make_record: Callable[[], Record]  # tells when what ran, to be asked once
     allocated_bytes: Sequence[int | None]  # [D] most since the process began, where known
 
 
@@ -96,7 +105,8 @@ class History:
 
     latest: "Call | None" = None
     ended: "Call | None" = None  # the latest that ended well
-    seconds: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
+    new: "deque[Call]" = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Calls that have ended well, as far as nobody has taken note of them."""
 
 
 class Call:
@@ -106,7 +116,6 @@ class Call:
       number: of the function's calls, from 1.
       began_s: when the function was called.
       ended_s: when its outputs could be used by who looked at them first.
-      seconds: it took by itself: not behind the one before, nor while nobody looked.
       execution: what came of it, without outputs; None before.
       error: by which it failed.
     """
@@ -118,7 +127,7 @@ class Call:
         self._history: History | None = history
         self.began_s, self.chores = began_s, chores
         self.number: int = 1 + (history.latest.number if history.latest else 0)
-        self.ended_s = self.seconds = math.nan
+        self.ended_s = math.nan
         self.execution: Execution | None = None
         self.error: TaskError | None = None
         self.is_running = True
@@ -127,10 +136,20 @@ class Call:
         self.taken: list[Any] = []
         self._finish: Callable[[], Execution] | None = None
 
-    @property
+    @functools.cached_property
     def record(self) -> Record:
+        """When what ran."""
         assert self.execution is not None  # it ended well
-        return self.execution.record
+        return self.execution.make_record()
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """What it took by itself: not behind the one before, nor while nobody looked."""
+        began_s = max(self._since_s, self.began_s)
+        if not (self._was_ready and self.record.finish_s):
+            return self.ended_s - began_s
+        ran_s = self.record.origin_s + max(self.record.finish_s)
+        return max(0.0, ran_s - began_s) + self.ended_s - self._looked_s
 
     @property
     def allocated_bytes(self) -> Sequence[int | None]:
@@ -177,24 +196,20 @@ class Call:
 
     def end(self, since_s: float) -> None:
         """Waits for its end; the one before has ended `since_s`."""
-        looked_s, was_ready = time.perf_counter(), self.has_ended()
+        self._since_s, self._looked_s = since_s, time.perf_counter()
+        self._was_ready = self.has_ended()
         assert self._finish is not None
         execution = self._finish()
         self.ended_s = time.perf_counter()
-        began_s = max(since_s, self.began_s)
-        self.seconds = self.ended_s - began_s
-        if was_ready and execution.record.finish_s:  # nobody saw when it ended
-            ran_s = execution.record.origin_s + max(execution.record.finish_s)
-            self.seconds = max(0.0, ran_s - began_s) + self.ended_s - looked_s
         for made, output in zip(execution.outputs, self.outputs, strict=True):
             if isinstance(output, Output):
                 output.made(made)
         for array in self.taken:
             array.delete()
-        self.execution = dataclasses.replace(execution, outputs=())
+        self.execution = Execution((), execution.make_record, execution.allocated_bytes)
         assert self._history is not None
         self._history.ended = self
-        self._history.seconds.append(self.seconds)
+        self._history.new.append(self)
         self._forget()
 
     def fail(self, error: TaskError) -> None:
@@ -281,7 +296,7 @@ class Calls:
 
     def _end_first(self) -> None:
         try:
-            with jax.transfer_guard("allow"):  # what moves was asked for
+            with allow_transfers():
                 self._running[0].end(self._ended_s)
         except TaskError as error:
             for behind in list(self._running)[1:]:

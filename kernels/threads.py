@@ -137,7 +137,7 @@ class LocalCall(Running):
             return program.gather([self.slots[s] for s in wanted])
 
         allocated = list(map(ops.allocated_bytes, program.devices))
-        return program.execution(record, gather, allocated, self._chores)
+        return program.execution(lambda: record, gather, allocated, self._chores)
 
 
 class ThreadsCall(LocalCall):

@@ -9,6 +9,7 @@ Last comes one clock for all devices: offsets between machines, and the record o
 """
 
 import dataclasses
+import functools
 import math
 import time
 import weakref
@@ -369,14 +370,17 @@ class _Call(Running):
         if not in_time or self._outcomes.has_failure():
             running = self._stop()
             raise program.error(results) if in_time else program.timeout(running, results)
-        record = make_record(program.agenda, results, self._offsets_s, self._chores)
         slots = {slot: host for result in results for slot, host in result.outputs.items()}
-        return program.execution(
-            record,
+        told = program.agenda, results, self._offsets_s, self._chores
+        execution = program.execution(
+            functools.partial(make_record, *told),
             lambda blocks: [to_device(slots[s], program.avals[s]) for s in blocks],
             [result.peak_bytes for result in results],
             self._chores,
         )
+        for result in results:
+            result.outputs.clear()
+        return execution
 
     def abandon(self, error: TaskError) -> None:
         """Forgets it; the devices have been told to stop with the call before, or will be."""
