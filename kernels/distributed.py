@@ -228,18 +228,20 @@ class Distributed:
         for path, leaf in jax.tree.flatten_with_path((args, kwargs))[0]:
             leaf_aval(path, leaf)  # which says what is wrong with it
         until_s = time.monotonic() + self._budget_s
+        held = self._settings.pin or self._settings.together
+        jits = "jit runs it, whatever its pins" if held else "jit runs it"
         if len(self._devices) == 1:
-            self._say("there is one device, so there is nothing to distribute: jit runs it")
+            self._say(f"there is one device, so there is nothing to distribute: {jits}")
             return _Choice(self._jitted)
         if jax.make_jaxpr(self._fn)(*args, **kwargs).effects:
             # To measure it, it would have to be run more often than it was asked for.
-            self._say("it has effects, so it is not compared with others: jit runs it")
+            self._say(f"it has effects, so it is not compared with others: {jits}")
             return _Choice(self._jitted)
         self._say(f"planning and comparing, for {self._budget_s:.3g} s")
         lowered = self._lower(args, kwargs, runs=True)
         options = Options(mode=self._settings.mode)
         planned = load(lowered.sharded, lowered.placed, self._devices, options)
-        if self._settings.pin or self._settings.together:
+        if held:
             self._say(f"{lowered.said}; it is held to its pins, so the plan runs, uncompared")
             return _Choice(planned, None, lowered)
         rivals: dict[str, Callable[..., Any]] = {

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 import pathlib
@@ -16,12 +15,12 @@ import jax
 
 import doppler_jax
 from doppler_jax.caches import user_folder
-from doppler_jax.costs.build import make_costs
+from doppler_jax.costs.build import make_costs, reference_costs
 from doppler_jax.costs.calibration import Calibration, load_calibration
 from doppler_jax.costs.clusters import load_cluster, save_cluster
 from doppler_jax.costs.digests import kernel_digests, problem_digest
 from doppler_jax.costs.host import measure_host
-from doppler_jax.costs.pins import Pins, Together
+from doppler_jax.costs.pins import Pins, Together, find_groups
 from doppler_jax.costs.pins import pin as pinned
 from doppler_jax.files import write_text_atomic
 from doppler_jax.methods.registry import DEFAULT_METHOD
@@ -130,7 +129,13 @@ def lower(
         return folder and _path(folder, "cut", known, settings, budget_s)
 
     tried = _cuts(program, _cluster(devices, folder), sizes, until_s, note)
-    check = functools.partial(flatten_args, args=args, kwargs=kwargs) if runs else None
+
+    def check(sharded: ShardedProgram) -> None:
+        if runs:
+            flatten_args(sharded, args, kwargs)
+        bare = reference_costs(sharded.graph, len(devices))  # of the right shape
+        find_groups(sharded, pinned(sharded, bare, settings.pin or {}), settings.together)
+
     share = 0.5 if len(sizes) > 1 else 1.0  # the finer ones are to have some, too
     cuts, calibration, has_measured = _calibrate(tried, devices, folder, until_s, check, share)
     found, has_placed = _plans(cuts, calibration, folder, settings, budget_s, began)
@@ -202,7 +207,7 @@ def _calibrate(
     devices: Devices,
     folder: pathlib.Path | None,
     until_s: float,
-    check: Callable[[ShardedProgram], object] | None,
+    check: Callable[[ShardedProgram], object],
     share: float,
 ) -> tuple[dict[int, ShardedProgram], Calibration, bool]:
     """Returns cuts and what all of them cost: the first in any case, others until `until_s`.
@@ -222,8 +227,7 @@ def _calibrate(
     with tempfile.TemporaryDirectory() as scratch:
         path = _readable((folder or pathlib.Path(scratch)) / "calibration.json")
         for num_shards, sharded in tried:
-            if check is not None:
-                check(sharded)
+            check(sharded)
             try:
                 left_s = max(until_s - time.monotonic(), 0.0)
                 found = measure_calibration(

@@ -63,12 +63,15 @@ def find_groups(
     """Returns the tasks of each group, disjoint: groups that share a task are one.
 
     Raises:
-      ValueError: a pattern fits no task, or no device can run all tasks of a group.
+      ValueError: a pattern fits no task, an entry has none, or no device can run all tasks of
+        a group.
     """
     names = task_names(graph)
     groups: list[np.ndarray] = []
     for entry in [together] if isinstance(together, str) else together:
-        patterns = [entry] if isinstance(entry, str) else entry
+        patterns = [entry] if isinstance(entry, str) else list(entry)
+        if not patterns:
+            raise ValueError("together has an entry without patterns; expected one or several")
         found = [find_tasks(names, pattern, "together") for pattern in patterns]
         joined = [group for group in groups if np.isin(group, np.concatenate(found)).any()]
         groups = [group for group in groups if not any(group is other for other in joined)]
@@ -95,6 +98,8 @@ def find_tasks(names: Sequence[str], pattern: str, what: str) -> np.ndarray:
     Raises:
       ValueError: there are none; the message has the nearest names.
     """
+    if not isinstance(pattern, str):
+        raise ValueError(f"{what} names {pattern!r}; expected a pattern, such as '*embed*'")
     scopes = {scope for name in names for scope in _scopes(name)}
     fitting = {scope for scope in scopes if scope == pattern or fnmatchcase(scope, pattern)}
     tasks = [v for v, name in enumerate(names) if not fitting.isdisjoint(_scopes(name))]

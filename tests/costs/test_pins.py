@@ -62,6 +62,9 @@ def test_what_is_pinned_runs_nowhere_else(pins, name, able):
     [
         ({"pin": {"encoder": 0}}, r"pin names 'encoder', which fits no task; .* encoder_\d"),
         ({"together": ["*atn*"]}, r"together names '\*atn\*', which fits no task; .* head"),
+        ({"pin": {3: 0}}, r"pin names 3; expected a pattern"),
+        ({"together": [[]]}, r"together has an entry without patterns"),
+        ({"together": [["head", 1]]}, r"together names 1; expected a pattern"),
         ({"pin": {"head": 4}}, r"pin\['head'\] is 4; expected devices from 0 to 3"),
         ({"pin": {"head": []}}, r"pin\['head'\] is \[\]; expected devices"),
         ({"pin": {"head": 1.0}}, r"pin\['head'\] is 1.0; expected devices"),

@@ -325,6 +325,9 @@ def test_one_device_effects_and_pins_are_not_compared(planned, capsys):
     pinned(*ARGS)
     assert set(pinned.plan.placement.tolist()) == {1}
     assert "held to its pins" in capsys.readouterr().err
+    alone = dj.distribute(fn, devices=jax.devices()[:1], pin={"*": 0})
+    alone(*ARGS)
+    assert "jit runs it, whatever its pins" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -347,6 +350,9 @@ def test_bad_options_are_refused_before_a_call(options, message):
     [
         ({"num_shards": 3}, ARGS, "num_shards is 3; expected a power of two"),
         ({"resident": ("weights",)}, ARGS, "weights"),
+        ({"pin": {"atn*": 0}}, ARGS, r"pin names 'atn\*', which fits no task"),
+        ({"pin": {"*": 2}}, ARGS, r"pin\['\*'\] is 2; expected devices from 0 to 1"),
+        ({"together": ["atn*"]}, ARGS, r"together names 'atn\*', which fits no task"),
         (
             {},
             ({**ARGS[0], "act": jnp.tanh}, ARGS[1]),
