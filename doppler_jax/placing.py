@@ -120,8 +120,9 @@ def place(
         those costs.
       together: patterns, each of tasks that share a device, whichever that is:
         `["*attn.0*"]`; an entry may be several patterns. Every method keeps to that. Where
-        the groups go is chosen first, by short searches for a few choices, or all if they
-        are at most 16 (`methods/together.py`), and the method plans for that choice alone. So
+        the groups go is chosen first, in a third of the budget: groups move as a whole, and
+        short searches mend the rest (`methods/together.py`). The method plans for that choice
+        alone. So
         a plan may be worse than the best that keeps to the groups, and `proven` holds only
         where no plan at all is shorter.
 

@@ -17,21 +17,25 @@ from doppler_jax.costs.handling import as_transfers
 from doppler_jax.methods.own import Proposer
 from doppler_jax.methods.request import Candidates, Request
 from doppler_jax.native import wait_until_compiled
-from doppler_jax.search.anytime import run_search
+from doppler_jax.search.anytime import Found, run_search
 from doppler_jax.search.lns import LNS
 from doppler_jax.types import Costs, Plans
 
-MOST_TRIED, TRIED_TASKS = 16, 16_000
-"""Choices of devices that are searched a little, and tasks of all of them."""
+TRIES = 200
+"""Choices of devices that are searched a little."""
 
-STEPS, STEP_TASKS = 1000, 1_000_000
+STEPS, STEP_TASKS = 500, 1_000_000
 """Plans that each of those searches may simulate, and tasks of all of them."""
 
-SWEEPS = 2
-"""How often each group is moved to every device, to find the choices that are tried."""
+FEW, LEAST = 50, 20
+"""Of such searches, for which there has to be room where evaluations are bounded; and plans
+that each simulates in any case."""
 
-SHARE = 4
-"""Of a bound, the part (1 in so many) that may go on choosing."""
+MOST_SWAPPED = 50
+"""Groups, above which none swap: of pairs there are too many."""
+
+SHARE, DEFAULT_S = 3, 5.0
+"""Of a bound, the part (1 in so many) that may go on choosing; and seconds if there is none."""
 
 Choice = tuple[int, ...]
 """A device for each group."""
@@ -42,11 +46,12 @@ def keep_together(
 ) -> Candidates:
     """Returns what a method proposes where each group of tasks `[...]` has one device.
 
-    A few choices of devices are tried by a short search each (all choices, if they are few),
-    and the method is asked for the best one alone. What it proves is about that choice, so no
-    bound is taken from it.
+    Choices of devices are tried by a short search each, and the method is asked for the best
+    one alone. What it proves is about that choice, so no bound is taken from it.
     """
-    held, spent = _choose(request, groups)
+    held, spent, stopped = _choose(request, groups)
+    if stopped is not None:
+        return Candidates(stopped[None], spent, interrupted=True)
     budget = request.budget
     if budget.evaluations is not None:
         budget = dataclasses.replace(budget, evaluations=budget.evaluations - spent)
@@ -54,76 +59,88 @@ def keep_together(
     return dataclasses.replace(found, evaluations=found.evaluations + spent, lower_bound_s=0.0)
 
 
-def _choose(request: Request, groups: Sequence[np.ndarray]) -> tuple[Request, int]:
-    """Returns the request where each group has its device, and the executions simulated."""
-    seconds, bound = request.budget.seconds, request.budget.evaluations
-    until_s = None if seconds is None else request.budget.began + seconds
-    is_ready = wait_until_compiled(until_s)
-    choices, spent = _likely(request, groups, is_ready)
+def _choose(
+    request: Request, groups: Sequence[np.ndarray]
+) -> tuple[Request, int, np.ndarray | None]:
+    """Returns the request where each group has its device, and the executions simulated.
+
+    It begins with the devices where HEFT's schedule has most of a group's work. Then single
+    groups move as a whole, or two swap their devices, from the best plan so far; a short
+    search mends the rest, and says whether it stays so. After Ctrl-C the third result is the
+    best plan's devices `[N]`, if there is any.
+    """
+    costs, bound = request.costs, request.budget.evaluations
+    able = [np.flatnonzero(np.isfinite(costs.compute_s[g]).all(axis=0)) for g in groups]
+    seconds = request.budget.seconds
+    is_ready = wait_until_compiled(None if seconds is None else request.budget.began + seconds)
+    if seconds is None and bound is None:
+        seconds = DEFAULT_S
     steps = min(STEPS, STEP_TASKS // request.graph.num_tasks)
     if bound is not None:
-        steps = min(steps, (bound // SHARE - spent) // len(choices))
-    best, best_s = _hold(request, groups, choices[0]), math.inf
-    if len(choices) == 1 or steps < request.objective.simulations or not is_ready:
-        return best, spent
-    for choice in choices:
-        held = _hold(request, groups, choice)
-        problem, start = held.problem_for(LNS.queue), _heft(request, held.costs)[None]
-        budget = Budget(evaluations=steps)
-        found = run_search(LNS(), problem, Plans(start, start[:0]), 0, budget, CurveRecorder())
+        steps = min(steps, bound // SHARE // FEW)
+    steps = max(steps, LEAST * request.objective.simulations)
+    choice = _by_work(request, groups, able)
+    best = _hold(request, groups, choice)
+    if max(map(len, able)) == 1 or not is_ready:
+        return best, 0, None
+    random, best_s, placement, spent = np.random.default_rng(0), math.inf, None, 0
+    untried = [choice]
+    for _ in range(TRIES):
+        if bound is not None and (spent + steps) * SHARE > bound:
+            break
+        tried = untried.pop() if untried else tuple(int(random.choice(may)) for may in able)
+        held = _hold(request, groups, tried)
+        starts = [_heft(held, held.costs)]
+        if placement is not None:
+            starts.append(placement.copy())
+            for group, device in zip(groups, tried, strict=True):
+                starts[-1][group] = device
+        found = _search_a_little(held, np.stack(starts), steps)
         spent += found.evaluations
+        value_s = math.inf
         if len(found.placements):
-            plans = Plans(found.placements, request.orders_of(found))
-            if (value_s := request.judge_plan(plans).value_s) < best_s:
-                best, best_s = held, value_s
+            plans = Plans(found.placements, held.orders_of(found))
+            value_s = held.judge_plan(plans).value_s
+        if value_s < best_s:
+            best, best_s, placement = held, value_s, found.placements[0]
+            untried = _near(tried, able)
+            random.shuffle(untried)
+        if found.interrupted:
+            return best, spent, placement
         if seconds is not None and request.budget.seconds_spent() * SHARE > seconds:
             break
-    return best, spent
+    return best, spent, None
 
 
-def _likely(
-    request: Request, groups: Sequence[np.ndarray], is_ready: bool
-) -> tuple[list[Choice], int]:
-    """Returns choices to try, and the executions simulated.
-
-    If there are many: HEFT's schedule says where most of a group's work goes. Then each group
-    is moved to every device, all else where it is, and stays where `fifo` execution is
-    shortest; the next sweep begins with HEFT's schedule for what has come out.
-    """
-    costs, spent = request.costs, 0
-    able = [np.flatnonzero(np.isfinite(costs.compute_s[g]).all(axis=0)) for g in groups]
-    most = max(1, min(MOST_TRIED, TRIED_TASKS // request.graph.num_tasks))
-    if math.prod(map(len, able)) <= most:
-        return [tuple(map(int, each)) for each in itertools.product(*able)], 0
-    placement = _heft(request, costs)
+def _by_work(
+    request: Request, groups: Sequence[np.ndarray], able: Sequence[np.ndarray]
+) -> Choice:
+    """Returns where HEFT's schedule has most of each group's work."""
+    costs, placement = request.costs, _heft(request, request.costs)
     work_s = np.where(np.isfinite(costs.compute_s), costs.compute_s, 0.0)
     devices = []
     for group, may in zip(groups, able, strict=True):
         there = placement[group]
         share_s = np.bincount(there, work_s[group, there], costs.num_devices)
         devices.append(int(may[np.argmax(share_s[may])]))
-    seen: dict[Choice, tuple[float, float]] = {tuple(devices): (math.inf, math.inf)}
-    a_sweep, bound = request.objective.simulations * sum(map(len, able)), math.inf
-    if request.budget.evaluations is not None:
-        bound = request.budget.evaluations // (2 * SHARE)
-    for _ in range(SWEEPS):
-        if spent + a_sweep > bound or not is_ready:
-            break
-        spent += a_sweep
-        placement = _heft(request, _hold(request, groups, devices).costs)
-        for k, (group, may) in enumerate(zip(groups, able, strict=True)):
-            trials = np.tile(placement, (len(may), 1))
-            trials[:, group] = may[:, None]
-            scored = request.problem.score(request.problem.ordered(trials))
-            scores = zip(*(part.tolist() for part in scored), strict=True)
-            for device, score in zip(may.tolist(), scores, strict=True):
-                choice = (*devices[:k], device, *devices[k + 1 :])
-                seen[choice] = min(score, seen.get(choice, score))
-            devices[k] = min(
-                may.tolist(), key=lambda d: seen[(*devices[:k], d, *devices[k + 1 :])]
-            )
-            placement[group] = devices[k]
-    return sorted(seen, key=lambda choice: seen[choice])[:most], spent
+    return tuple(devices)
+
+
+def _near(choice: Choice, able: Sequence[np.ndarray]) -> list[Choice]:
+    """Returns the choices in which one group is elsewhere, or two have swapped devices."""
+    near = {(*choice[:k], int(d), *choice[k + 1 :]) for k, may in enumerate(able) for d in may}
+    swapping = range(len(choice) if len(choice) <= MOST_SWAPPED else 0)
+    for j, k in itertools.combinations(swapping, 2):
+        if choice[k] in able[j] and choice[j] in able[k]:
+            swapped = list(choice)
+            swapped[j], swapped[k] = choice[k], choice[j]
+            near.add(tuple(swapped))
+    return sorted(near - {choice})
+
+
+def _search_a_little(held: Request, starts: np.ndarray, steps: int) -> Found:
+    problem, budget = held.problem_for(LNS.queue), Budget(evaluations=steps)
+    return run_search(LNS(), problem, Plans(starts, starts[:0]), 0, budget, CurveRecorder())
 
 
 def _heft(request: Request, costs: Costs) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Pins and groups by the names of tasks, in `dj.pin` and `dj.place`."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,25 @@ def test_groups_go_where_they_end_first(method):
     )
     assert placed.placement.tolist() == [1, 1, 1, 2, 2, 2, 0]
     assert placed.makespan_s == 3.0
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_groups_go_about_where_they_go_best(seed):
+    """Compared with a search for every choice of three devices for three groups."""
+    graph, costs = random_problem(np.random.default_rng(seed), 24, 3)
+    order = np.random.default_rng(seed).permutation(24).astype(str).tolist()
+    together = [order[:4], order[4:8], order[8:12]]
+    options = {"method": "lns", "max_evaluations": 2000}
+    best = min(
+        dj.place(
+            graph,
+            costs,
+            pin={v: d for group, d in zip(together, at, strict=True) for v in group},
+            **options,
+        ).makespan_s
+        for at in itertools.product(range(3), repeat=3)
+    )
+    assert dj.place(graph, costs, together=together, **options).makespan_s <= 1.1 * best
 
 
 def test_a_bound_is_not_that_of_the_groups():
