@@ -10,7 +10,8 @@ process; `threads.py` runs a call by threads, `stream.py` as one queue of work, 
 are processes. `segments.py` coarsens a program, `profile.py` explains a call.
 
 On top: `measure.py` times placements, in a loop where state is carried (`loop.py`),
-`calibrate.py` kernels and transfers (`python -m doppler_jax.engine` is its command),
+`calibrate.py` kernels and transfers (`python -m doppler_jax.engine` is its command), `calls.py`
+what else a call does,
 `distributed.py` does everything at a function's first call, by the stages in `planning.py`, and
 `stage3.py` trains by measured times.
 
