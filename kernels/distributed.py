@@ -6,6 +6,7 @@ A plan has to beat what its user has without us, in whole calls: `jax.jit` of th
 import dataclasses
 import functools
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -84,6 +85,10 @@ class _Choice:
         return Drift(float(np.median(times)) if times else None)
 
 
+class _OtherShapes(Exception):
+    """Arguments are of shapes for which nothing was chosen."""
+
+
 class Distributed:
     """A function that is planned at its first call, and anew for arguments of other shapes.
 
@@ -99,7 +104,8 @@ class Distributed:
         self, fn: Callable[..., Any], devices: Devices, budget_s: float, settings: Settings
     ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._jitted = fn, jax.jit(fn)
+        self._fn = fn
+        self._asks = threading.local()  # has `known_only` while shapes are not looked at
         self._name = getattr(fn, "__name__", "fn")
         self._devices, self._budget_s, self._settings = devices, budget_s, settings
         self._lowered: dict[Hashable, Lowered] = {}
@@ -116,8 +122,16 @@ class Distributed:
             an earlier call: a plan's calls are asynchronous, as those of `jit` are.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):
             return self._fn(*args, **kwargs)
+        if self._latest is not None and not isinstance(self._latest.run, PlacedFunction):
+            self._asks.known_only = True  # `jit` looks at shapes itself, and sooner
+            try:
+                return self._latest.run(*args, **kwargs)
+            except _OtherShapes:
+                pass
+            finally:
+                self._asks.known_only = False
         shapes = tree, tuple(map(_shape_of, leaves))
         if shapes not in self._chosen:
             self._chosen[shapes] = self._choose(args, kwargs)
@@ -126,6 +140,18 @@ class Distributed:
         if isinstance(self._latest.run, PlacedFunction):
             self._watch(self._latest.run.ended_s(), self._latest.drift)
         return outputs
+
+    @functools.cached_property
+    def _traced(self) -> Callable[..., Any]:
+        """The function as `jit` takes it: shapes that it has not seen may be for a plan."""
+
+        @functools.wraps(self._fn)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._asks, "known_only", False):
+                raise _OtherShapes
+            return self._fn(*args, **kwargs)
+
+        return traced
 
     def _watch(self, ended_s: list[float], drift: Drift) -> None:
         """Says so if calls that have ended have become slower than they were."""
@@ -232,11 +258,11 @@ class Distributed:
         jits = "jit runs it, whatever its pins" if held else "jit runs it"
         if len(self._devices) == 1:
             self._say(f"there is one device, so there is nothing to distribute: {jits}")
-            return _Choice(self._jitted)
+            return _Choice(jax.jit(self._traced))
         if jax.make_jaxpr(self._fn)(*args, **kwargs).effects:
             # To measure it, it would have to be run more often than it was asked for.
             self._say(f"it has effects, so it is not compared with others: {jits}")
-            return _Choice(self._jitted)
+            return _Choice(jax.jit(self._traced))
         self._say(f"planning and comparing, for {self._budget_s:.3g} s")
         lowered = self._lower(args, kwargs, runs=True)
         options = Options(mode=self._settings.mode)
@@ -252,7 +278,7 @@ class Distributed:
         if former is not None:
             rivals["plan before"] = former.run
         rivals |= jit_rivals(
-            self._fn, lowered.sharded, self._devices,
+            self._traced, lowered.sharded, self._devices,
             is_batch_told=self._settings.resident is not None,
         )  # fmt: skip
         loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}

@@ -3,6 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,8 +24,9 @@ def jit_rivals(
 ) -> dict[str, Callable[..., Any]]:
     """Returns `jit` by name: on a device of each kind, and over all with the batch sharded.
 
-    A batch are arguments that neither stay nor are carried, and whose leading axis divides by
-    the number of devices; those have to be of this process and of one kind.
+    The devices of `jit` are this process's: plans may run on others. A batch are arguments that
+    neither stay nor are carried, and whose leading axis divides by the number of devices; those
+    have to be of one kind.
 
     Args:
       fn: the function.
@@ -32,15 +34,16 @@ def jit_rivals(
       devices: where plans run.
       is_batch_told: whether the user said what stays; else any argument may be of the batch.
     """
-    is_local = isinstance(devices, LocalDevices)
-    own = list(devices) if is_local else jax.devices()
+    own = list(devices) if isinstance(devices, LocalDevices) else jax.devices()
     kinds = {(device.platform, device.device_kind): device for device in reversed(own)}
     jitted = jit_taking(fn, sharded)
+    told: Any = jax.config
+    usual = told.jax_default_device or jax.local_devices()[0]
     rivals: dict[str, Callable[..., Any]] = {
-        f"jit on {device}": functools.partial(_call_on, device, jitted)
+        f"jit on {device}": jitted if device == usual else partial(_call_on, device, jitted)
         for device in kinds.values()
     }
-    if is_local and len(kinds) == 1:
+    if len(own) > 1 and len(kinds) == 1:
         staying = _staying(sharded) if is_batch_told else set()
         kept = staying | {i for i, _ in sharded.carried}
         batch = {

@@ -5,6 +5,7 @@ import functools
 import re
 from types import SimpleNamespace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.engine import distributed as distribute
-from doppler_jax.engine import planning, rivals
+from doppler_jax.engine import loop, planning, rivals
 from doppler_jax.engine.drift import WINDOW, Drift
 from tests.commands import run_python
 
@@ -225,6 +226,33 @@ def test_what_cannot_run_is_no_rival_of_a_plan_that_does():
     assert str(found).endswith("; a failed: RESOURCE_EXHAUSTED: no memory")
     with pytest.raises(RuntimeError, match="no memory"):
         distribute.compare_calls({"plan": failing, "a": int}, (), {}, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("carry", "taken"),
+    [
+        ({"state": "out[0]"}, {"a", "b"}),
+        ({"state['a']": "out[0]['a']"}, {"a"}),
+        ({"state": "out[0]", "x": "out[1]"}, {"a", "b", "x"}),
+    ],
+)
+def test_jit_takes_what_is_carried_and_nothing_else(carry, taken):
+    def step(state, x):
+        return {"a": state["a"] + x, "b": state["b"] * x}, x + 1
+
+    def fresh():
+        return {"a": jnp.arange(4.0), "b": jnp.ones(4)}, jnp.full(4, 2.0)
+
+    sharded = dj.partition(dj.trace(step, *fresh(), carry=carry), 1)
+    jitted, same = loop.jit_taking(step, sharded), jnp.ones(4)
+    (state, x), expected = fresh(), step(*fresh())
+    chex.assert_trees_all_equal(jitted(state, x), expected)
+    found = {name for name, array in {**state, "x": x}.items() if array.is_deleted()}
+    assert found == taken
+    state, x = fresh()
+    chex.assert_trees_all_equal(jitted(x=x, state=state), expected)
+    expected = step({"a": same, "b": same}, same)
+    chex.assert_trees_all_equal(jitted({"a": same, "b": same}, same), expected)
 
 
 @pytest.mark.parametrize(
