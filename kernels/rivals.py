@@ -72,7 +72,7 @@ def _call_on(device: jax.Device, jitted: Callable[..., Any], *args: Any, **kwarg
 class _OverBatch:
     """`jit` of a function whose batch is cut over devices that have a copy of all else.
 
-    What stays between calls of a plan does so here: the same array is laid once.
+    An array that the next call brings again, and that is not carried, is laid once.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class _OverBatch:
         mesh = Mesh(np.array(devices), ("batch",))
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._cut = NamedSharding(mesh, PartitionSpec("batch"))
-        self._sharded, self._batch, self._stays = sharded, batch, _staying(sharded)
+        self._sharded, self._batch = sharded, batch
+        self._carried = {i for i, _ in sharded.carried}
         self._laid: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
 
         @functools.wraps(fn)
@@ -120,6 +121,6 @@ class _OverBatch:
         if known is not None and known[0]() is leaf:
             return known[1]
         laid = jax.device_put(leaf, self._cut if i in self._batch else self._whole)
-        if is_array and i in self._stays:  # others' content may change
+        if is_array and i not in self._carried:  # the content of NumPy's may change
             self._laid[i] = weakref.ref(leaf), laid
         return laid
