@@ -82,16 +82,16 @@ class LoadedProgram(abc.ABC):
     def outputs(self, call: Call) -> list[Any]:
         """Returns the flat outputs that a call makes; None: an argument unchanged."""
         staying = call.running.staying if call.running else {}
-        return [
-            Output(aval, call, functools.partial(self.assemble, o), staying.get(o))
-            if blocks and aval.dtype != jax.dtypes.float0
-            else np.zeros(aval.shape, aval.dtype)
-            if blocks
-            else None
-            for o, (aval, blocks) in enumerate(
-                zip(self.output_avals, self.agenda.outputs, strict=True)
-            )
-        ]
+        outputs: list[Any] = [None] * len(self.output_avals)
+        for o, aval in enumerate(self.output_avals):
+            if not self.agenda.outputs[o]:
+                continue
+            if aval.dtype == jax.dtypes.float0:  # without content, and never on a device
+                outputs[o] = np.zeros(aval.shape, aval.dtype)
+            else:
+                assemble = functools.partial(self.assemble, o)
+                outputs[o] = Output(aval, call, assemble, staying.get(o))
+        return outputs
 
     def execution(
         self,

@@ -124,10 +124,11 @@ class Distributed:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):
             return self._fn(*args, **kwargs)
-        if self._latest is not None and not isinstance(self._latest.run, PlacedFunction):
+        run = self._latest.run if self._latest is not None and len(self._chosen) == 1 else None
+        if run is not None and not isinstance(run, PlacedFunction):
             self._asks.known_only = True  # `jit` looks at shapes itself, and sooner
             try:
-                return self._latest.run(*args, **kwargs)
+                return run(*args, **kwargs)
             except _OtherShapes:
                 pass
             finally:

@@ -35,6 +35,19 @@ def test_pretraining_takes_no_problem():
     assert words[1:] == ["-m", "doppler_jax", "train", "pretrain", "--seed", "3"]
 
 
+@pytest.mark.parametrize(
+    ("target", "extras"), [("demo", "cluster,exact,report"), ("test", "dev"), ("setup", "dev")]
+)
+def test_a_new_environment_gets_what_its_target_needs(target, extras, tmp_path):
+    venv = f"VENV={tmp_path}/new"
+    assert f"-e '.[{extras}]'" in run_make("--dry-run", target, venv).stdout
+    cuda = run_make("--dry-run", target, venv, "CUDA=1").stdout
+    assert f"-e '.[{extras},cuda]'" in cuda
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/.installed").touch()  # all of it is there
+    assert "pip install" not in run_make("--dry-run", target, venv).stdout
+
+
 @pytest.mark.parametrize("name", ["my graph.txt", "it's.txt", "a;b $$HOME.txt"])
 def test_graph_reaches_the_command_as_one_word(name):
     words = dry_run("stage1", f"GRAPH={name}", "CLUSTER=v100x8", "ARGS=--out 'a b'")

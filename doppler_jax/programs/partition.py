@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import logging
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,6 +55,9 @@ from doppler_jax.types import (
     TensorRef,
 )
 
+_told: weakref.WeakSet[Program] = weakref.WeakSet()
+"""Programs of which it was said what their loops hide."""
+
 
 def partition(
     program: Program,
@@ -95,7 +99,8 @@ def partition(
         unrolled = _cut(candidate, int(num_shards), strategy, cluster)
         if simulated_s(unrolled.graph, on) < WORTH_IT * simulated_s(sharded.graph, on):
             sharded = unrolled
-    if num_shards > 1 and (hidden := hidden_work(sharded)):
+    if num_shards > 1 and program not in _told and (hidden := hidden_work(sharded)):
+        _told.add(program)  # which may be cut again, more finely
         logging.getLogger(__name__).warning("%s", hidden)
     return sharded
 

@@ -123,7 +123,9 @@ def long(ups, downs, x):
     ids=["short work", "asked for", "prints", "while", "long"],
 )
 def test_a_loop_that_hides_most_of_the_work_is_named(fn, cluster, options, caplog):
-    sharded = dj.partition(dj.trace(fn, *ARGS, **options), 4, cluster=cluster)
+    program = dj.trace(fn, *ARGS, **options)
+    sharded = dj.partition(program, 4, cluster=cluster)
+    dj.partition(program, 2, cluster=cluster)  # which says it no more
     (line,) = (record.getMessage() for record in caplog.records)
     kind = "while" if fn is until else "scan"
     assert line.startswith(f"{kind} at ")
