@@ -21,6 +21,7 @@ STUDIES = {
     "fidelity": "simulated against measured calls, and steps of loops",
     "orders": "what an order is worth, measured",
     "engine": "what the engine costs",
+    "transports": "how tensors go from process to process, ours beside others'",
     "stage3_study": "what learning from measured times adds",
     "clock": "placing from the shell: how good, and how long past the bound",
     "plans": "what an order adds to a placement, and what wrong costs do to it",

@@ -10,7 +10,7 @@
 - `steps`: what processes hold in memory over many steps of that loop.
 - `plans`: random plans of random programs on processes whose buffers hold less than a header:
   whether all of them end, with right outputs and traces. It is a test, of as many plans.
-- `idle`: how long devices idle with a ready task, over random placements of each workload.
+- `idle`: how long devices idle with a ready task, over random placements of workloads.
 
 What is compared is measured in turns, so that drift hits all alike. `--backends unequal` is
 an accelerator and a CPU device of this process.
@@ -104,8 +104,10 @@ class Asked(Settings):
     """Its sizes."""
     tasks: int = 1000
     """Tiny tasks."""
+    idle: tuple[str, ...] = tuple(dj.workloads.list_workloads())
+    """What `idle` runs, small."""
     placements: int = 20
-    """Random placements of each workload in `idle`."""
+    """Random placements of each of these."""
     steps: int = 10_000
     """Steps of the loop whose memory is watched."""
     plans: int = 10_000
@@ -147,7 +149,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
             add("transfers", machine, time_transfers, num_bytes=size)
         if machine.backend not in LAUNCHERS:
             add("copies", machine, time_copies)
-        for workload in dj.workloads.list_workloads():
+        for workload in asked.idle:
             run = partial(time_idle, context)
             add("idle", machine, run, workload=workload, placements=asked.placements)
     add("plans", machines[-1], partial(run_plans, context), plans=asked.plans)

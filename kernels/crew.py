@@ -47,9 +47,9 @@ class Crew:
         self._jobs = jobs
         self._num_left = len(jobs)
         self._lock = threading.Lock()
-        self._all_left = threading.Event()
-        if not jobs:
-            self._all_left.set()
+        self._working = threading.Lock()  # taken as long as anybody is
+        if jobs:
+            self._working.acquire()
 
     def start(self) -> None:
         """Sets a thread to each job."""
@@ -66,8 +66,11 @@ class Crew:
         with self._lock:
             self._num_left -= 1
             if not self._num_left:
-                self._all_left.set()
+                self._working.release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until all jobs are done; returns False if time ran out."""
-        return self._all_left.wait(timeout_s)
+        most_s = -1 if timeout_s is None else timeout_s
+        if self._num_left and self._working.acquire(timeout=most_s):
+            self._working.release()
+        return not self._num_left

@@ -20,6 +20,7 @@ from doppler_jax.programs.outputs import Blocks, Output
 from doppler_jax.types import ShardedProgram
 
 from .agenda import Agenda
+from .ops import wait_for
 from .running import Call, Calls, Execution, Running, TaskError
 from .trace import Chores, Record
 
@@ -115,7 +116,9 @@ class LoadedProgram(abc.ABC):
                 else None
                 for o, blocks in enumerate(self.agenda.outputs)
             ]
-            jax.block_until_ready(outputs)
+            for output in outputs:
+                if output is not None:
+                    wait_for(output)
         return Execution(outputs, make_record, allocated_bytes)
 
     @abc.abstractmethod

@@ -327,7 +327,7 @@ def distribute(
 
     It is planned at its first call, and anew for arguments of other shapes: traced, cut into
     tasks, coarsely and finely, what these and transfers cost here is measured, and a plan is
-    searched for; of the cuts that is taken whose plan is shortest by simulation. The plan then
+    searched for; that cut is taken whose calls are shortest by simulation. The plan then
     runs in turns with itself in fewer tasks (`fuse_segments`), and with `jax.jit` of the
     function: on a device of each kind, and on all that are alike, with the batch sharded. It is
     taken if its whole calls are faster beyond doubt; else the fastest `jit` is. A line on

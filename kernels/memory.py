@@ -13,6 +13,7 @@ from doppler_jax.programs.outputs import Output
 from doppler_jax.types import InputBlock, Kernel, ShardedProgram
 
 from .agenda import Agenda
+from .ops import wait_for
 
 Slots = list[Any]
 """The arrays of one call, by slot of its agenda; None before they are made and after use."""
@@ -53,6 +54,7 @@ class Residents:
         """Returns a call's slots `[S]`, those of graph inputs filled with arrived blocks."""
         slots: Slots = [None] * len(agenda.num_reads)
         cut: dict[int, jax.Array] = {}
+        moving: list[jax.Array] = []
         for i, device, slot in agenda.inputs:
             block, there = self._inputs[i], self._devices[device]
             value = values[block.source]
@@ -65,8 +67,10 @@ class Residents:
                     cut[i] = slice_block(value, block)
                 array = jax.device_put(cut[i], there)
                 kept[i, device] = array
+                moving.append(array)
             slots[slot] = array
-        jax.block_until_ready(slots)
+        for array in moving:
+            wait_for(array)
         return slots
 
     def _blocks(self, source: int, value: Any) -> dict[tuple[int, int], jax.Array]:

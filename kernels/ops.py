@@ -4,6 +4,7 @@ And JAX's settings, which threads do not inherit.
 """
 
 import contextlib
+import operator
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,8 +35,7 @@ _SETTINGS = tuple(
 """Of JAX, those that a context manager of the same name sets for one thread."""
 
 
-def _settings() -> list[Any]:
-    return [getattr(jax.config, name) for name in _SETTINGS]
+_settings = operator.attrgetter(*_SETTINGS)
 
 
 def inherit(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,10 +43,10 @@ def inherit(run: Callable[..., Any]) -> Callable[..., Any]:
 
     Those are, for one, what `with jax.enable_x64(True)` has set.
     """
-    settings = _settings()
+    settings = _settings(jax.config)
 
     def run_as_here(*args: Any) -> Any:
-        if (there := _settings()) == settings:
+        if (there := _settings(jax.config)) == settings:
             return run(*args)
         with contextlib.ExitStack() as stack:
             for name, value, other in zip(_SETTINGS, settings, there, strict=True):

@@ -85,7 +85,8 @@ class Lowered:
       costs: what these and their transfers cost on the devices, as measured, with pins.
       placed: the plan.
       said: how long that took, or what of it was there from an earlier process.
-      by_cut: simulated seconds of the plans compared, by blocks per tensor; the least is it.
+      by_cut: simulated seconds of whole calls of the plans compared, by blocks per tensor; the
+        least is it. Of one cut alone the makespan, for what else a call takes is the same.
     """
 
     program: Program
@@ -139,7 +140,10 @@ def lower(
     share = 0.5 if len(sizes) > 1 else 1.0  # the finer ones are to have some, too
     cuts, calibration, has_measured = _calibrate(tried, devices, folder, until_s, check, share)
     found, has_placed = _plans(cuts, calibration, folder, settings, budget_s, began)
-    by_cut = {num_shards: placed.objective_s for num_shards, (*_, placed) in found.items()}
+    by_cut = {
+        num_shards: placed.objective_s + _beyond_s(calibration, cut)
+        for num_shards, (cut, _, placed) in found.items()
+    }
     chosen = min(by_cut, key=by_cut.__getitem__)
     path = note(next(iter(cuts.values())))
     if path is not None and not found[chosen][2].interrupted:
@@ -150,6 +154,11 @@ def lower(
     best = f" (best of {len(found)} cuts)" if len(found) > 1 else ""
     tasks = f"{found[chosen][0].graph.num_tasks} tasks{best}"
     return Lowered(program, *found[chosen], f"{tasks}, {said}", by_cut)
+
+
+def _beyond_s(calibration: Calibration, sharded: ShardedProgram) -> float:
+    """Returns by how much a call takes longer than its makespan, 0 where it is not known."""
+    return calibration.calls.beyond_s(sharded) if calibration.calls else 0.0
 
 
 def _granularities(num_devices: int, settings: Settings) -> list[int]:
@@ -212,8 +221,9 @@ def _calibrate(
 ) -> tuple[dict[int, ShardedProgram], Calibration, bool]:
     """Returns cuts and what all of them cost: the first in any case, others until `until_s`.
 
-    Each gets a share of the seconds left then. The third result is whether anything was
-    measured for it.
+    Each gets a share of the seconds left then. What calls take beyond makespans differs between
+    cuts alone, so it is measured with the second one. The third result is whether anything was
+    measured.
     """
     cuts: dict[int, ShardedProgram] = {}
     measured: list[str] = []
@@ -231,8 +241,9 @@ def _calibrate(
             try:
                 left_s = max(until_s - time.monotonic(), 0.0)
                 found = measure_calibration(
-                    sharded, devices, path=path, progress=progress, budget_s=left_s * share
-                )
+                    sharded, devices, path=path, progress=progress, budget_s=left_s * share,
+                    calls=bool(cuts),
+                )  # fmt: skip
             except _OutOfTimeError:
                 found = load_calibration(path)  # as later processes find it
                 break

@@ -18,8 +18,8 @@ import dataclasses
 import functools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -162,8 +162,10 @@ class ThreadsCall(LocalCall):
         self._ready = [program.agenda.ready_set(d) for d in devices]
         self._requested: list[deque[int]] = [deque() for _ in devices]
         self._in_flight: list[SimpleQueue[Launched | None]] = [SimpleQueue() for _ in devices]
-        self._has_ready = [threading.Condition(self._lock) for _ in devices]
-        self._has_request = [threading.Condition(self._lock) for _ in devices]
+        # Made by who waits: to make one takes longer than to dispatch a task.
+        make = functools.partial(threading.Condition, self._lock)
+        self._has_ready: dict[int, threading.Condition] = defaultdict(make)
+        self._has_request: dict[int, threading.Condition] = defaultdict(make)
         work = ops.inherit(self._work)
         jobs: list[Job] = [
             (f"{what} {d}", functools.partial(work, worker, d))
@@ -235,7 +237,7 @@ class ThreadsCall(LocalCall):
                 return
             for d in devices:
                 self._has_begun[d] = True
-                self._has_ready[d].notify()  # others may have made something ready
+                _notify(self._has_ready, d)  # others may have made something ready
             here = [self.program.devices[d] for d in devices]
             for s, block in enumerate(self.slots):
                 if isinstance(block, Later) and block.device in here:
@@ -251,11 +253,11 @@ class ThreadsCall(LocalCall):
         for k in transfers:
             destination = self.agenda.transfers[k].destination
             self._requested[destination].append(k)
-            self._has_request[destination].notify()
+            _notify(self._has_request, destination)
         for v in tasks:
             device = self.agenda.placement[v]
             self._ready[device].add(v, now_s)
-            self._has_ready[device].notify()
+            _notify(self._has_ready, device)
 
     def _finished(self, v: int, now_s: float) -> None:
         self._go_on(self._rules.finished(v), now_s)
@@ -341,7 +343,7 @@ class ThreadsCall(LocalCall):
             with self._lock:
                 self._finished(v, finish_s)
                 self._room[device] += 1
-                self._has_ready[device].notify()
+                _notify(self._has_ready, device)
 
     def _take(self, device: int) -> int | None:
         """Waits, with the lock held, for the next task of a device; None: there is no more."""
@@ -423,5 +425,11 @@ class ThreadsCall(LocalCall):
     def _let_go(self) -> None:
         """Tells every worker, with the lock held, to end after what it is doing."""
         self._stopped = True
-        for condition in (*self._has_ready, *self._has_request):
+        for condition in (*self._has_ready.values(), *self._has_request.values()):
             condition.notify_all()
+
+
+def _notify(conditions: Mapping[int, threading.Condition], device: int) -> None:
+    """Wakes who waits for something on a device, if there is anybody; the lock is taken."""
+    if device in conditions:
+        conditions[device].notify()

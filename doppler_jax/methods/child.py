@@ -48,19 +48,22 @@ class Child:
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._is_over = False
         order = pickle.dumps(sys.path) + pickle.dumps((work, given))
-        self._thread = threading.Thread(target=self._talk, args=(order,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._talk, args=(order,), daemon=True).start()
 
     def _talk(self, order: bytes) -> None:
-        """Sends the order and takes down what comes back, in a thread."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        """Sends the order and takes down what comes back until the child ends, in a thread."""
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None
+        assert answers is not None
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            self._process.stdin.write(order)
-            self._process.stdin.flush()
+            orders.write(order)
+            orders.flush()
             while True:
-                self._said.put(pickle.load(self._process.stdout))
+                self._said.put(pickle.load(answers))
         self._said.put(_Over(self._process.wait()))
+        for pipe in (orders, answers):
+            with contextlib.suppress(OSError):  # what it did not read
+                pipe.close()
 
     def receive(self, timeout_s: float = 0.0) -> Any | None:
         """Returns the next that the child had to say; None: nothing within that time.
@@ -94,11 +97,7 @@ class Child:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.kill()
-        self._thread.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # what it did not read
-                pipe.close()  # type: ignore[union-attr]
+        self._process.kill()  # nobody waits until its memory is free, which may take long
 
 
 def can_be_sent(thing: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.calls import CallCosts
 from doppler_jax.costs.digests import kernel_digests
 from doppler_jax.engine import distributed as distribute
 from doppler_jax.engine import loop, planning, rivals
@@ -298,9 +299,9 @@ def two_branches(x):
 
 @pytest.fixture
 def costing(monkeypatch):
-    """Lets every kernel take what a function says of it."""
+    """Lets every kernel take what a function says of it, and a call so much for each task."""
 
-    def fake(seconds_of):
+    def fake(seconds_of, task_s=0.0):
         measure, known = planning.measure_calibration, {}
 
         def measured(sharded, devices, **options):
@@ -308,28 +309,35 @@ def costing(monkeypatch):
             for kernel, digest in kernel_digests(sharded.kernels).items():
                 seconds = (seconds_of(kernel),) * 2
                 known[digest] = dataclasses.replace(found.kernels[digest], seconds=seconds)
-            return dataclasses.replace(found, kernels={**found.kernels, **known})
+            calls = found.calls and CallCosts(0.0, task_s, *[0.0] * 6)
+            return dataclasses.replace(found, kernels={**found.kernels, **known}, calls=calls)
 
         monkeypatch.setattr(planning, "measure_calibration", measured)
 
     return fake
 
 
+def operand_sizes(kernel):
+    return float(np.prod([aval.size for aval in kernel.operands]))
+
+
 @pytest.mark.parametrize(
-    ("seconds_of", "is_coarse"),
+    ("seconds_of", "task_s", "is_coarse"),
     [
-        (lambda kernel: 1.0, True),  # it is dispatch that takes long
-        (lambda kernel: float(np.prod([aval.size for aval in kernel.operands])), False),
+        (lambda kernel: 1.0, 0.0, True),  # it is dispatch that takes long
+        (operand_sizes, 0.0, False),
+        (operand_sizes, 1e9, True),  # beyond the makespan
     ],
 )
-def test_the_cut_is_that_of_the_shortest_plan(seconds_of, is_coarse, costing):
-    costing(seconds_of)
+def test_the_cut_is_that_of_the_shortest_call(seconds_of, task_s, is_coarse, costing):
+    costing(seconds_of, task_s)
     x = jnp.linspace(-1.0, 1.0, 72 * 64).reshape(72, 64)
     options = {"method": "heft", "budget_s": 99.0, "cache": False}
     lowered = dj.distribute(two_branches, devices=jax.devices()[:2], **options).lower(x)
     assert set(lowered.by_cut) == {1, 2, 4}
     assert (min(lowered.by_cut, key=lowered.by_cut.get) == 1) == is_coarse
-    assert lowered.placed.makespan_s == min(lowered.by_cut.values())
+    call_s = lowered.placed.makespan_s + task_s * lowered.sharded.graph.num_tasks
+    assert call_s == pytest.approx(min(lowered.by_cut.values()), rel=1e-12)
     assert "(best of 3 cuts)" in lowered.said
 
 
