@@ -146,7 +146,7 @@ class Asked(Settings):
     """Transports of tensors, and how processes are asked."""
     num_bytes: tuple[int, ...] = (1 << 8, 1 << 16, 1 << 20, 1 << 24)
     """Sizes of tensors, multiples of four."""
-    rounds: int = 200
+    rounds: int = 500
     """Of there and back."""
 
 
@@ -209,17 +209,15 @@ def run_side(
     jax.config.update("jax_platforms", "cpu")
     end, seconds = ENDS[way](index, other, num_bytes), []
     array = jax.block_until_ready(jnp.ones(num_bytes // 4, jnp.float32))
+    while index == 1:  # until it is killed
+        end.send(end.receive())
     for _ in range(rounds):
-        if index == 1:
-            end.send(end.receive())
-            continue
         began_s = time.perf_counter()
         end.send(array)
         array = end.receive()
         seconds.append((time.perf_counter() - began_s) / 2)
-    if index == 0:
-        told.send(seconds)
-    time.sleep(ANSWER_S)  # until it is killed: what it sent last may be on its way
+    told.send(seconds)
+    time.sleep(ANSWER_S)  # until it is killed: the other side may not have all yet
 
 
 def pin_to(core: int) -> None:
