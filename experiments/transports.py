@@ -159,7 +159,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
     found = []
     for way in asked.ways:
         for num_bytes in asked.num_bytes if way not in CALLS else (0,):
-            key = {"way": way, "num_bytes": num_bytes, "rounds": asked.rounds}
+            key: Record = {"way": way, "num_bytes": num_bytes, "rounds": asked.rounds}
             found.append(Cell(key, partial(measure, **key)))
     return found
 
