@@ -29,7 +29,7 @@ import numpy as np
 
 import doppler_jax as dj
 from doppler_jax.engine.processes import line, transport
-from doppler_jax.engine.processes.ray import _start_ray, end_ray
+from doppler_jax.engine.processes.ray import end_ray, start_ray
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import seconds_of
@@ -247,7 +247,7 @@ def between_actors(way: str, num_bytes: int, chains: int) -> list[float]:
         def take(self, array: np.ndarray) -> int:
             return jax.block_until_ready(jax.device_put(array)).size
 
-    _start_ray(None)
+    start_ray(None)
     try:
         cores = sorted(os.sched_getaffinity(0))
         kind: Any = ray.remote(Side)

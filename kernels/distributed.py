@@ -353,8 +353,8 @@ def distribute(
       budget_s: seconds that the first call may spend on planning and comparing.
       mode: of `dj.compile`.
       method: of `dj.place`.
-      objective: of `dj.place`; `serial` links are truest to real ones, as measured
-        (docs/results/fidelity.md).
+      objective: of `dj.place`; the kind of links changes little of how true simulated calls
+        are (docs/results/fidelity.md).
       key: of what is random, a seed or a key, consumed.
       num_shards: blocks per tensor; by default what is best of one, the next power of two of
         the devices, its half and its double. Tasks with pins are cut by the second.

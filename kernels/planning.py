@@ -86,7 +86,8 @@ class Lowered:
       placed: the plan.
       said: how long that took, or what of it was there from an earlier process.
       by_cut: simulated seconds of whole calls of the plans compared, by blocks per tensor; the
-        least is it. Of one cut alone the makespan, for what else a call takes is the same.
+        least is it. Where nobody has measured what calls take beyond makespans, as for a first
+        cut alone, they are makespans.
     """
 
     program: Program

@@ -43,7 +43,7 @@ class RaySession(Session):
         self._ends: list[Any] = []  # calls that end with their processes
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
-            _start_ray(address)
+            start_ray(address)
 
     @property
     def is_open(self) -> bool:
@@ -198,7 +198,8 @@ def ray_devices(
         raise
 
 
-def _start_ray(address: str | None) -> None:
+def start_ray(address: str | None) -> None:
+    """Connects this process to the Ray of an address, or starts one of this machine."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -70,7 +70,7 @@ TINY = {
     "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
                "idle": ("chainmm",), "tasks": 10, "placements": 1, "steps": 20, "plans": 2,
                "rounds": 1},
-    "transports": {"ways": ("rings", "sockets"), "num_bytes": (1 << 8,), "rounds": 10},
+    "transports": {"num_bytes": (1 << 8,), "rounds": 10},
     "stage3_study": {"workloads": ("chainmm",), "preset": "small", "evaluations": 300,
                      "updates": 1, "pairs": 9,
                      "training": SystemConfig(batch=2, proposal_evaluations=64)},
