@@ -75,6 +75,9 @@ LOOP = 6
 LINK = "serial"
 """Kind of links whose simulations are shown plan by plan: what `distribute` plans by."""
 
+ROUNDS_S = 240.0
+"""Of a workload, after which no further round begins."""
+
 KERNEL_REPEATS = 3
 """Executions of each kernel by itself in a round, of which the median counts."""
 
@@ -93,7 +96,7 @@ class Asked(MachineSettings):
     plans: int = 24
     """Of each workload, half of them of one placement."""
     rounds: int = 21
-    """Turns of each plan."""
+    """Turns of each plan, fewer where they take long."""
 
 
 def cells(context: Context[Asked]) -> list[Cell]:
@@ -129,7 +132,7 @@ def measure(context: Context[Asked], machine: Machine, workload: str) -> Record:
             runs["steps", b] = partial(step_s, loop)
     again = calibration, sharded, machine.devices
     runs["kernels"] = lambda: measure_kernels_again(*again, repeats=KERNEL_REPEATS).kernels
-    found = in_turns(runs, asked.rounds)
+    found = in_turns(runs, asked.rounds, seconds=ROUNDS_S)
     costs = dj.make_costs(sharded, steady_kernels(calibration, found.pop("kernels")[1:]))
     simulated = {links: simulated_s(problem, costs, plans, links) for links in LINKS}
     periods = {"steps": periods_s(problem, costs, plans)} if sharded.carried else {}
@@ -319,6 +322,7 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
                 rows.append(
                     where
                     | {"what": kind + which, "tasks": record["tasks"]}
+                    | {"rounds": len(rounds[0])}
                     | _range(measured_s[here], simulated[LINK][here])
                     | agree(simulated[LINK][here], measured_s[here])
                 )

@@ -6,6 +6,7 @@ the machine has as many cores: the CPU devices of this process share its cores.
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import resource
@@ -194,15 +195,24 @@ def measure_plans(
     return {name: found[1:] for name, found in in_turns(runs, rounds).items()}
 
 
-def in_turns(runs: Mapping[Key, Callable[[], Value]], rounds: int) -> dict[Key, list[Value]]:
+def in_turns(
+    runs: Mapping[Key, Callable[[], Value]],
+    rounds: int,
+    *,
+    seconds: float = math.inf,
+    least: int = 5,
+) -> dict[Key, list[Value]]:
     """Returns what each run gave, `[1 + rounds]`: first cold, in their order, then warm.
 
     The runs take turns, each round in an order of its own, so that a machine's drift and what
-    one run leaves to the next hit all alike.
+    one run leaves to the next hit all alike. After `least` warm rounds none begins later than
+    `seconds` from the first.
     """
     found: dict[Key, list[Value]] = {what: [run()] for what, run in runs.items()}
-    names = list(runs)
+    names, began = list(runs), time.monotonic()
     for turn in range(rounds):
+        if turn >= least and time.monotonic() > began + seconds:
+            break
         for k in np.random.default_rng(turn).permutation(len(names)).tolist():
             time.sleep(0.01)  # threads of the call before may spin for a while
             found[names[k]].append(runs[names[k]]())

@@ -28,6 +28,18 @@ def test_what_is_compared_takes_turns_after_a_cold_round(monkeypatch):
     assert warm_ratio(found["slow"], found["fast"]) == 4.0
 
 
+def test_no_turn_begins_after_the_seconds_but_the_least_ones(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(machine.time, "sleep", lambda _: None)
+    monkeypatch.setattr(machine.time, "monotonic", lambda: float(next(clock)))
+    found = in_turns({"one": lambda: 1, "other": lambda: 2}, 9, seconds=3.0, least=2)
+    # The clock is asked at the beginning and, by a second each, before the third turn and on.
+    assert found == {"one": [1] * 6, "other": [2] * 6}
+    clock = iter(range(100))
+    found = in_turns({"one": lambda: 1}, 9, seconds=0.0, least=4)
+    assert found == {"one": [1] * 5}
+
+
 @pytest.mark.slow
 def test_a_calibrated_workload_is_measured_once(tmp_path, monkeypatch):
     workload = dj.workloads.make_workload("chainmm", "small")
