@@ -66,8 +66,8 @@ POOL = 2000
 REACH = 2.0
 """Times the least simulated makespan up to which plans are spread."""
 
-CALLS_S = 0.1
-"""Of calls in a turn, of which the median counts."""
+CALLS_S, LEAST_CALLS = 0.1, 3
+"""Of calls in a turn, and how many they are at least; the median counts."""
 
 LOOP = 6
 """Calls of a loop that is measured."""
@@ -75,7 +75,7 @@ LOOP = 6
 LINK = "serial"
 """Kind of links whose simulations are shown plan by plan: what `distribute` plans by."""
 
-ROUNDS_S = 240.0
+ROUNDS_S = 480.0
 """Of a workload, after which no further round begins."""
 
 KERNEL_REPEATS = 3
@@ -127,7 +127,7 @@ def measure(context: Context[Asked], machine: Machine, workload: str) -> Record:
     runs: dict[Hashable, Callable[[], Any]] = {}
     loops = [Loop(step, sharded, args, {}) for step in steps]
     for b, loop in enumerate(loops):
-        runs["calls", b] = partial(calls_s, loop, CALLS_S)
+        runs["calls", b] = partial(calls_s, loop, CALLS_S, LEAST_CALLS)
         if sharded.carried:
             runs["steps", b] = partial(step_s, loop)
     again = calibration, sharded, machine.devices

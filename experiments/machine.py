@@ -226,10 +226,10 @@ def seconds_of(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def calls_s(run: Callable[[], Any], least_s: float) -> float:
-    """Returns the median seconds of calls in a row that take `least_s` together."""
+def calls_s(run: Callable[[], Any], least_s: float, least: int = 1) -> float:
+    """Returns the median seconds of `least` calls in a row, or more that take `least_s`."""
     spent: list[float] = []
-    while sum(spent) < least_s:
+    while sum(spent) < least_s or len(spent) < least:
         spent.append(seconds_of(run))
     return float(np.median(spent))
 

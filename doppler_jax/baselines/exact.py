@@ -53,6 +53,9 @@ MOST_COUNTED = 1 << 14
 """Ticks of a horizon up to which devices that are alike are one pool: with finer ones it takes
 the solver longer to see that tasks do not fill the devices evenly than where they have one."""
 
+MOST_ORDERED = 64
+"""Tasks that tell devices apart that are alike."""
+
 BITS = 30
 """Bits to which the largest limited memory is resolved."""
 
@@ -554,11 +557,14 @@ class _Model:
                     )
 
     def break_symmetry(self, classes: list[list[int]], topological: np.ndarray) -> None:
-        """A device of a class runs something only after a task on the one before it."""
+        """A device of a class runs something only after a task on the one before it.
+
+        Asked of the first tasks alone: sums grow with each.
+        """
         for members in classes:
             for before, after in itertools.pairwise(members):
                 earlier: list[cp_model.IntVar] = []
-                for v in topological.tolist():
+                for v in topological[:MOST_ORDERED].tolist():
                     if after in self.runs[v]:
                         self.model.add(self.runs[v][after] <= sum(earlier))
                     if before in self.runs[v]:

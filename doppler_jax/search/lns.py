@@ -28,6 +28,7 @@ class Member:
     ruins: "Ruins"
     walker: "Walker | None"  # None where nothing can be walked
     walks: bool = False  # now
+    serves: bool = False  # under `fifo`, now
     best_s: float = np.inf  # of the ruins, whose order is known
     best_rank: np.ndarray | None = None
 
@@ -46,6 +47,9 @@ class LNS(OnePlan):
     replay in order. Where memory is limited devices wait until there is room, and the order of
     starts becomes the plan's.
 
+    Where nothing can be walked, plans are first ruined under `fifo`, which looks at no order,
+    and go on from the order of its starts.
+
     A list schedule of the whole plan takes several times as long as a change of it that is
     evaluated from the changed position. So where that can be done most of the budget is for
     such steps: few of the former already come near to what they can reach.
@@ -55,6 +59,7 @@ class LNS(OnePlan):
     ruins: float = 0.7  # share of steps that free tasks; the others move some
     most: int = 32  # tasks that are freed together
     share_ruined: float = 0.3  # of the budget, where the rest can be walked
+    share_served: float = 0.7  # of the budget, first, where nothing can be walked
     rounds: int = 3  # of both
 
     def fit(self, evaluations: int) -> Self:
@@ -65,6 +70,9 @@ class LNS(OnePlan):
     def begin(
         self, problem: SearchProblem, placement: np.ndarray, rank: np.ndarray, seed: int
     ) -> Member:
+        if self._serves(problem):
+            ruins = make_ruins(problem.first_come, placement, rank, seed, self.most)
+            return Member(ruins, None, serves=True)
         ruins = make_ruins(_listed(problem), placement, rank, seed, self.most)
         if not can_walk(problem) or self.share_ruined == 1.0:
             return Member(ruins, None)
@@ -82,11 +90,16 @@ class LNS(OnePlan):
             turn = first + self.share_ruined / self.rounds
             first, last = (first, turn) if begin < turn else (turn, first + 1.0 / self.rounds)
             self._turn(problem, member, begin >= turn)
+        elif self._serves(problem) and begin < self.share_served:
+            last = self.share_served
+        elif self._serves(problem):
+            first = self.share_served
+            self._rank(problem, member)
         at = ((share - first) / (last - first) for share in (begin, min(end, last)))
         heat = self.temperatures(*at)
         if member.walker is not None and member.walks:
             return walk(problem.aim, member.walker, steps, *heat, problem.enough_s)
-        aim = _listed(problem).aim
+        aim = (problem.first_come if member.serves else _listed(problem)).aim
         return recreate(aim, member.ruins, steps, *heat, self.ruins, problem.enough_s)
 
     def best(
@@ -130,11 +143,28 @@ class LNS(OnePlan):
         member.walks, member.best_rank = walks, None
         member.state.worth[:] = np.inf
 
+    def _serves(self, problem: SearchProblem) -> bool:
+        """Returns whether plans are ruined under `fifo` before their order is searched."""
+        is_ordered = problem.queue == "in_order" and not problem.is_limited
+        return is_ordered and not can_walk(problem) and self.share_served > 0
+
+    def _rank(self, problem: SearchProblem, member: Member) -> None:
+        """Lets a member that has served so far go on with ranks, from its best."""
+        if member.serves:
+            best, rank = member.ruins, self._order(problem, member)
+            seed = int(best.random[0])
+            member.ruins = make_ruins(
+                _listed(problem), best.best_placement, rank, seed, self.most
+            )
+            member.serves = False
+
     def _order(self, problem: SearchProblem, member: Member) -> np.ndarray:
         """Returns the order `[N]` of the best of the ruins, as ranks."""
         from doppler_jax.search.kernels import BEST
 
         best = member.ruins
+        if member.serves:
+            return problem.order_of(best.best_placement, None)
         if problem.is_limited or _listed(problem).aim.is_listed:  # it is that of starts
             return best.best_rank.copy()
         if member.best_rank is None or best.worth[BEST] < member.best_s:

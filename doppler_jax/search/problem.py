@@ -144,6 +144,11 @@ class SearchProblem:
             return self
         return dataclasses.replace(self, queue="priority")
 
+    @cached_property
+    def first_come(self) -> SearchProblem:
+        """The problem under `fifo`, which looks at no order."""
+        return dataclasses.replace(self, queue="fifo")
+
     def ordered(self, placements: np.ndarray) -> Plans:
         """Returns plans of placements `[B, N]`, with the problem's ranks.
 
@@ -159,10 +164,11 @@ class SearchProblem:
         """Returns plans, with the problem's ranks if they have none."""
         return plans if len(plans.ranks) else self.ordered(plans.placements)
 
-    def order_of(self, placement: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """Returns the order of starts `[N]` under `priority` by ranks `[N]`, as ranks."""
-        options: dict[str, Any] = {"queue": "priority", "priority": rank}
-        options["links"] = self.objective.links
+    def order_of(self, placement: np.ndarray, rank: np.ndarray | None) -> np.ndarray:
+        """Returns the order of starts `[N]`, as ranks, under `priority`, or `fifo` without."""
+        options: dict[str, Any] = {"links": self.objective.links}
+        if rank is not None:
+            options |= {"queue": "priority", "priority": rank}
         schedule = simulate_one(self.graph, self.costs, placement, **options)
         return start_order(schedule, self.rank)
 
