@@ -4,7 +4,8 @@ Whole calls, arguments laid out and outputs handed over. For each workload this 
 calibrated, and plans are chosen whose simulated times spread evenly, up to twice the least:
 half of them differ in placement and order, the other half in order only. They are called in
 turns, as is each kernel by itself, since the machine's speed drifts: times are medians over
-rounds, each scaled to the median round, and simulations take the kernels of those rounds.
+rounds, each scaled to the median round, and simulations take the kernels of those rounds, by
+which what transfers take of a device is scaled, too.
 Simulated is the makespan, and as calibrated what laying, handing over and the call itself take.
 Where state is carried, loops of six calls are measured beside calls, and their steps are
 compared with `period_s`.
@@ -133,7 +134,7 @@ def measure(context: Context[Asked], machine: Machine, workload: str) -> Record:
     again = calibration, sharded, machine.devices
     runs["kernels"] = lambda: measure_kernels_again(*again, repeats=KERNEL_REPEATS).kernels
     found = in_turns(runs, asked.rounds, seconds=ROUNDS_S)
-    costs = dj.make_costs(sharded, steady_kernels(calibration, found.pop("kernels")[1:]))
+    costs = dj.make_costs(sharded, steady(calibration, found.pop("kernels")[1:]))
     simulated = {links: simulated_s(problem, costs, plans, links) for links in LINKS}
     periods = {"steps": periods_s(problem, costs, plans)} if sharded.carried else {}
     return {
@@ -156,15 +157,23 @@ def step_s(loop: Loop) -> float:
     return seconds_of(lambda: [loop() for _ in range(LOOP)][-1]) / LOOP
 
 
-def steady_kernels(calibration: Calibration, rounds: Sequence[Any]) -> Calibration:
-    """Returns the calibration with the medians of what kernels took in rounds."""
+def steady(calibration: Calibration, rounds: Sequence[Any]) -> Calibration:
+    """Returns the calibration with the medians of what kernels took in rounds.
+
+    What a device spends on transfers is its own work, too: it takes as much longer as kernels.
+    """
     kernels = {
         digest: dataclasses.replace(
             kernel, seconds=tuple(np.median([k[digest].seconds for k in rounds], axis=0))
         )
         for digest, kernel in calibration.kernels.items()
     }
-    return dataclasses.replace(calibration, kernels=kernels)
+    slower = np.median(
+        [np.divide(kernels[k].seconds, was.seconds) for k, was in calibration.kernels.items()],
+        axis=0,
+    )
+    handling = {end: float(slower[end[0]]) * s for end, s in calibration.handling.items()}
+    return dataclasses.replace(calibration, kernels=kernels, handling=handling)
 
 
 def simulated_s(

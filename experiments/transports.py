@@ -10,7 +10,9 @@ there on one side's CPU device, and ends when a kernel on the other side could r
 - `ray compiled graph`: the same by Ray's channels in shared memory.
 
 Then what it takes to ask both processes for nothing and to have their answers: by a line of
-ours, and by calls of actors. Times are medians.
+ours, and by calls of actors. And what rings are worth where both cores compute: whole calls of
+a workload's plan by either of ours, on devices that are started anew for each, in turns. Times
+are medians.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ from doppler_jax.engine.processes import line, transport
 from doppler_jax.engine.processes.ray import end_ray, start_ray
 from experiments import grid
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
-from experiments.machine import seconds_of
+from experiments.machine import Machine, arguments, seconds_of
 from experiments.tables import by, table
 
 HOPS = 8
@@ -133,9 +135,17 @@ ENDS: dict[str, Callable[[int, Connection, int], End]] = {
 
 RAYS = ("ray objects", "ray compiled graph")
 
-CALLS = ("line", "actor calls")
+ASKED = ("line", "actor calls")
 
-WAYS = (*ENDS, *RAYS, *CALLS)
+WHOLE = "whole calls"
+
+WAYS = (*ENDS, *RAYS, *ASKED, WHOLE)
+
+NUM_SHARDS, PLANNING_S = 4, 5.0
+"""Blocks per tensor of the workload, and seconds in which its plan is searched."""
+
+WARMING = 5
+"""Calls that do not count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +157,13 @@ class Asked(Settings):
     num_bytes: tuple[int, ...] = (1 << 8, 1 << 16, 1 << 20, 1 << 24)
     """Sizes of tensors, multiples of four."""
     rounds: int = 500
-    """Of there and back."""
+    """Of there and back; a tenth of it are whole calls in a turn."""
+    workload: str = "llama_block"
+    """That is called."""
+    preset: str = "medium"
+    """Sizes of the workload."""
+    turns: int = 3
+    """Of devices that have rings, and devices that have none."""
 
 
 def cells(context: Context[Asked]) -> list[Cell]:
@@ -158,8 +174,12 @@ def cells(context: Context[Asked]) -> list[Cell]:
         raise ValueError("there is one core; expected two, one for each process")
     found = []
     for way in asked.ways:
-        for num_bytes in asked.num_bytes if way not in CALLS else (0,):
-            key: Record = {"way": way, "num_bytes": num_bytes, "rounds": asked.rounds}
+        if way == WHOLE:
+            key: Record = {"way": way} | context.key("ways", "num_bytes")
+            found.append(Cell(key, partial(whole_calls, context)))
+            continue
+        for num_bytes in asked.num_bytes if way not in ASKED else (0,):
+            key = {"way": way, "num_bytes": num_bytes, "rounds": asked.rounds}
             found.append(Cell(key, partial(measure, **key)))
     return found
 
@@ -310,24 +330,62 @@ def asking(way: str, rounds: int) -> list[float]:
         return [seconds_of(by_line if way == "line" else by_actors) for _ in range(rounds)]
 
 
+def whole_calls(context: Context[Asked]) -> Record:
+    """Returns the seconds of calls of one plan, by rings and by sockets."""
+    asked, plan = context.settings, None
+    made = dj.workloads.make_workload(asked.workload, asked.preset)
+    spent: dict[str, list[float]] = {"rings": [], "sockets": []}
+    for _ in range(asked.turns):
+        for way, calls_s in spent.items():
+            os.environ[transport.RINGS] = "on" if way == "rings" else "off"
+            try:
+                with Machine(2, "ray") as machine:
+                    problem = machine.calibrated(made, context.folder, "planner", NUM_SHARDS)
+                    if plan is None:
+                        objective = dj.Objective("serial")
+                        given = problem.program, problem.costs
+                        plan = dj.place(*given, objective=objective, budget_s=PLANNING_S).plan
+                    run = partial(machine.compile(problem.program, plan), *arguments(problem))
+                    seconds = [seconds_of(run) for _ in range(WARMING + asked.rounds // 10)]
+                    calls_s += seconds[WARMING:]
+            finally:
+                del os.environ[transport.RINGS]
+    return {f"{way}_s": calls_s for way, calls_s in spent.items()}
+
+
 def report(context: Context[Asked], records: list[Record]) -> Page:
-    """Returns seconds of a hop, by size and way, and those of asking."""
-    hops, asked = [], []
-    for num_bytes, found in sorted(by(records, "num_bytes").items()):
+    """Returns seconds of a hop, by size and way, those of asking, and those of whole calls."""
+    hops, asked, whole = [], [], []
+    for record in [r for r in records if r["way"] == WHOLE]:
+        spent = {way: record[f"{way}_s"] for way in ("rings", "sockets")}
+        medians = {way: float(np.median(calls_s)) for way, calls_s in spent.items()}
+        whole += [
+            {"workload": record["workload"], "way": way, "calls": len(calls_s)}
+            | {"median_s": medians[way], "smallest_s": min(calls_s)}
+            | {"over rings": medians[way] / medians["rings"]}
+            for way, calls_s in spent.items()
+        ]
+    between = [r for r in records if r["way"] != WHOLE]
+    for num_bytes, found in sorted(by(between, "num_bytes").items()):
         medians = {r["way"]: float(np.median(r["hops_s"])) for r in found}
         for record in found:
             way, median_s = record["way"], medians[record["way"]]
             row = {"way": way, "median_s": median_s, "smallest_s": min(record["hops_s"])}
-            if way in CALLS:
+            if way in ASKED:
                 asked.append(row)
                 continue
             over = median_s / medians["rings"] if "rings" in medians else None
             row |= {"over rings": over, "GB/s": num_bytes / median_s / 1e9}
             hops.append({"num_bytes": num_bytes} | row)
-    return Page({"A hop": table(hops), "Asking both processes for nothing": table(asked)})
+    texts = {
+        "A hop": table(hops),
+        "Asking both processes for nothing": table(asked),
+        "Whole calls": table(whole),
+    }
+    return Page(texts)
 
 
-QUICK = {"num_bytes": (1 << 16,), "rounds": 20}
+QUICK = {"num_bytes": (1 << 16,), "rounds": 20, "preset": "small", "turns": 1}
 
 STUDY = Study("transports", Asked(), cells, report, QUICK)
 

@@ -24,7 +24,7 @@ from ..agenda import Agenda, Asynchronous, phases
 from ..memory import Buffers, Slots
 from ..ops import allocated_bytes, choose, refuse_nan
 from .line import serve
-from .transport import Mesh, Packet, from_bytes, to_bytes, to_device, to_host
+from .transport import RINGS, Mesh, Packet, from_bytes, to_bytes, to_device, to_host
 
 _WAKE_S = 1e-3  # from the last arrival on that the next one is waited for awake
 _LOOKS_S = (1e-4, 1e-3)  # between looks after that, the longer the wait
@@ -78,7 +78,8 @@ class Worker:
     def __init__(self, index: int, host: str, secret: bytes, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
-        self._mesh = Mesh(index, host, secret, self, jax.default_backend() == "cpu")
+        may_share = jax.default_backend() == "cpu" and os.environ.get(RINGS) != "off"
+        self._mesh = Mesh(index, host, secret, self, may_share)
         self._listener = socket.create_server((host, 0))
         self._secret = secret
         self._executables: dict[str, Any] = {}  # by digest

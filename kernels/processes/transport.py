@@ -45,6 +45,9 @@ _CAPACITY = 8 << 20  # what is on its way at most: little, so that it stays in t
 _ORDERED = ("x86_64", "AMD64")
 """Machines on which other cores see writes to memory in their order."""
 
+RINGS = "DOPPLER_JAX_RINGS"
+"""Environment variable; where it is `off` for a device process, that has TCP alone."""
+
 OFFER_BYTES = _OFFER.size
 NO_OFFER = bytes(OFFER_BYTES)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.costs.calibration import Calibration, KernelTime
 from doppler_jax.graphs.pipelines import SCHEDULES
 from doppler_jax.policies.model import PolicyConfig
 from doppler_jax.training.sim_rl import SimConfig
@@ -70,7 +71,7 @@ TINY = {
     "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
                "idle": ("chainmm",), "tasks": 10, "placements": 1, "steps": 20, "plans": 2,
                "rounds": 1},
-    "transports": {"num_bytes": (1 << 8,), "rounds": 10},
+    "transports": {"num_bytes": (1 << 8,), "rounds": 10, "preset": "small", "turns": 1},
     "stage3_study": {"workloads": ("chainmm",), "preset": "small", "evaluations": 300,
                      "updates": 1, "pairs": 9,
                      "training": SystemConfig(batch=2, proposal_evaluations=64)},
@@ -285,6 +286,23 @@ def test_what_placements_took_is_told_apart_from_how_fast_the_machine_was():
     found = fidelity.steady_medians(worth_s * speed * noise)
     # The rounds' medians are 1.3 (the outlier shifts it), 2.04, 0.96 and 1.44.
     np.testing.assert_allclose(found, worth_s / 1.2 * (1.3 + 1.44) / 2, rtol=1e-12)
+
+
+def test_what_transfers_take_of_a_device_is_slower_as_its_kernels_are():
+    then = Calibration(
+        "ray", ("a", "b"), np.full(2, np.inf), np.zeros(2),
+        {"x": KernelTime("x", (1.0, 2.0), 0.0), "y": KernelTime("y", (3.0, 4.0), 0.0)},
+        {(0, 1, 8): 1.0, (1, 0, 8): 1.0}, 0.0, {(0, 1, 8): 1.0, (1, 0, 8): 10.0},
+    )  # fmt: skip
+
+    def kernels(factors):
+        seconds = {k: tuple(np.multiply(factors, t.seconds)) for k, t in then.kernels.items()}
+        return {k: KernelTime(k, s, 0.0) for k, s in seconds.items()}
+
+    now = fidelity.steady(then, list(map(kernels, ([1.0, 2.0], [1.5, 3.0], [9.0, 9.0]))))
+    assert now.kernels["y"].seconds == (4.5, 12.0)
+    assert now.handling == {(0, 1, 8): 1.5, (1, 0, 8): 30.0}
+    assert now.transfers == then.transfers
 
 
 def test_plans_are_spread_and_half_of_them_are_of_one_placement():

@@ -9,6 +9,7 @@ import doppler_jax as dj
 from doppler_jax.graphs.pipelines import make_pipeline
 from doppler_jax.objective import Objective
 from doppler_jax.search import lns_kernels as kernels
+from doppler_jax.search.kernels import BEST
 from doppler_jax.search.lns import LNS, make_ruins
 from doppler_jax.search.problem import make_search_problem
 from doppler_jax.simulator.simulate import simulate
@@ -110,6 +111,28 @@ def test_turns_go_on_from_the_best_that_fits_or_from_where_a_member_is(fits):
     now = (walker.best_placement, walker.best_rank) if fits else (walker.placement, walker.rank)
     for found, wanted in zip((ruins.placement, ruins.rank), now, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_no_plan_is_walked_it_is_ruined_under_fifo_until_its_order_counts(seed):
+    graph, costs = random_problem(np.random.default_rng(seed), 40, 3)
+    problem = make_search_problem(graph, costs, Objective("duplex"), queue="in_order")
+    search = LNS(members=1)
+    member = search.begin(problem, np.zeros(40), problem.rank, 0)
+
+    def executed_s(placement, **ranked):
+        given = graph, costs, placement.astype(int)
+        return simulate(*given, objective=problem.objective, **ranked).makespan_s
+
+    search.run(problem, member, 300, 0.0, search.share_served)
+    (placement,), (served_s,), (rank,) = search.best(problem, member)
+    assert executed_s(placement) == served_s
+    assert executed_s(placement, queue="in_order", priority=rank) == served_s
+    search.run(problem, member, 1, search.share_served, 0.8)  # looks at where it is
+    assert member.ruins.worth[BEST] == served_s
+    search.run(problem, member, 300, 0.8, 1.0)
+    (placement,), (ordered_s,), (rank,) = search.best(problem, member)
+    assert executed_s(placement, queue="in_order", priority=rank) == ordered_s <= served_s
 
 
 def test_in_order_devices_wait_for_room_and_values_are_those_of_the_order_of_starts():
