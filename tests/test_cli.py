@@ -265,8 +265,8 @@ def test_as_a_process(tmp_path):
     (tmp_path / "g.txt").write_text(TEXT)
     (tmp_path / "bad.txt").write_text(TEXT[:9])
 
-    def start(path):
-        words = ("-m", "doppler_jax", "place", path, "--method", "single")
+    def start(path, method="single"):
+        words = ("-m", "doppler_jax", "place", path, "--method", method)
         return run_python(*words, cwd=tmp_path)
 
     done = start("g.txt")
@@ -275,3 +275,7 @@ def test_as_a_process(tmp_path):
     refused = start("bad.txt")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert_one_error_line(refused.stderr, "bad.txt: ")
+    own = "import atexit\natexit.register(print, 'over')\ndef alone(request): return [0] * 3"
+    (tmp_path / "mine.py").write_text(own)
+    done = start("g.txt", "mine:alone")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "over")
