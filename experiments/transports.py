@@ -30,9 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import doppler_jax as dj
+from doppler_jax.engine.loop import Loop
 from doppler_jax.engine.processes import line, transport
 from doppler_jax.engine.processes.ray import end_ray, start_ray
 from experiments import grid
+from experiments.fidelity import ARGUMENTS
 from experiments.grid import Cell, Context, Page, Record, Settings, Study
 from experiments.machine import Machine, arguments, seconds_of
 from experiments.tables import by, table
@@ -170,6 +172,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
     """Returns a cell per way and size."""
     asked = context.settings
     grid.check_names("--ways", asked.ways, WAYS)
+    grid.check_names("--workload", [asked.workload], list(ARGUMENTS))
     if len(os.sched_getaffinity(0)) < 2:
         raise ValueError("there is one core; expected two, one for each process")
     found = []
@@ -333,6 +336,7 @@ def asking(way: str, rounds: int) -> list[float]:
 def whole_calls(context: Context[Asked]) -> Record:
     """Returns the seconds of calls of one plan, by rings and by sockets."""
     asked, plan = context.settings, None
+    cut = "planner", NUM_SHARDS, ARGUMENTS[asked.workload]
     made = dj.workloads.make_workload(asked.workload, asked.preset)
     spent: dict[str, list[float]] = {"rings": [], "sockets": []}
     for _ in range(asked.turns):
@@ -340,12 +344,13 @@ def whole_calls(context: Context[Asked]) -> Record:
             os.environ[transport.RINGS] = "on" if way == "rings" else "off"
             try:
                 with Machine(2, "ray") as machine:
-                    problem = machine.calibrated(made, context.folder, "planner", NUM_SHARDS)
+                    problem = machine.calibrated(made, context.folder, *cut)
                     if plan is None:
                         objective = dj.Objective("serial")
                         given = problem.program, problem.costs
                         plan = dj.place(*given, objective=objective, budget_s=PLANNING_S).plan
-                    run = partial(machine.compile(problem.program, plan), *arguments(problem))
+                    step = machine.compile(problem.program, plan)
+                    run = Loop(step, problem.program, arguments(problem), {})
                     seconds = [seconds_of(run) for _ in range(WARMING + asked.rounds // 10)]
                     calls_s += seconds[WARMING:]
             finally:
