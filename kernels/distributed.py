@@ -32,7 +32,7 @@ from .loop import Loop
 from .placed import PlacedFunction, as_devices, load
 from .planning import Lowered, Settings, lower
 from .profile import Profile, measured_costs
-from .rivals import jit_rivals
+from .rivals import jit_rivals, sharded_jits
 
 ROUNDS = (15, 30, 60, 120)
 """Calls of each rival, in turns: more while a plan seems to be faster, but not beyond doubt."""
@@ -41,6 +41,9 @@ SURE = 6
 """Of these without which nothing is beyond doubt: they may take `LATE_S` beyond the budget."""
 
 LATE_S = 2.0
+
+TRYING, TRIALS = 0.5, 2
+"""Share of that in which ways to shard are tried, and calls of each that count."""
 
 PLANNING = 0.6
 """Share of the budget for planning; the rest is for comparing."""
@@ -52,7 +55,8 @@ class Compared:
 
     Attributes:
       call_s: seconds of every call, by rival: "plan", "plan, fused" (one task of those that
-        wait for the same transfers), "jit on <device>", "jit, sharded over <N> devices".
+        wait for the same transfers), "jit on <device>", "jit, sharded [by ...] over <N>
+        devices".
       chosen: which of them runs from now on.
       failed: what those raised that could not run here, by rival.
     """
@@ -278,10 +282,14 @@ class Distributed:
         former = self._former.pop(_shapes_of(args, kwargs), None)
         if former is not None:
             rivals["plan before"] = former.run
-        rivals |= jit_rivals(
-            self._traced, lowered.sharded, self._devices,
-            is_batch_told=self._settings.resident is not None,
-        )  # fmt: skip
+        given = self._traced, lowered.sharded, self._devices
+        rivals |= jit_rivals(*given)
+        told = self._settings.resident is not None
+        rivals |= fastest(
+            sharded_jits(*given, is_batch_told=told),
+            lambda run: Loop(run, lowered.sharded, args, kwargs),
+            time.monotonic() + TRYING * (until_s - time.monotonic()),
+        )
         loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}
         compared = compare_calls(loops, (), {}, until_s)
         chosen = rivals[compared.chosen]
@@ -329,11 +337,11 @@ def distribute(
     tasks, coarsely and finely, what these and transfers cost here is measured, and a plan is
     searched for; that cut is taken whose calls are shortest by simulation. The plan then
     runs in turns with itself in fewer tasks (`fuse_segments`), and with `jax.jit` of the
-    function: on a device of each kind, and on all that are alike, with the batch sharded. It is
-    taken if its whole calls are faster beyond doubt; else the fastest `jit` is. A line on
-    standard error says which. A function with effects is not run so often, and `jit` takes it;
-    one with pins is held to them, and the plan takes it. Arguments that `fn` would donate are
-    kept.
+    function: on a device of each kind, and on all that are alike, its batch or other arguments
+    sharded as is fastest. It is taken if its whole calls are faster beyond doubt; else the
+    fastest `jit` is. A line on standard error says which. A function with effects is not run so
+    often, and `jit` takes it; one with pins is held to them, and the plan takes it. Arguments
+    that `fn` would donate are kept.
 
     Example:
       >>> fast = dj.distribute(lambda x: jnp.tanh(x @ x) + x, budget_s=2)
@@ -388,6 +396,45 @@ def distribute(
     return make if fn is None else make(fn)
 
 
+def fastest(
+    runs: Mapping[str, Callable[..., Any]],
+    loop: Callable[[Callable[..., Any]], Callable[[], Any]],
+    until_s: float,
+) -> dict[str, Callable[..., Any]]:
+    """Returns that whose calls are fastest, by few of each.
+
+    None is tried after `until_s` but the first, which it is where none can run. What the others
+    hold is freed.
+
+    Args:
+      runs: functions, by name.
+      loop: makes calls of one.
+      until_s: of `time.monotonic`.
+    """
+    least_s, best = np.inf, dict(list(runs.items())[:1])
+    for k, (name, run) in enumerate(runs.items()):
+        if k and time.monotonic() > until_s:
+            break
+        call = loop(run)
+        try:
+            jax.block_until_ready(call())  # compiles
+            took_s = min(_seconds(call) for _ in range(TRIALS))
+        except Exception as error:  # memory is short, or JAX does not shard it so
+            if not (k or isinstance(error, RuntimeError)):
+                raise
+            continue
+        if took_s < least_s:
+            least_s, best = took_s, {name: run}
+    return best
+
+
+def _seconds(call: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
+    """Returns what a call takes until its outputs can be used."""
+    began_s = time.perf_counter()
+    jax.block_until_ready(call(*args, **kwargs))
+    return time.perf_counter() - began_s
+
+
 def compare_calls(
     rivals: Mapping[str, Callable[..., Any]],
     args: tuple[Any, ...],
@@ -424,9 +471,7 @@ def compare_calls(
         if k and now > (until_s if k >= SURE else max(until_s, began + LATE_S)):
             break
         for name in list(times)[:: 1 if k % 2 else -1]:
-            began_s = time.perf_counter()
-            jax.block_until_ready(rivals[name](*args, **kwargs))
-            times[name].append(time.perf_counter() - began_s)
+            times[name].append(_seconds(rivals[name], *args, **kwargs))
     return Compared({name: tuple(found) for name, found in times.items()}, _best(times), failed)
 
 

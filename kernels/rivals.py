@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from doppler_jax.programs.blocks import by_position
+from doppler_jax.programs.blocks import by_position, num_bytes
 from doppler_jax.programs.outputs import Output
 from doppler_jax.types import ShardedProgram
 
@@ -18,15 +18,40 @@ from .devices import Devices
 from .local import LocalDevices
 from .loop import jit_taking
 
+MOST_ARGUMENTS = 2
+"""Of which each is sharded alone, the largest."""
+
 
 def jit_rivals(
+    fn: Callable[..., Any], sharded: ShardedProgram, devices: Devices
+) -> dict[str, Callable[..., Any]]:
+    """Returns `jit` by name, on a device of each kind.
+
+    The devices of `jit` are this process's: plans may run on others.
+
+    Args:
+      fn: the function.
+      sharded: cut into tasks, which says what is carried.
+      devices: where plans run.
+    """
+    kinds = _kinds(_own(devices))
+    jitted = jit_taking(fn, sharded)
+    told: Any = jax.config
+    usual = told.jax_default_device or jax.local_devices()[0]
+    return {
+        f"jit on {device}": jitted if device == usual else partial(_call_on, device, jitted)
+        for device in kinds.values()
+    }
+
+
+def sharded_jits(
     fn: Callable[..., Any], sharded: ShardedProgram, devices: Devices, *, is_batch_told: bool
 ) -> dict[str, Callable[..., Any]]:
-    """Returns `jit` by name: on a device of each kind, and over all with the batch sharded.
+    """Returns `jit` over all devices of this process, by how arguments are sharded.
 
-    The devices of `jit` are this process's: plans may run on others. A batch are arguments that
-    neither stay nor are carried, and whose leading axis divides by the number of devices; those
-    have to be of one kind.
+    First the batch: arguments that neither stay nor are carried, and whose leading axis divides
+    by the number of devices. Then one of the largest arguments by its longest axis that
+    divides, or all by their first, or last, such axis. Devices have to be of one kind.
 
     Args:
       fn: the function.
@@ -34,28 +59,58 @@ def jit_rivals(
       devices: where plans run.
       is_batch_told: whether the user said what stays; else any argument may be of the batch.
     """
-    own = list(devices) if isinstance(devices, LocalDevices) else jax.devices()
-    kinds = {(device.platform, device.device_kind): device for device in reversed(own)}
-    jitted = jit_taking(fn, sharded)
-    told: Any = jax.config
-    usual = told.jax_default_device or jax.local_devices()[0]
-    rivals: dict[str, Callable[..., Any]] = {
-        f"jit on {device}": jitted if device == usual else partial(_call_on, device, jitted)
-        for device in kinds.values()
-    }
-    if len(own) > 1 and len(kinds) == 1:
-        staying = _staying(sharded) if is_batch_told else set()
-        kept = staying | {i for i, _ in sharded.carried}
-        batch = {
-            i
-            for i, aval in enumerate(sharded.arg_avals)
-            if i not in kept and aval.shape and aval.shape[0] and aval.shape[0] % len(own) == 0
-        }
-        if batch:
-            rivals[f"jit, sharded over {len(own)} devices"] = _OverBatch(
-                fn, sharded, own, batch
+    own = _own(devices)
+    if len(own) == 1 or len(_kinds(own)) > 1:
+        return {}
+    found: dict[str, Callable[..., Any]] = {}
+    tried: list[dict[int, int]] = [{}]
+    for way, axes in _ways(sharded, len(own), is_batch_told):
+        if axes not in tried:
+            tried.append(axes)
+            found[f"jit, sharded{way} over {len(own)} devices"] = _Sharded(
+                fn, sharded, own, axes
             )
-    return rivals
+    return found
+
+
+def _own(devices: Devices) -> list[jax.Device]:
+    """Returns the devices of this process."""
+    return list(devices) if isinstance(devices, LocalDevices) else jax.devices()
+
+
+def _kinds(devices: Sequence[jax.Device]) -> dict[tuple[str, str], jax.Device]:
+    """Returns the first device of each kind."""
+    return {(device.platform, device.device_kind): device for device in reversed(devices)}
+
+
+def _ways(
+    sharded: ShardedProgram, count: int, is_batch_told: bool
+) -> Iterator[tuple[str, dict[int, int]]]:
+    """Yields ways to shard arguments over so many devices: their axes, by flat argument."""
+    shapes = [aval.shape for aval in sharded.arg_avals]
+    dividing = {
+        i: axes
+        for i, shape in enumerate(shapes)
+        if (axes := [k for k, size in enumerate(shape) if size and size % count == 0])
+    }
+    kept = (_staying(sharded) if is_batch_told else set()) | {i for i, _ in sharded.carried}
+    yield "", {i: 0 for i, axes in dividing.items() if i not in kept and axes[0] == 0}
+
+    by_position, by_name = jax.tree.unflatten(sharded.in_tree, range(len(shapes)))
+    known = sharded.parameters
+    names = [*known, *map(str, range(len(known), len(by_position)))][: len(by_position)]
+    arguments = dict(zip(names, map(jax.tree.leaves, by_position), strict=True))
+    arguments |= {name: jax.tree.leaves(each) for name, each in by_name.items()}
+    sizes = {n: sum(num_bytes(sharded.arg_avals[i]) for i in arguments[n]) for n in arguments}
+    for name in sorted(arguments, key=sizes.__getitem__)[: -MOST_ARGUMENTS - 1 : -1]:
+        longest = {
+            i: max(dividing[i], key=shapes[i].__getitem__)
+            for i in arguments[name]
+            if i in dividing
+        }
+        yield f" by {name}", longest
+    yield " by rows", {i: axes[0] for i, axes in dividing.items()}
+    yield " by columns", {i: axes[-1] for i, axes in dividing.items()}
 
 
 def _staying(sharded: ShardedProgram) -> set[int]:
@@ -69,8 +124,8 @@ def _call_on(device: jax.Device, jitted: Callable[..., Any], *args: Any, **kwarg
         return jitted(*args, **kwargs)
 
 
-class _OverBatch:
-    """`jit` of a function whose batch is cut over devices that have a copy of all else.
+class _Sharded:
+    """`jit` of a function whose arguments are cut over devices that have a copy of all else.
 
     An array that the next call brings again, and that is not carried, is laid once.
     """
@@ -80,12 +135,15 @@ class _OverBatch:
         fn: Callable[..., Any],
         sharded: ShardedProgram,
         devices: Sequence[jax.Device],
-        batch: set[int],
+        axes: Mapping[int, int],
     ) -> None:
-        mesh = Mesh(np.array(devices), ("batch",))
+        mesh = Mesh(np.array(devices), ("devices",))
         self._whole = NamedSharding(mesh, PartitionSpec())
-        self._cut = NamedSharding(mesh, PartitionSpec("batch"))
-        self._sharded, self._batch = sharded, batch
+        self._cut = {
+            i: NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
+            for i, axis in axes.items()
+        }
+        self._sharded = sharded
         self._carried = {i for i, _ in sharded.carried}
         self._laid: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
 
@@ -93,34 +151,37 @@ class _OverBatch:
         def same_state(*args: Any, **kwargs: Any) -> Any:
             # What is carried takes the memory of what it was, if it is laid alike.
             leaves, tree = jax.tree.flatten(fn(*args, **kwargs))
-            for _, o in sharded.carried:
-                leaves[o] = jax.lax.with_sharding_constraint(leaves[o], self._whole)
+            for i, o in sharded.carried:
+                leaves[o] = jax.lax.with_sharding_constraint(leaves[o], self._where(i))
             return jax.tree.unflatten(tree, leaves)
 
         self._jitted = jit_taking(same_state, sharded)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten(by_position(args, kwargs, self._sharded.parameters))
-        seen: dict[tuple[int, bool], Any] = {}  # an array that is passed twice is laid once
-        for i, leaf in enumerate(leaves):
-            key = id(leaf), i in self._batch
+        seen: dict[tuple[int, Any], Any] = {}  # an array that is passed twice is laid once
+        keys = [(id(leaf), self._cut.get(i)) for i, leaf in enumerate(leaves)]
+        for i, (key, leaf) in enumerate(zip(keys, leaves, strict=True)):
             if key not in seen:
                 seen[key] = self._lay(i, leaf)
-        laid = [seen[id(leaf), i in self._batch] for i, leaf in enumerate(leaves)]
-        args, kwargs = jax.tree.unflatten(tree, laid)
+        args, kwargs = jax.tree.unflatten(tree, [seen[key] for key in keys])
         return self._jitted(*args, **kwargs)
+
+    def _where(self, i: int) -> NamedSharding:
+        """Returns where an argument lies."""
+        return self._cut.get(i, self._whole)
 
     def _lay(self, i: int, leaf: Any) -> Any:
         """Returns an argument on the devices; small ones that are no arrays are left to JAX."""
         if isinstance(leaf, Output):
             leaf = leaf.whole()
         is_array = isinstance(leaf, jax.Array)
-        if i not in self._batch and not is_array:
+        if i not in self._cut and not is_array:
             return leaf
         known = self._laid.get(i)
         if known is not None and known[0]() is leaf:
             return known[1]
-        laid = jax.device_put(leaf, self._cut if i in self._batch else self._whole)
+        laid = jax.device_put(leaf, self._where(i))
         if is_array and i not in self._carried:  # the content of NumPy's may change
             self._laid[i] = weakref.ref(leaf), laid
         return laid

@@ -55,7 +55,7 @@ def distributed(**options):
     return dj.distribute(fn, devices=jax.devices()[:2], **options)
 
 
-RIVALS = "plan", "plan, fused", "jit on", "jit, sharded over 2 devices"
+RIVALS = "plan", "plan, fused", "jit on", "jit, sharded"
 
 
 @pytest.mark.parametrize("wanted", RIVALS)
@@ -179,8 +179,9 @@ def test_it_really_compares_whole_calls():
     fast = distributed()
     np.testing.assert_allclose(fast(*ARGS), fn(*ARGS), rtol=1e-5, atol=1e-6)
     names = set(fast.compared.call_s)
-    single, every = f"jit on {jax.devices()[0]}", "jit, sharded over 2 devices"
-    assert {"plan", single, every} <= names <= {"plan", "plan, fused", single, every}
+    (every,) = (name for name in names if name.startswith("jit, sharded"))
+    rest = {"plan", f"jit on {jax.devices()[0]}"}
+    assert rest <= names - {every} <= {*rest, "plan, fused"}
     assert all(name in str(fast.compared) for name in names)
     assert all(min(times) > 0 for times in fast.compared.call_s.values())
 
@@ -277,20 +278,84 @@ def test_jit_takes_what_is_carried_and_nothing_else(carry, taken):
     chex.assert_trees_all_equal(jitted({"a": same, "b": same}, same), expected)
 
 
+def cut_axes(outputs):
+    """The axis along which each is cut over two devices; None: both have it all."""
+    found = []
+    for out in jax.tree.leaves(outputs):
+        assert len(out.sharding.device_set) == 2
+        shard = out.sharding.shard_shape(out.shape)
+        found.append(next((k for k, n in enumerate(shard) if n != out.shape[k]), None))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("resident", "rows", "cut"), [(0, 8, [False, True]), (None, 7, [True, False]), (0, 7, None)]
+    ("resident", "rows", "ways"),
+    [
+        (
+            0,
+            8,
+            {"": [None, 0], " by params": [0, None], " by x": [None, 1], " by rows": [0, 0]},
+        ),
+        (None, 7, {"": [0, None], " by x": [None, 1], " by rows": [0, 1]}),
+        (0, 7, {" by params": [0, None], " by x": [None, 1], " by rows": [0, 1]}),
+    ],
 )
-def test_jit_is_sharded_over_what_divides_and_does_not_stay(resident, rows, cut):
+def test_jit_is_sharded_over_what_divides_and_first_over_what_does_not_stay(
+    resident, rows, ways
+):
     devices = dj.engine.LocalDevices(jax.devices()[:2])
     args = ARGS[0], jnp.ones((rows, 16))
     sharded = dj.partition(dj.trace(fn, *args, resident=resident), 2)
-    told = resident is not None
-    found = rivals.jit_rivals(lambda w, x: (w, x), sharded, devices, is_batch_told=told)
-    assert len(found) == (1 if cut is None else 2)
-    if cut is not None:
-        outputs = jax.tree.leaves(found["jit, sharded over 2 devices"](*args))
-        assert [len(out.sharding.device_set) for out in outputs] == [2, 2]
-        assert [not out.sharding.is_fully_replicated for out in outputs] == cut
+    found = rivals.sharded_jits(
+        lambda w, x: (w, x), sharded, devices, is_batch_told=resident is not None
+    )
+    seen = {name: cut_axes(run(*args)) for name, run in found.items()}
+    ways = {**ways, " by columns": [1, 1]}
+    assert seen == {f"jit, sharded{way} over 2 devices": axes for way, axes in ways.items()}
+    assert [*seen] == [f"jit, sharded{way} over 2 devices" for way in ways]
+
+
+def test_a_state_stays_sharded_as_it_was():
+    def step(state, x):
+        return jax.tree.map(lambda a: a + x.sum(), state), x.sum()
+
+    def fresh():
+        return {"a": jnp.arange(8.0).reshape(4, 2), "n": jnp.ones(3)}, jnp.ones((6, 5))
+
+    devices = dj.engine.LocalDevices(jax.devices()[:2])
+    sharded = dj.partition(dj.trace(step, *fresh(), carry={"state": "out[0]"}), 1)
+    found = rivals.sharded_jits(step, sharded, devices, is_batch_told=False)
+    for name, axes in (
+        ("", [None, None]),
+        (" by state", [0, None]),
+        (" by columns", [1, None]),
+    ):
+        run = found[f"jit, sharded{name} over 2 devices"]
+        state, x = fresh()
+        for _ in range(2):
+            expected, _ = step(state, x)
+            state, _ = run(state, x)
+            assert cut_axes(state) == axes
+            chex.assert_trees_all_close(state, expected)
+
+
+def test_of_ways_to_shard_the_fastest_that_can_run_is_a_rival(monkeypatch):
+    taking = on_a_clock(monkeypatch)
+
+    def failing(error):
+        def call():
+            raise error
+
+        return call
+
+    calls = {"first": taking(2.0), "broken": failing(ValueError()), "fast": taking(1.0)}
+    assert [*distribute.fastest(calls, lambda run: run, np.inf)] == ["fast"]
+    assert [*distribute.fastest(calls, lambda run: run, -np.inf)] == ["first"]
+    assert distribute.fastest({}, lambda run: run, np.inf) == {}
+    short = {"first": failing(RuntimeError("no memory")), "broken": failing(TypeError())}
+    assert [*distribute.fastest(short, lambda run: run, np.inf)] == ["first"]
+    with pytest.raises(ValueError, match="ours"):
+        distribute.fastest({"first": failing(ValueError("ours"))}, lambda run: run, np.inf)
 
 
 def two_branches(x):
