@@ -8,7 +8,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import chex
@@ -397,35 +397,38 @@ def distribute(
 
 
 def fastest(
-    runs: Mapping[str, Callable[..., Any]],
+    runs: Iterable[tuple[str, Callable[..., Any]]],
     loop: Callable[[Callable[..., Any]], Callable[[], Any]],
     until_s: float,
 ) -> dict[str, Callable[..., Any]]:
     """Returns that whose calls are fastest, by few of each.
 
-    None is tried after `until_s` but the first, which it is where none can run. What the others
-    hold is freed.
+    None is tried after `until_s` but the first, which it is where none can run. Beside the best
+    so far but one has arrays on the devices.
 
     Args:
       runs: functions, by name.
       loop: makes calls of one.
       until_s: of `time.monotonic`.
     """
-    least_s, best = np.inf, dict(list(runs.items())[:1])
-    for k, (name, run) in enumerate(runs.items()):
-        if k and time.monotonic() > until_s:
+    least_s, best = np.inf, dict[str, Callable[..., Any]]()
+    for name, run in runs:
+        if best and time.monotonic() > until_s:
             break
-        call = loop(run)
         try:
-            jax.block_until_ready(call())  # compiles
-            took_s = min(_seconds(call) for _ in range(TRIALS))
+            took_s = _trial_s(loop(run))
         except Exception as error:  # memory is short, or JAX does not shard it so
-            if not (k or isinstance(error, RuntimeError)):
+            if not (best or isinstance(error, RuntimeError)):
                 raise
-            continue
-        if took_s < least_s:
+            took_s = np.inf
+        if took_s < least_s or not best:
             least_s, best = took_s, {name: run}
     return best
+
+
+def _trial_s(call: Callable[[], Any]) -> float:
+    jax.block_until_ready(call())  # compiles
+    return min(_seconds(call) for _ in range(TRIALS))
 
 
 def _seconds(call: Callable[..., Any], *args: Any, **kwargs: Any) -> float:

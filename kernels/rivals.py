@@ -46,8 +46,8 @@ def jit_rivals(
 
 def sharded_jits(
     fn: Callable[..., Any], sharded: ShardedProgram, devices: Devices, *, is_batch_told: bool
-) -> dict[str, Callable[..., Any]]:
-    """Returns `jit` over all devices of this process, by how arguments are sharded.
+) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields `jit` over all devices of this process, and its name, by how arguments are cut.
 
     First the batch: arguments that neither stay nor are carried, and whose leading axis divides
     by the number of devices. Then one of the largest arguments by its longest axis that
@@ -61,16 +61,12 @@ def sharded_jits(
     """
     own = _own(devices)
     if len(own) == 1 or len(_kinds(own)) > 1:
-        return {}
-    found: dict[str, Callable[..., Any]] = {}
-    tried: list[dict[int, int]] = [{}]
+        return
+    known: list[dict[int, int]] = [{}]
     for way, axes in _ways(sharded, len(own), is_batch_told):
-        if axes not in tried:
-            tried.append(axes)
-            found[f"jit, sharded{way} over {len(own)} devices"] = _Sharded(
-                fn, sharded, own, axes
-            )
-    return found
+        if axes not in known:
+            known.append(axes)
+            yield f"jit, sharded{way} over {len(own)} devices", _Sharded(fn, sharded, own, axes)
 
 
 def _own(devices: Devices) -> list[jax.Device]:

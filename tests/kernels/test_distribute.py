@@ -309,7 +309,7 @@ def test_jit_is_sharded_over_what_divides_and_first_over_what_does_not_stay(
     found = rivals.sharded_jits(
         lambda w, x: (w, x), sharded, devices, is_batch_told=resident is not None
     )
-    seen = {name: cut_axes(run(*args)) for name, run in found.items()}
+    seen = {name: cut_axes(run(*args)) for name, run in found}
     ways = {**ways, " by columns": [1, 1]}
     assert seen == {f"jit, sharded{way} over 2 devices": axes for way, axes in ways.items()}
     assert [*seen] == [f"jit, sharded{way} over 2 devices" for way in ways]
@@ -324,7 +324,7 @@ def test_a_state_stays_sharded_as_it_was():
 
     devices = dj.engine.LocalDevices(jax.devices()[:2])
     sharded = dj.partition(dj.trace(step, *fresh(), carry={"state": "out[0]"}), 1)
-    found = rivals.sharded_jits(step, sharded, devices, is_batch_told=False)
+    found = dict(rivals.sharded_jits(step, sharded, devices, is_batch_told=False))
     for name, axes in (
         ("", [None, None]),
         (" by state", [0, None]),
@@ -348,14 +348,18 @@ def test_of_ways_to_shard_the_fastest_that_can_run_is_a_rival(monkeypatch):
 
         return call
 
+    def chosen(until_s=np.inf, **calls):
+        return [*distribute.fastest(calls.items(), lambda run: run, until_s)]
+
     calls = {"first": taking(2.0), "broken": failing(ValueError()), "fast": taking(1.0)}
-    assert [*distribute.fastest(calls, lambda run: run, np.inf)] == ["fast"]
-    assert [*distribute.fastest(calls, lambda run: run, -np.inf)] == ["first"]
-    assert distribute.fastest({}, lambda run: run, np.inf) == {}
-    short = {"first": failing(RuntimeError("no memory")), "broken": failing(TypeError())}
-    assert [*distribute.fastest(short, lambda run: run, np.inf)] == ["first"]
+    assert chosen(**calls) == ["fast"]
+    assert chosen(-np.inf, **calls) == ["first"]
+    assert chosen() == []
+    no_memory = failing(RuntimeError("no memory"))
+    assert chosen(first=no_memory, broken=failing(TypeError())) == ["first"]
+    assert chosen(first=no_memory, other=taking(1.0)) == ["other"]
     with pytest.raises(ValueError, match="ours"):
-        distribute.fastest({"first": failing(ValueError("ours"))}, lambda run: run, np.inf)
+        chosen(first=failing(ValueError("ours")))
 
 
 def two_branches(x):
