@@ -42,11 +42,14 @@ SURE = 6
 
 LATE_S = 2.0
 
-TRYING, TRIALS = 0.5, 2
-"""Share of that in which ways to shard are tried, and calls of each that count."""
-
 PLANNING = 0.6
 """Share of the budget for planning; the rest is for comparing."""
+
+TRYING = 0.5
+"""Share of that in which ways to shard are tried."""
+
+TRIALS, TRIAL_S = 2, 0.2
+"""Calls of each way at least, and seconds of them; their median counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -428,7 +431,10 @@ def fastest(
 
 def _trial_s(call: Callable[[], Any]) -> float:
     jax.block_until_ready(call())  # compiles
-    return min(_seconds(call) for _ in range(TRIALS))
+    spent: list[float] = []
+    while len(spent) < TRIALS or sum(spent) < TRIAL_S:
+        spent.append(_seconds(call))
+    return float(np.median(spent))
 
 
 def _seconds(call: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
