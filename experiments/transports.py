@@ -137,11 +137,11 @@ ENDS: dict[str, Callable[[int, Connection, int], End]] = {
 
 RAYS = ("ray objects", "ray compiled graph")
 
-ASKED = ("line", "actor calls")
+CALLS = ("line", "actor calls")
 
 WHOLE = "whole calls"
 
-WAYS = (*ENDS, *RAYS, *ASKED, WHOLE)
+WAYS = (*ENDS, *RAYS, *CALLS, WHOLE)
 
 NUM_SHARDS, PLANNING_S = 4, 5.0
 """Blocks per tensor of the workload, and seconds in which its plan is searched."""
@@ -181,7 +181,7 @@ def cells(context: Context[Asked]) -> list[Cell]:
             key: Record = {"way": way} | context.key("ways", "num_bytes")
             found.append(Cell(key, partial(whole_calls, context)))
             continue
-        for num_bytes in asked.num_bytes if way not in ASKED else (0,):
+        for num_bytes in asked.num_bytes if way not in CALLS else (0,):
             key = {"way": way, "num_bytes": num_bytes, "rounds": asked.rounds}
             found.append(Cell(key, partial(measure, **key)))
     return found
@@ -376,7 +376,7 @@ def report(context: Context[Asked], records: list[Record]) -> Page:
         for record in found:
             way, median_s = record["way"], medians[record["way"]]
             row = {"way": way, "median_s": median_s, "smallest_s": min(record["hops_s"])}
-            if way in ASKED:
+            if way in CALLS:
                 asked.append(row)
                 continue
             over = median_s / medians["rings"] if "rings" in medians else None

@@ -92,11 +92,10 @@ def _ways(
     kept = (_staying(sharded) if is_batch_told else set()) | {i for i, _ in sharded.carried}
     yield "", {i: 0 for i, axes in dividing.items() if i not in kept and axes[0] == 0}
 
-    by_position, by_name = jax.tree.unflatten(sharded.in_tree, range(len(shapes)))
-    known = sharded.parameters
-    names = [*known, *map(str, range(len(known), len(by_position)))][: len(by_position)]
-    arguments = dict(zip(names, map(jax.tree.leaves, by_position), strict=True))
-    arguments |= {name: jax.tree.leaves(each) for name, each in by_name.items()}
+    args, kwargs = jax.tree.unflatten(sharded.in_tree, range(len(shapes)))
+    known = dict(enumerate(sharded.parameters))
+    named = {known.get(k, str(k)): each for k, each in enumerate(args)} | kwargs
+    arguments = {name: jax.tree.leaves(each) for name, each in named.items()}
     sizes = {n: sum(num_bytes(sharded.arg_avals[i]) for i in arguments[n]) for n in arguments}
     for name in sorted(arguments, key=sizes.__getitem__)[: -MOST_ARGUMENTS - 1 : -1]:
         longest = {
@@ -134,10 +133,10 @@ class _Sharded:
         axes: Mapping[int, int],
     ) -> None:
         mesh = Mesh(np.array(devices), ("devices",))
-        self._whole = NamedSharding(mesh, PartitionSpec())
-        self._cut = {
-            i: NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
-            for i, axis in axes.items()
+        self._axes = axes
+        self._shardings = {None: NamedSharding(mesh, PartitionSpec())} | {
+            axis: NamedSharding(mesh, PartitionSpec(*[None] * axis, "devices"))
+            for axis in axes.values()
         }
         self._sharded = sharded
         self._carried = {i for i, _ in sharded.carried}
@@ -155,8 +154,10 @@ class _Sharded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten(by_position(args, kwargs, self._sharded.parameters))
-        seen: dict[tuple[int, Any], Any] = {}  # an array that is passed twice is laid once
-        keys = [(id(leaf), self._cut.get(i)) for i, leaf in enumerate(leaves)]
+        seen: dict[
+            tuple[int, int | None], Any
+        ] = {}  # an array that is passed twice is laid once
+        keys = [(id(leaf), self._axes.get(i)) for i, leaf in enumerate(leaves)]
         for i, (key, leaf) in enumerate(zip(keys, leaves, strict=True)):
             if key not in seen:
                 seen[key] = self._lay(i, leaf)
@@ -165,14 +166,14 @@ class _Sharded:
 
     def _where(self, i: int) -> NamedSharding:
         """Returns where an argument lies."""
-        return self._cut.get(i, self._whole)
+        return self._shardings[self._axes.get(i)]
 
     def _lay(self, i: int, leaf: Any) -> Any:
         """Returns an argument on the devices; small ones that are no arrays are left to JAX."""
         if isinstance(leaf, Output):
             leaf = leaf.whole()
         is_array = isinstance(leaf, jax.Array)
-        if i not in self._cut and not is_array:
+        if i not in self._axes and not is_array:
             return leaf
         known = self._laid.get(i)
         if known is not None and known[0]() is leaf:

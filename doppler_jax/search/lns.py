@@ -144,9 +144,13 @@ class LNS(OnePlan):
         member.state.worth[:] = np.inf
 
     def _serves(self, problem: SearchProblem) -> bool:
-        """Returns whether plans are ruined under `fifo` before their order is searched."""
-        is_ordered = problem.queue == "in_order" and not problem.is_limited
-        return is_ordered and not can_walk(problem) and self.share_served > 0
+        """Returns whether plans are ruined under `fifo` before their order is searched.
+
+        Under noise they are not: what they are worth there is not what they are in order.
+        """
+        is_exact = not problem.is_limited and problem.factors is None
+        is_ordered = problem.queue == "in_order" and not can_walk(problem)
+        return is_ordered and is_exact and self.share_served > 0
 
     def _rank(self, problem: SearchProblem, member: Member) -> None:
         """Lets a member that has served so far go on with ranks, from its best."""
@@ -156,20 +160,19 @@ class LNS(OnePlan):
             member.ruins = make_ruins(
                 _listed(problem), best.best_placement, rank, seed, self.most
             )
-            member.serves = False
+            member.serves, member.best_rank = False, None
 
     def _order(self, problem: SearchProblem, member: Member) -> np.ndarray:
         """Returns the order `[N]` of the best of the ruins, as ranks."""
         from doppler_jax.search.kernels import BEST
 
-        best = member.ruins
-        if member.serves:
-            return problem.order_of(best.best_placement, None)
-        if problem.is_limited or _listed(problem).aim.is_listed:  # it is that of starts
-            return best.best_rank.copy()
+        best, serves = member.ruins, member.serves
+        if not serves and (problem.is_limited or _listed(problem).aim.is_listed):
+            return best.best_rank.copy()  # it is that of starts
         if member.best_rank is None or best.worth[BEST] < member.best_s:
             member.best_s = best.worth[BEST]
-            member.best_rank = problem.order_of(best.best_placement, best.best_rank)
+            ranks = None if serves else best.best_rank
+            member.best_rank = problem.order_of(best.best_placement, ranks)
         return member.best_rank
 
 
