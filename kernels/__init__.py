@@ -11,8 +11,8 @@ are processes. `segments.py` coarsens a program, `profile.py` explains a call.
 
 On top: `measure.py` times placements, in a loop where state is carried (`loop.py`),
 `calibrate.py` kernels and transfers (`python -m doppler_jax.engine` is its command), `calls.py`
-what else a call does,
-`distributed.py` does everything at a function's first call, by the stages in `planning.py`, and
+what else a call does. `distributed.py` does everything at a function's first call: the stages
+in `planning.py`, then the plan beside its `rivals.py`, which `comparing.py` runs in turns.
 `stage3.py` trains by measured times.
 
 A mode is a row of `RULES` in `agenda.py`; a sort of devices is a `Devices`; a launcher of

@@ -38,11 +38,10 @@ from doppler_jax.types import (
     TensorRef,
 )
 
-from .calls import measure_calls
+from .calls import WARM_UPS, measure_calls
 from .devices import Devices, Options
 from .placed import as_devices, load
 
-WARM_UPS = 3  # beyond compilation: allocators and caches settle
 LEAST = 3  # executions that count, where the seconds for more are not there
 PATIENCE = 4  # times the repeats asked for, at most, where they differ much
 TOLERANCE = 0.05  # standard error of a task's seconds, from which on they do
@@ -318,7 +317,7 @@ def _handling(
 
 
 def _with_calls(bench: _Bench, before: Calibration) -> Calibration:
-    calls = measure_calls(bench.devices, repeats=bench.repeats)
+    calls = measure_calls(bench.devices, lambda: bench.rounds(bench.repeats))
     return dataclasses.replace(before, calls=calls)
 
 

@@ -1,7 +1,7 @@
 """Measures what calls take beside their tasks and transfers, on little programs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -14,8 +14,8 @@ from doppler_jax.programs.trace import trace
 from doppler_jax.simulator.oracle import makespan_s
 from doppler_jax.types import Plan, ShardedProgram
 
-from .devices import Options
-from .placed import as_devices, load
+from .devices import Devices, Options
+from .placed import load
 
 LENGTHS = (1 << 10, 1 << 20)
 """Numbers in what is laid or handed over: 4 KiB and 4 MiB."""
@@ -27,28 +27,25 @@ NUM_TASKS = 64
 """Of a chain of tiny tasks."""
 
 WARM_UPS = 3
+"""Beyond compilation: allocators and caches settle."""
 
 
-def measure_calls(devices: Sequence[Any], *, repeats: int = 9) -> CallCosts:
+def measure_calls(devices: Devices, rounds: Callable[[], Iterable[int]]) -> CallCosts:
     """Returns what calls take on devices beyond their makespans.
 
     Little programs are called that lay, hand over or join much or little, or have many tasks.
 
     Args:
-      devices: as `dj.compile` takes them.
-      repeats: warm calls of each program, of which the median counts.
-
-    Raises:
-      ValueError: `repeats` is below 1, or bad devices.
+      devices: where.
+      rounds: gives as many numbers as a program is called; the first `WARM_UPS` calls do not
+        count, of the others the median does.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; expected a positive integer")
-    placed_on, rows, beyond_s = as_devices(devices), [], []
+    rows, beyond_s = [], []
     for sharded, args in _programs():
-        places = np.arange(sharded.graph.num_tasks) % len(placed_on)
-        step = load(sharded, Plan(places), placed_on, Options())
+        places = np.arange(sharded.graph.num_tasks) % len(devices)
+        step = load(sharded, Plan(places), devices, Options())
         found = []
-        for _ in range(WARM_UPS + repeats):
+        for _ in rounds():
             began_s = time.perf_counter()
             jax.block_until_ready(step(*args))
             call_s = time.perf_counter() - began_s

@@ -8,7 +8,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import chex
@@ -23,9 +23,9 @@ from doppler_jax.objective import Objective
 from doppler_jax.programs.arguments import Carry, Resident
 from doppler_jax.programs.blocks import array_aval, leaf_aval
 from doppler_jax.reports.page import write_report
-from doppler_jax.training.paired import median_interval
 from doppler_jax.types import Plan
 
+from .comparing import Compared, compare_calls, fastest
 from .devices import Devices, Options
 from .drift import Drift
 from .loop import Loop
@@ -34,47 +34,11 @@ from .planning import Lowered, Settings, lower
 from .profile import Profile, measured_costs
 from .rivals import jit_rivals, sharded_jits
 
-ROUNDS = (15, 30, 60, 120)
-"""Calls of each rival, in turns: more while a plan seems to be faster, but not beyond doubt."""
-
-SURE = 6
-"""Of these without which nothing is beyond doubt: they may take `LATE_S` beyond the budget."""
-
-LATE_S = 2.0
-
 PLANNING = 0.6
 """Share of the budget for planning; the rest is for comparing."""
 
 TRYING = 0.5
 """Share of that in which ways to shard are tried."""
-
-TRIALS, TRIAL_S = 2, 0.2
-"""Calls of each way at least, and seconds of them; their median counts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Compared:
-    """What a plan was compared with, in whole calls until their outputs can be used.
-
-    Attributes:
-      call_s: seconds of every call, by rival: "plan", "plan, fused" (one task of those that
-        wait for the same transfers), "jit on <device>", "jit, sharded [by ...] over <N>
-        devices".
-      chosen: which of them runs from now on.
-      failed: what those raised that could not run here, by rival.
-    """
-
-    call_s: dict[str, tuple[float, ...]]
-    chosen: str
-    failed: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        medians = ", ".join(
-            f"{name} {1e3 * float(np.median(times)):.3g} ms"
-            for name, times in self.call_s.items()
-        )
-        failed = "".join(f"; {name} failed: {why}" for name, why in self.failed.items())
-        return f"{self.chosen} runs from now on; a call takes, at the median: {medians}{failed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,13 +252,15 @@ class Distributed:
         given = self._traced, lowered.sharded, self._devices
         rivals |= jit_rivals(*given)
         told = self._settings.resident is not None
-        rivals |= fastest(
+        best, failed = fastest(
             sharded_jits(*given, is_batch_told=told),
             lambda run: Loop(run, lowered.sharded, args, kwargs),
             time.monotonic() + TRYING * (until_s - time.monotonic()),
         )
+        rivals |= best
         loops = {name: Loop(run, lowered.sharded, args, kwargs) for name, run in rivals.items()}
-        compared = compare_calls(loops, (), {}, until_s)
+        compared = compare_calls(loops, until_s)
+        compared = dataclasses.replace(compared, failed=failed | compared.failed)
         chosen = rivals[compared.chosen]
         if isinstance(chosen, PlacedFunction):
             chosen.ended_s()  # these are the usual ones
@@ -397,106 +363,6 @@ def distribute(
         Distributed, devices=placed_on, budget_s=budget_s, settings=settings
     )
     return make if fn is None else make(fn)
-
-
-def fastest(
-    runs: Iterable[tuple[str, Callable[..., Any]]],
-    loop: Callable[[Callable[..., Any]], Callable[[], Any]],
-    until_s: float,
-) -> dict[str, Callable[..., Any]]:
-    """Returns that whose calls are fastest, by few of each.
-
-    None is tried after `until_s` but the first, which it is where none can run. Beside the best
-    so far but one has arrays on the devices.
-
-    Args:
-      runs: functions, by name.
-      loop: makes calls of one.
-      until_s: of `time.monotonic`.
-    """
-    least_s, best = np.inf, dict[str, Callable[..., Any]]()
-    for name, run in runs:
-        if best and time.monotonic() > until_s:
-            break
-        try:
-            took_s = _trial_s(loop(run))
-        except Exception as error:  # memory is short, or JAX does not shard it so
-            if not (best or isinstance(error, RuntimeError)):
-                raise
-            took_s = np.inf
-        if took_s < least_s or not best:
-            least_s, best = took_s, {name: run}
-    return best
-
-
-def _trial_s(call: Callable[[], Any]) -> float:
-    jax.block_until_ready(call())  # compiles
-    spent: list[float] = []
-    while len(spent) < TRIALS or sum(spent) < TRIAL_S:
-        spent.append(_seconds(call))
-    return float(np.median(spent))
-
-
-def _seconds(call: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
-    """Returns what a call takes until its outputs can be used."""
-    began_s = time.perf_counter()
-    jax.block_until_ready(call(*args, **kwargs))
-    return time.perf_counter() - began_s
-
-
-def compare_calls(
-    rivals: Mapping[str, Callable[..., Any]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    until_s: float,
-) -> Compared:
-    """Runs rivals in turns; a plan is chosen if it is faster than all others beyond doubt.
-
-    Else that of the others is whose median is least; of two plans the faster one competes.
-    Beyond doubt is where the 95% interval of the median ratio of neighbouring calls is below 1.
-    What cannot run here, as where memory is short, is no rival; the first one has to.
-
-    Args:
-      rivals: functions, by name; those of plans begin with "plan".
-      args: arguments of a call.
-      kwargs: and by keyword.
-      until_s: of `time.monotonic`, when to stop; each runs at least once, and short ones
-        `SURE` times.
-    """
-    failed: dict[str, str] = {}
-    for k, (name, call) in enumerate(rivals.items()):
-        try:  # compiles, and brings what stays to its devices; nothing of it is held
-            jax.block_until_ready(call(*args, **kwargs))
-        except RuntimeError as error:  # XLA's are, and a TaskError is
-            if k == 0:
-                raise
-            failed[name] = str(error).partition("\n")[0]
-    times: dict[str, list[float]] = {name: [] for name in rivals if name not in failed}
-    began = time.monotonic()
-    for k in range(ROUNDS[-1]):
-        if k in ROUNDS and not _is_open(times):
-            break
-        now = time.monotonic()
-        if k and now > (until_s if k >= SURE else max(until_s, began + LATE_S)):
-            break
-        for name in list(times)[:: 1 if k % 2 else -1]:
-            times[name].append(_seconds(rivals[name], *args, **kwargs))
-    return Compared({name: tuple(found) for name, found in times.items()}, _best(times), failed)
-
-
-def _is_open(times: Mapping[str, list[float]]) -> bool:
-    """Returns whether the rival that takes least is a plan, and not chosen."""
-    fastest = min(times, key=lambda name: float(np.median(times[name])))
-    return fastest.startswith("plan") and not _best(times).startswith("plan")
-
-
-def _best(times: Mapping[str, list[float]]) -> str:
-    """Returns which rival is chosen by the seconds of its calls."""
-    ordered = sorted(times, key=lambda name: float(np.median(times[name])))
-    plan = next(name for name in ordered if name.startswith("plan"))
-    others = [name for name in ordered if not name.startswith("plan")]
-    ratios = [np.array(times[plan]) / np.array(times[other]) for other in others]
-    return plan if all(median_interval(ratio)[1] < 1 for ratio in ratios) else others[0]
 
 
 def _shapes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:

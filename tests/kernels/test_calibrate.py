@@ -136,14 +136,17 @@ def test_a_stop_keeps_what_was_measured(sharded, tmp_path):
 
 
 def test_where_seconds_are_short_no_more_than_the_least_is_run(sharded, monkeypatch):
-    runs, run = Counter(), PlacedFunction.run_traced
+    runs, run = Counter(), PlacedFunction.__call__
 
     def count(step, *args):
         runs[step] += 1
         return run(step, *args)
 
-    monkeypatch.setattr(PlacedFunction, "run_traced", count)
-    dj.engine.measure_calibration(sharded, jax.devices()[:2], repeats=50, budget_s=1e-6)
+    monkeypatch.setattr(PlacedFunction, "__call__", count)
+    dj.engine.measure_calibration(
+        sharded, jax.devices()[:2], repeats=50, budget_s=1e-6, calls=True
+    )
+    assert len(runs) > 6  # kernels, handling, and what else calls do
     assert set(runs.values()) == {calibrate.WARM_UPS + calibrate.LEAST}
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -14,8 +13,8 @@ import pytest
 import doppler_jax as dj
 from doppler_jax.costs.calls import CallCosts
 from doppler_jax.costs.digests import kernel_digests
+from doppler_jax.engine import comparing, loop, planning, rivals
 from doppler_jax.engine import distributed as distribute
-from doppler_jax.engine import loop, planning, rivals
 from doppler_jax.engine.drift import WINDOW, Drift
 from tests.commands import run_python
 
@@ -43,9 +42,9 @@ def planned(monkeypatch):
 
 
 def choosing(monkeypatch, wanted):
-    def compare(rivals, args, kwargs, until_s):
+    def compare(rivals, until_s):
         name = next(name for name in rivals if name.startswith(wanted))
-        return distribute.Compared(dict.fromkeys(rivals, (1.0,)), name)
+        return comparing.Compared(dict.fromkeys(rivals, (1.0,)), name)
 
     monkeypatch.setattr(distribute, "compare_calls", compare)
 
@@ -128,7 +127,7 @@ def test_a_loop_feeds_its_state_back_whatever_won(wanted, monkeypatch):
 
     def really_comparing(rivals, *args):
         compare(rivals, *args)
-        return next(distribute.Compared({}, name) for name in rivals if name.startswith(wanted))
+        return next(comparing.Compared({}, name) for name in rivals if name.startswith(wanted))
 
     monkeypatch.setattr(distribute, "compare_calls", really_comparing)
 
@@ -184,71 +183,6 @@ def test_it_really_compares_whole_calls():
     assert rest <= names - {every} <= {*rest, "plan, fused"}
     assert all(name in str(fast.compared) for name in names)
     assert all(min(times) > 0 for times in fast.compared.call_s.values())
-
-
-def on_a_clock(monkeypatch):
-    """Returns what makes calls of about so many seconds, on a clock of their own."""
-    clock, rng = SimpleNamespace(now=0.0), np.random.default_rng(0)
-    clocks = dict.fromkeys(("perf_counter", "monotonic"), lambda: clock.now)
-    monkeypatch.setattr(distribute, "time", SimpleNamespace(**clocks))
-
-    def taking(seconds):
-        def call():
-            clock.now += seconds * rng.uniform(0.9, 1.1)
-
-        return call
-
-    return taking
-
-
-def test_more_calls_find_a_plan_that_is_a_little_faster(monkeypatch):
-    taking = on_a_clock(monkeypatch)
-    calls = {"plan": taking(0.96), "a": taking(1.0)}
-
-    def times_chosen():
-        found = [distribute.compare_calls(calls, (), {}, np.inf) for _ in range(40)]
-        return sum(each.chosen == "plan" for each in found)
-
-    with_more = times_chosen()
-    monkeypatch.setattr(distribute, "ROUNDS", distribute.ROUNDS[:1])
-    assert times_chosen() < 20 < with_more
-
-
-@pytest.mark.parametrize(
-    ("seconds", "chosen"),
-    [
-        ({"plan": 1.0, "a": 2.0}, "plan"),
-        ({"plan": 2.0, "a": 1.0}, "a"),
-        ({"plan": 1.0, "a": 1.0}, "a"),
-        ({"plan": 1.0, "a": 3.0, "b": 0.5}, "b"),
-        ({"plan": 2.0, "plan, fused": 1.0, "a": 1.5}, "plan, fused"),
-        ({"plan": 2.0, "plan, fused": 1.0, "a": 1.0}, "a"),
-    ],
-)
-def test_a_plan_has_to_be_faster_beyond_doubt(seconds, chosen, monkeypatch):
-    taking = on_a_clock(monkeypatch)
-    calls = {name: taking(s) for name, s in seconds.items()}
-    found = distribute.compare_calls(calls, (), {}, np.inf)
-    assert found.chosen == chosen
-    (rounds,) = {len(times) for times in found.call_s.values()}
-    least_s, next_s, *_ = sorted(seconds.values())
-    assert rounds in distribute.ROUNDS[: 1 if least_s < next_s else None]
-    # Too few calls to be sure, where time is over and calls are long.
-    assert not distribute.compare_calls(calls, (), {}, -np.inf).chosen.startswith("plan")
-    short = {name: taking(s / 100) for name, s in seconds.items()}
-    found = distribute.compare_calls(short, (), {}, -np.inf)
-    assert {len(times) for times in found.call_s.values()} == {distribute.SURE}
-
-
-def test_what_cannot_run_is_no_rival_of_a_plan_that_does():
-    def failing():
-        raise RuntimeError("RESOURCE_EXHAUSTED: no memory\nin detail")
-
-    found = distribute.compare_calls({"plan": int, "a": failing}, (), {}, np.inf)
-    assert found.chosen == "plan"
-    assert str(found).endswith("; a failed: RESOURCE_EXHAUSTED: no memory")
-    with pytest.raises(RuntimeError, match="no memory"):
-        distribute.compare_calls({"plan": failing, "a": int}, (), {}, np.inf)
 
 
 @pytest.mark.parametrize(
@@ -337,29 +271,6 @@ def test_a_state_stays_sharded_as_it_was():
             state, _ = run(state, x)
             assert cut_axes(state) == axes
             chex.assert_trees_all_close(state, expected)
-
-
-def test_of_ways_to_shard_the_fastest_that_can_run_is_a_rival(monkeypatch):
-    taking = on_a_clock(monkeypatch)
-
-    def failing(error):
-        def call():
-            raise error
-
-        return call
-
-    def chosen(until_s=np.inf, **calls):
-        return [*distribute.fastest(calls.items(), lambda run: run, until_s)]
-
-    calls = {"first": taking(2.0), "broken": failing(ValueError()), "fast": taking(1.0)}
-    assert chosen(**calls) == ["fast"]
-    assert chosen(-np.inf, **calls) == ["first"]
-    assert chosen() == []
-    no_memory = failing(RuntimeError("no memory"))
-    assert chosen(first=no_memory, broken=failing(TypeError())) == ["first"]
-    assert chosen(first=no_memory, other=taking(1.0)) == ["other"]
-    with pytest.raises(ValueError, match="ours"):
-        chosen(first=failing(ValueError("ours")))
 
 
 def two_branches(x):

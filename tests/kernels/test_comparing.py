@@ -1,0 +1,99 @@
+"""What rivals' calls say: which one runs from now on."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from doppler_jax.engine import comparing
+
+
+def on_a_clock(monkeypatch):
+    """Returns what makes calls of about so many seconds, on a clock of their own."""
+    clock, rng = SimpleNamespace(now=0.0), np.random.default_rng(0)
+    clocks = dict.fromkeys(("perf_counter", "monotonic"), lambda: clock.now)
+    monkeypatch.setattr(comparing, "time", SimpleNamespace(**clocks))
+
+    def taking(seconds):
+        def call():
+            clock.now += seconds * rng.uniform(0.9, 1.1)
+
+        return call
+
+    return taking
+
+
+def test_more_calls_find_a_plan_that_is_a_little_faster(monkeypatch):
+    taking = on_a_clock(monkeypatch)
+    calls = {"plan": taking(0.96), "a": taking(1.0)}
+
+    def times_chosen():
+        found = [comparing.compare_calls(calls, np.inf) for _ in range(40)]
+        return sum(each.chosen == "plan" for each in found)
+
+    with_more = times_chosen()
+    monkeypatch.setattr(comparing, "ROUNDS", comparing.ROUNDS[:1])
+    assert times_chosen() < 20 < with_more
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({"plan": 1.0, "a": 2.0}, "plan"),
+        ({"plan": 2.0, "a": 1.0}, "a"),
+        ({"plan": 1.0, "a": 1.0}, "a"),
+        ({"plan": 1.0, "a": 3.0, "b": 0.5}, "b"),
+        ({"plan": 2.0, "plan, fused": 1.0, "a": 1.5}, "plan, fused"),
+        ({"plan": 2.0, "plan, fused": 1.0, "a": 1.0}, "a"),
+    ],
+)
+def test_a_plan_has_to_be_faster_beyond_doubt(seconds, chosen, monkeypatch):
+    taking = on_a_clock(monkeypatch)
+    calls = {name: taking(s) for name, s in seconds.items()}
+    found = comparing.compare_calls(calls, np.inf)
+    assert found.chosen == chosen
+    (rounds,) = {len(times) for times in found.call_s.values()}
+    least_s, next_s, *_ = sorted(seconds.values())
+    assert rounds in comparing.ROUNDS[: 1 if least_s < next_s else None]
+    # Too few calls to be sure, where time is over and calls are long.
+    assert not comparing.compare_calls(calls, -np.inf).chosen.startswith("plan")
+    short = {name: taking(s / 100) for name, s in seconds.items()}
+    found = comparing.compare_calls(short, -np.inf)
+    assert {len(times) for times in found.call_s.values()} == {comparing.SURE}
+
+
+def test_what_cannot_run_is_no_rival_of_a_plan_that_does():
+    def failing():
+        raise RuntimeError("RESOURCE_EXHAUSTED: no memory\nin detail")
+
+    found = comparing.compare_calls({"plan": int, "a": failing}, np.inf)
+    assert found.chosen == "plan"
+    assert str(found).endswith("; a failed: RESOURCE_EXHAUSTED: no memory")
+    with pytest.raises(RuntimeError, match="no memory"):
+        comparing.compare_calls({"plan": failing, "a": int}, np.inf)
+
+
+def test_of_ways_to_shard_the_fastest_that_can_run_is_a_rival(monkeypatch):
+    taking = on_a_clock(monkeypatch)
+
+    def failing(error):
+        def call():
+            raise error
+
+        return call
+
+    def chosen(until_s=np.inf, **calls):
+        best, failed = comparing.fastest(calls.items(), lambda run: run, until_s)
+        return [*best], failed
+
+    calls = {"first": taking(2.0), "broken": failing(ValueError()), "fast": taking(1.0)}
+    assert chosen(**calls) == (["fast"], {"broken": "ValueError"})
+    assert chosen(-np.inf, **calls) == (["first"], {})
+    assert chosen() == ([], {})
+    no_memory = failing(RuntimeError("no memory\nin detail"))
+    assert chosen(first=no_memory, other=taking(1.0)) == (["other"], {"first": "no memory"})
+    assert chosen(first=no_memory, broken=failing(TypeError("b"))) == (
+        [],
+        {"first": "no memory", "broken": "b"},
+    )
+    assert chosen(-np.inf, first=no_memory, other=taking(1.0)) == ([], {"first": "no memory"})
