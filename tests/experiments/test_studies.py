@@ -27,6 +27,7 @@ from experiments import (
     search,
     stage3_study,
     transfer,
+    transports,
 )
 from experiments.catalogue import Problem, layered_problem, load_problem
 from experiments.functions import FUNCTIONS
@@ -71,7 +72,8 @@ TINY = {
     "engine": {"backends": ("local",), "workloads": ("chainmm",), "preset": "small",
                "idle": ("chainmm",), "tasks": 10, "placements": 1, "steps": 20, "plans": 2,
                "rounds": 1},
-    "transports": {"num_bytes": (1 << 8,), "rounds": 10, "workload": "chainmm",
+    "transports": {"ways": ("rings", "ray compiled graph", "line", transports.WHOLE),
+                   "num_bytes": (1 << 8,), "rounds": 10, "workload": "chainmm",
                    "preset": "small", "turns": 1},
     "stage3_study": {"workloads": ("chainmm",), "preset": "small", "evaluations": 300,
                      "updates": 1, "pairs": 9,
