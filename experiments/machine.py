@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 import doppler_jax as dj
 from doppler_jax.costs.calls import CallCosts
 from doppler_jax.engine.calls import measure_calls
+from doppler_jax.engine.devices import Devices
 from doppler_jax.engine.placed import as_devices
 from doppler_jax.engine.stage3 import choose_backend, open_devices
 from doppler_jax.programs.workloads import Workload
@@ -64,7 +65,7 @@ class Machine(contextlib.ExitStack):
         return choose_backend(self._kind, self.num_devices)
 
     @cached_property
-    def devices(self) -> Sequence[Any]:
+    def devices(self) -> Devices:
         """The devices, `[D]`."""
         if self.backend == "unequal":
             return as_devices([jax.devices()[0], jax.devices("cpu")[-1]])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,8 +30,12 @@ NUM_TASKS = 64
 WARM_UPS = 3
 """Beyond compilation: allocators and caches settle."""
 
+USUAL_ROUNDS = partial(range, WARM_UPS + 9)
 
-def measure_calls(devices: Devices, rounds: Callable[[], Iterable[int]]) -> CallCosts:
+
+def measure_calls(
+    devices: Devices, rounds: Callable[[], Iterable[int]] = USUAL_ROUNDS
+) -> CallCosts:
     """Returns what calls take on devices beyond their makespans.
 
     Little programs are called that lay, hand over or join much or little, or have many tasks.
