@@ -31,6 +31,7 @@ WARM_UPS = 3
 """Beyond compilation: allocators and caches settle."""
 
 USUAL_ROUNDS = partial(range, WARM_UPS + 9)
+"""Nine calls of each program count, where nothing bounds them."""
 
 
 def measure_calls(

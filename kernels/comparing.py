@@ -130,8 +130,8 @@ def _first_line(error: Exception) -> str:
 
 def _is_open(times: Mapping[str, list[float]]) -> bool:
     """Returns whether the rival that takes least is a plan, and not chosen."""
-    fastest = min(times, key=lambda name: float(np.median(times[name])))
-    return fastest.startswith("plan") and not _best(times).startswith("plan")
+    least = min(times, key=lambda name: float(np.median(times[name])))
+    return least.startswith("plan") and not _best(times).startswith("plan")
 
 
 def _best(times: Mapping[str, list[float]]) -> str:

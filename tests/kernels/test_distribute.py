@@ -185,6 +185,17 @@ def test_it_really_compares_whole_calls():
     assert all(min(times) > 0 for times in fast.compared.call_s.values())
 
 
+def test_a_way_to_shard_that_fails_is_told(monkeypatch):
+    def failing(*args):
+        raise ValueError("it cannot be cut so")
+
+    monkeypatch.setattr(distribute, "sharded_jits", lambda *_, **__: [("by rows", failing)])
+    fast = distributed()
+    fast(*ARGS)
+    assert fast.compared.failed == {"by rows": "it cannot be cut so"}
+    assert str(fast.compared).endswith("; by rows failed: it cannot be cut so")
+
+
 @pytest.mark.parametrize(
     ("carry", "taken"),
     [
