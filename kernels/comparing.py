@@ -10,8 +10,14 @@ import numpy as np
 
 from doppler_jax.training.paired import median_interval
 
-ROUNDS = (15, 30, 60, 120)
-"""Calls of each rival, in turns: more while a plan seems to be faster, but not beyond doubt."""
+ROUNDS = (8, 15, 30, 60, 120)
+"""After so many calls of each, in turns, rivals drop out that are slower beyond doubt."""
+
+LOOKS = 0.99
+"""Level of the intervals for that: what five looks find is true at 95%."""
+
+CLOSE = 1.01
+"""Calls end, too, where the fastest takes at most so many times another's, beyond doubt."""
 
 SURE = 6
 """Of these without which nothing is beyond doubt: they may take `LATE_S` beyond the budget."""
@@ -20,6 +26,9 @@ LATE_S = 2.0
 
 TRIALS, TRIAL_S = 2, 0.2
 """Calls of each way at least, and seconds of them; their median counts."""
+
+NEAR = 1.1
+"""Times the fastest that the next one may take to be kept beside it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +63,26 @@ def fastest(
 ) -> tuple[dict[str, Callable[..., Any]], dict[str, str]]:
     """Returns that whose calls are fastest, by few of each, and what others raised, by name.
 
-    None is tried after `until_s` but the first. Beside the best so far but one has arrays on
-    the devices.
+    A second one that is nearly as fast is returned, too: so few calls do not tell them apart.
+    None is tried after `until_s` but the first. Beside the best two so far but one has arrays
+    on the devices.
 
     Args:
       runs: functions, by name.
       loop: makes calls of one.
       until_s: of `time.monotonic`.
     """
-    least_s, best, failed = np.inf, dict[str, Callable[..., Any]](), dict[str, str]()
+    best, failed = dict[str, tuple[float, Callable[..., Any]]](), dict[str, str]()
     for name, run in runs:
         if (best or failed) and time.monotonic() > until_s:
             break
         try:
-            took_s = _trial_s(loop(run))
+            best[name] = _trial_s(loop(run)), run
         except Exception as error:  # memory is short, or JAX does not shard it so
             failed[name] = _first_line(error)
-        else:
-            if took_s < least_s:
-                least_s, best = took_s, {name: run}
-    return best, failed
+        ordered = sorted(best, key=lambda name: best[name][0])[:2]
+        best = {n: best[n] for n in ordered if best[n][0] <= NEAR * best[ordered[0]][0]}
+    return {name: run for name, (_, run) in best.items()}, failed
 
 
 def _trial_s(call: Callable[[], Any]) -> float:
@@ -96,6 +105,7 @@ def compare_calls(rivals: Mapping[str, Callable[[], Any]], until_s: float) -> Co
 
     Else that of the others is whose median is least; of two plans the faster one competes.
     Beyond doubt is where the 95% interval of the median ratio of neighbouring calls is below 1.
+    Close rivals run more often (racing, Maron and Moore 1994, by order statistics).
     What cannot run here, as where memory is short, is no rival; the first one has to.
 
     Args:
@@ -112,32 +122,43 @@ def compare_calls(rivals: Mapping[str, Callable[[], Any]], until_s: float) -> Co
                 raise
             failed[name] = _first_line(error)
     times: dict[str, list[float]] = {name: [] for name in rivals if name not in failed}
-    began = time.monotonic()
+    racing, began = list(times), time.monotonic()
     for k in range(ROUNDS[-1]):
-        if k in ROUNDS and not _is_open(times):
-            break
+        if k in ROUNDS:
+            racing = _remaining({name: times[name] for name in racing})
+            if len(racing) == 1:
+                break
         now = time.monotonic()
         if k and now > (until_s if k >= SURE else max(until_s, began + LATE_S)):
             break
-        for name in list(times)[:: 1 if k % 2 else -1]:
+        for name in racing[:: 1 if k % 2 else -1]:
             times[name].append(_seconds(rivals[name]))
-    return Compared({name: tuple(found) for name, found in times.items()}, _best(times), failed)
+    chosen = _best({name: times[name] for name in racing})
+    return Compared({name: tuple(found) for name, found in times.items()}, chosen, failed)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _is_open(times: Mapping[str, list[float]]) -> bool:
-    """Returns whether the rival that takes least is a plan, and not chosen."""
+def _remaining(times: Mapping[str, list[float]]) -> list[str]:
+    """Returns rivals of which more calls may tell the fastest; that alone, if it is told."""
     least = min(times, key=lambda name: float(np.median(times[name])))
-    return least.startswith("plan") and not _best(times).startswith("plan")
+    lows = {  # of how many times as long others take
+        name: median_interval(np.array(times[name]) / times[least], LOOKS)[0]
+        for name in times
+        if name != least
+    }
+    is_told = all(low >= 1 / CLOSE for low in lows.values()) and _best(times) == least
+    return [name for name in times if name == least or (not is_told and lows[name] <= 1)]
 
 
 def _best(times: Mapping[str, list[float]]) -> str:
     """Returns which rival is chosen by the seconds of its calls."""
     ordered = sorted(times, key=lambda name: float(np.median(times[name])))
-    plan = next(name for name in ordered if name.startswith("plan"))
+    plan = next((name for name in ordered if name.startswith("plan")), None)
     others = [name for name in ordered if not name.startswith("plan")]
-    ratios = [np.array(times[plan]) / np.array(times[other]) for other in others]
+    if plan is None:
+        return others[0]
+    ratios = [np.array(times[plan]) / times[other] for other in others]
     return plan if all(median_interval(ratio)[1] < 1 for ratio in ratios) else others[0]

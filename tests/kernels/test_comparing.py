@@ -32,8 +32,34 @@ def test_more_calls_find_a_plan_that_is_a_little_faster(monkeypatch):
         return sum(each.chosen == "plan" for each in found)
 
     with_more = times_chosen()
-    monkeypatch.setattr(comparing, "ROUNDS", comparing.ROUNDS[:1])
+    monkeypatch.setattr(comparing, "ROUNDS", (15,))
     assert times_chosen() < 20 < with_more
+
+
+def test_close_rivals_get_more_calls_and_others_drop_out(monkeypatch):
+    taking = on_a_clock(monkeypatch)
+    calls = {"plan": taking(2.0), "a": taking(1.02), "b": taking(1.0)}
+
+    def times_chosen(until_s=np.inf):
+        found = [comparing.compare_calls(calls, until_s) for _ in range(40)]
+        for each in found:
+            rounds = {name: len(times) for name, times in each.call_s.items()}
+            assert rounds["plan"] <= comparing.ROUNDS[0]
+            assert rounds["a"] == rounds["b"] >= rounds["plan"]
+        return sum(each.chosen == "b" for each in found)
+
+    with_more = times_chosen()
+    monkeypatch.setattr(comparing, "ROUNDS", comparing.ROUNDS[:1])
+    assert times_chosen() < with_more >= 36
+
+
+def test_equal_rivals_do_not_run_forever(monkeypatch):
+    taking = on_a_clock(monkeypatch)
+    calls = {"plan": taking(2.0), "a": taking(1.0), "b": lambda: calls["a"]()}
+    monkeypatch.setattr(comparing, "ROUNDS", (8, 100, 1_000_000))
+    monkeypatch.setattr(comparing, "CLOSE", 1.1)
+    found = comparing.compare_calls(calls, np.inf)
+    assert [len(times) for times in found.call_s.values()] == [8, 100, 100]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +78,11 @@ def test_a_plan_has_to_be_faster_beyond_doubt(seconds, chosen, monkeypatch):
     calls = {name: taking(s) for name, s in seconds.items()}
     found = comparing.compare_calls(calls, np.inf)
     assert found.chosen == chosen
-    (rounds,) = {len(times) for times in found.call_s.values()}
-    least_s, next_s, *_ = sorted(seconds.values())
-    assert rounds in comparing.ROUNDS[: 1 if least_s < next_s else None]
+    rounds = {name: len(times) for name, times in found.call_s.items()}
+    close = [name for name, s in seconds.items() if s == min(seconds.values())]
+    assert all(rounds[name] == comparing.ROUNDS[0] for name in seconds.keys() - {*close})
+    (told,) = {rounds[name] for name in close}
+    assert told in comparing.ROUNDS
     # Too few calls to be sure, where time is over and calls are long.
     assert not comparing.compare_calls(calls, -np.inf).chosen.startswith("plan")
     short = {name: taking(s / 100) for name, s in seconds.items()}
@@ -89,6 +117,8 @@ def test_of_ways_to_shard_the_fastest_that_can_run_is_a_rival(monkeypatch):
     calls = {"first": taking(2.0), "broken": failing(ValueError()), "fast": taking(1.0)}
     assert chosen(**calls) == (["fast"], {"broken": "ValueError"})
     assert chosen(-np.inf, **calls) == (["first"], {})
+    near = {"a": taking(1.5), "b": taking(1.04), "c": taking(1.0), "d": taking(1.3)}
+    assert sorted(chosen(**near)[0]) == ["b", "c"]
     assert chosen() == ([], {})
     no_memory = failing(RuntimeError("no memory\nin detail"))
     assert chosen(first=no_memory, other=taking(1.0)) == (["other"], {"first": "no memory"})

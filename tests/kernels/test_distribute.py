@@ -178,9 +178,10 @@ def test_it_really_compares_whole_calls():
     fast = distributed()
     np.testing.assert_allclose(fast(*ARGS), fn(*ARGS), rtol=1e-5, atol=1e-6)
     names = set(fast.compared.call_s)
-    (every,) = (name for name in names if name.startswith("jit, sharded"))
+    every = {name for name in names if name.startswith("jit, sharded")}
     rest = {"plan", f"jit on {jax.devices()[0]}"}
-    assert rest <= names - {every} <= {*rest, "plan, fused"}
+    assert 1 <= len(every) <= 2
+    assert rest <= names - every <= {*rest, "plan, fused"}
     assert all(name in str(fast.compared) for name in names)
     assert all(min(times) > 0 for times in fast.compared.call_s.values())
 
