@@ -34,7 +34,7 @@ from .planning import Lowered, Settings, lower
 from .profile import Profile, measured_costs
 from .rivals import jit_rivals, sharded_jits
 
-PLANNING = 0.6
+PLANNING = 0.5
 """Share of the budget for planning; the rest is for comparing."""
 
 TRYING = 0.5
