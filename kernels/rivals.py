@@ -50,8 +50,8 @@ def sharded_jits(
     """Yields `jit` over all devices of this process, and its name, by how arguments are cut.
 
     First the batch: arguments that neither stay nor are carried, and whose leading axis divides
-    by the number of devices. Then one of the largest arguments by its longest axis that
-    divides, or all by their first, or last, such axis. Devices have to be of one kind.
+    by the number of devices. Then all by their first axis that divides; one of the largest
+    arguments by its longest such axis; all by their last. Devices have to be of one kind.
 
     Args:
       fn: the function.
@@ -91,6 +91,7 @@ def _ways(
     }
     kept = (_staying(sharded) if is_batch_told else set()) | {i for i, _ in sharded.carried}
     yield "", {i: 0 for i, axes in dividing.items() if i not in kept and axes[0] == 0}
+    yield " by rows", {i: axes[0] for i, axes in dividing.items()}
 
     args, kwargs = jax.tree.unflatten(sharded.in_tree, range(len(shapes)))
     known = dict(enumerate(sharded.parameters))
@@ -104,7 +105,6 @@ def _ways(
             if i in dividing
         }
         yield f" by {name}", longest
-    yield " by rows", {i: axes[0] for i, axes in dividing.items()}
     yield " by columns", {i: axes[-1] for i, axes in dividing.items()}
 
 

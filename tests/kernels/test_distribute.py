@@ -240,10 +240,10 @@ def cut_axes(outputs):
         (
             0,
             8,
-            {"": [None, 0], " by params": [0, None], " by x": [None, 1], " by rows": [0, 0]},
+            {"": [None, 0], " by rows": [0, 0], " by params": [0, None], " by x": [None, 1]},
         ),
-        (None, 7, {"": [0, None], " by x": [None, 1], " by rows": [0, 1]}),
-        (0, 7, {" by params": [0, None], " by x": [None, 1], " by rows": [0, 1]}),
+        (None, 7, {"": [0, None], " by rows": [0, 1], " by x": [None, 1]}),
+        (0, 7, {" by rows": [0, 1], " by params": [0, None], " by x": [None, 1]}),
     ],
 )
 def test_jit_is_sharded_over_what_divides_and_first_over_what_does_not_stay(
