@@ -11,13 +11,14 @@ import numpy as np
 from doppler_jax.training.paired import median_interval
 
 ROUNDS = (8, 15, 30, 60, 120)
-"""After so many calls of each, in turns, rivals drop out that are slower beyond doubt."""
+"""After so many calls of each, in turns, rivals drop out that are slower beyond doubt.
+The last ends it."""
 
 LOOKS = 0.99
-"""Level of the intervals for that: what five looks find is true at 95%."""
+"""Level of the intervals for that: what four looks find holds at 95% together."""
 
 CLOSE = 1.01
-"""Calls end, too, where the fastest takes at most so many times another's, beyond doubt."""
+"""Calls also end where the fastest so far is at most so many times as slow as any other."""
 
 SURE = 6
 """Of these without which nothing is beyond doubt: they may take `LATE_S` beyond the budget."""
@@ -144,7 +145,7 @@ def _first_line(error: Exception) -> str:
 def _remaining(times: Mapping[str, list[float]]) -> list[str]:
     """Returns rivals of which more calls may tell the fastest; that alone, if it is told."""
     least = min(times, key=lambda name: float(np.median(times[name])))
-    lows = {  # of how many times as long others take
+    lows = {  # of what others take over that
         name: median_interval(np.array(times[name]) / times[least], LOOKS)[0]
         for name in times
         if name != least

@@ -40,8 +40,8 @@ def test_close_rivals_get_more_calls_and_others_drop_out(monkeypatch):
     taking = on_a_clock(monkeypatch)
     calls = {"plan": taking(2.0), "a": taking(1.02), "b": taking(1.0)}
 
-    def times_chosen(until_s=np.inf):
-        found = [comparing.compare_calls(calls, until_s) for _ in range(40)]
+    def times_chosen():
+        found = [comparing.compare_calls(calls, np.inf) for _ in range(40)]
         for each in found:
             rounds = {name: len(times) for name, times in each.call_s.items()}
             assert rounds["plan"] <= comparing.ROUNDS[0]
