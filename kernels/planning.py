@@ -42,6 +42,10 @@ from .calibrate import measure_calibration
 from .devices import Devices
 from .local import LocalDevices
 
+PLACING = 0.25
+"""Share of the budget that placing gets at most: more of it buys little (docs/results/clock.md),
+and what is left of it is for comparing."""
+
 LEAST_PLACING_S = 1.0
 """Seconds that placing gets, however long calibration took."""
 
@@ -117,7 +121,7 @@ def lower(
       devices: where it is to run.
       settings: what the caller wants.
       budget_s: seconds for all; calibration has its share, of the coarsest cut in any case,
-        and placing what is left.
+        and placing `PLACING`, or what is left.
       runs: whether it is to be called with these arguments, which shapes cannot be.
     """
     began = time.monotonic()
@@ -260,12 +264,13 @@ def _plans(
     budget_s: float,
     began: float,
 ) -> tuple[dict[int, tuple[ShardedProgram, Costs, Placed]], bool]:
-    """Returns cuts with costs and plans, which share what is left of the budget.
+    """Returns cuts with costs and plans, which share the seconds for placing.
 
     The second result is whether any was searched for.
     """
     found: dict[int, tuple[ShardedProgram, Costs, Placed]] = {}
     has_placed = False
+    until_s = min(began + budget_s, time.monotonic() + PLACING * budget_s)
     for num_shards, sharded in cuts.items():
         costs = pinned(sharded, make_costs(sharded, calibration), settings.pin or {})
         known = problem_digest(sharded.graph, costs), sharded.names
@@ -273,7 +278,7 @@ def _plans(
         placed = _recall(path, sharded, costs)
         if placed is None:
             has_placed = True
-            left_s = max(budget_s - (time.monotonic() - began), LEAST_PLACING_S)
+            left_s = max(until_s - time.monotonic(), LEAST_PLACING_S)
             share_s = left_s / (len(cuts) - len(found))
             placed = _place(path, sharded, costs, settings, share_s)
         found[num_shards] = sharded, costs, placed

@@ -64,7 +64,7 @@ TINY = {
     "scaling": {"method": ("gdp",), "sizes": (8, 12), "num_devices": 2, "batch": (2,),
                 "rounds": 1},
     "distribute": {"functions": ("tiny MLP",), "backends": ("local",), "preset": "small",
-                   "budget_s": 1.0, "turn_s": 1e-3, "rounds": 2},
+                   "budget_s": 1.0, "turn_s": 1e-3, "rounds": 2, "more_s": 0.0},
     "fidelity": {"workloads": ("moe_block",), "preset": "small", "backend": "local",
                  "plans": 4, "rounds": 2},
     "orders": {"workloads": (orders.BLOCKS, "chainmm"), "preset": "small", "backend": "local",
@@ -392,6 +392,8 @@ def test_what_distribute_takes_is_held_against_the_best_jit():
     kept, plans, step, odd = distribute.asked_for([record, broken]).values()
     assert (kept, plans, odd) == ("1 of 2", 2, None)
     assert step == pytest.approx(1.2)
+    more = {name: found + [0.01] * 4 for name, found in calls.items() if "plan" not in name}
+    assert distribute.row(record | {"call_s": calls | more})["plan / best jit"] == "1.200"
 
 
 def test_traffic_is_told_by_island():
