@@ -64,7 +64,7 @@ class Asked(Settings):
     """Seconds of calls in a turn, of which the median counts; one call at least."""
     rounds: int = 21
     """Turns of each, in alternation."""
-    more_s: float = 60.0
+    more_s: float = 45.0
     """Seconds of further turns of `distribute` and `jit`, which are to be told apart to 2%."""
 
 
@@ -235,9 +235,13 @@ def ratios(record: Record, name: str, less_s: float = 0.0) -> np.ndarray:
 
 def asked_for(records: list[Record]) -> Record:
     """Returns what holds of all functions on one kind of devices."""
+
+    def over(record: Record, name: str) -> float:
+        return float(np.median(ratios(record, name)))
+
     plans = [r for r in records if r["chosen"].startswith("plan") and r["devices used"] > 1]
-    steps = [float(np.median(ratios(r, best_plan(r)))) for r in records if r["function"].startswith("training")]
-    odd = [1 / float(np.median(ratios(r, "distribute"))) for r in records if "irregular" in r["function"]]
+    steps = [over(r, best_plan(r)) for r in records if r["function"].startswith("training")]
+    odd = [1 / over(r, "distribute") for r in records if "irregular" in r["function"]]
     kept = f"{sum(map(is_kept, records))} of {len(records)}"
     return {
         "at most 1.02 times the best jit and 20 us": kept,

@@ -68,8 +68,8 @@ def fastest(
     """Returns that whose calls are fastest, by few of each, and what others raised, by name.
 
     A second one that is nearly as fast is returned, too: so few calls do not tell them apart.
-    None is tried after `until_s` but the first. Beside the best two so far but one has arrays
-    on the devices.
+    None is tried that would end after `until_s`, if it takes as long as the one before, but the
+    first. Beside the best two so far but one has arrays on the devices.
 
     Args:
       runs: functions, by name.
@@ -77,13 +77,16 @@ def fastest(
       until_s: of `time.monotonic`.
     """
     best, failed = dict[str, tuple[float, Callable[..., Any]]](), dict[str, str]()
+    took_s = 0.0
     for name, run in runs:
-        if (best or failed) and time.monotonic() > until_s:
+        began = time.monotonic()
+        if (best or failed) and began + took_s > until_s:
             break
         try:
             best[name] = _trial_s(loop(run)), run
         except Exception as error:  # memory is short, or JAX does not shard it so
             failed[name] = _first_line(error)
+        took_s = time.monotonic() - began
         ordered = sorted(best, key=lambda name: best[name][0])[:2]
         best = {n: best[n] for n in ordered if best[n][0] <= NEAR * best[ordered[0]][0]}
     return {name: run for name, (_, run) in best.items()}, failed

@@ -37,7 +37,7 @@ from .rivals import jit_rivals, sharded_jits
 PLANNING = 0.5
 """Share of the budget for planning; the rest is for comparing."""
 
-TRYING = 0.5
+TRYING = 0.4
 """Share of that in which ways to shard are tried."""
 
 

@@ -43,8 +43,8 @@ from .devices import Devices
 from .local import LocalDevices
 
 PLACING = 0.25
-"""Share of the budget that placing gets at most: more of it buys little (docs/results/clock.md),
-and what is left of it is for comparing."""
+"""Share of the budget that placing gets at most: more buys little (docs/results/clock.md), and
+what is left is for comparing."""
 
 LEAST_PLACING_S = 1.0
 """Seconds that placing gets, however long calibration took."""

@@ -139,3 +139,5 @@ def test_of_ways_to_shard_the_fastest_that_can_run_is_a_rival(monkeypatch):
         {"first": "no memory", "broken": "b"},
     )
     assert chosen(-np.inf, first=no_memory, other=taking(1.0)) == ([], {"first": "no memory"})
+    until_s = comparing.time.monotonic() + 10.0  # there is no time for another that takes 7
+    assert chosen(until_s, first=taking(2.0), other=taking(1.0)) == (["first"], {})

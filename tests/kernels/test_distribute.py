@@ -443,7 +443,8 @@ def test_placing_gets_its_share_or_what_calibration_leaves(planned):
     distributed(budget_s=1e-3).lower(*ARGS)
     distributed(budget_s=1000.0, cache=False).lower(*ARGS)
     assert planned[0] == planning.LEAST_PLACING_S
-    assert planned[1] == pytest.approx(1000 * distribute.PLANNING * planning.PLACING)
+    most_s = 1000 * distribute.PLANNING * planning.PLACING
+    assert most_s - 1 < planned[1] <= most_s
 
 
 def test_a_function_without_work_gets_a_plan_too(monkeypatch):
