@@ -178,7 +178,10 @@ class _Sharded:
         known = self._laid.get(i)
         if known is not None and known[0]() is leaf:
             return known[1]
-        laid = jax.device_put(leaf, self._where(i))
+        where = self._where(i)
+        if is_array and leaf.sharding == where:  # a state's hundreds, which JAX is slow to see
+            return leaf
+        laid = jax.device_put(leaf, where)
         if is_array and i not in self._carried:  # the content of NumPy's may change
             self._laid[i] = weakref.ref(leaf), laid
         return laid

@@ -261,7 +261,7 @@ def test_jit_is_sharded_over_what_divides_and_first_over_what_does_not_stay(
     assert [*seen] == [f"jit, sharded{way} over 2 devices" for way in ways]
 
 
-def test_a_state_stays_sharded_as_it_was():
+def test_a_state_stays_sharded_as_it_was(monkeypatch):
     def step(state, x):
         return jax.tree.map(lambda a: a + x.sum(), state), x.sum()
 
@@ -271,6 +271,8 @@ def test_a_state_stays_sharded_as_it_was():
     devices = dj.engine.LocalDevices(jax.devices()[:2])
     sharded = dj.partition(dj.trace(step, *fresh(), carry={"state": "out[0]"}), 1)
     found = dict(rivals.sharded_jits(step, sharded, devices, is_batch_told=False))
+    laid, put = [], jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda *args: laid.append(args) or put(*args))
     for name, axes in (
         ("", [None, None]),
         (" by state", [0, None]),
@@ -280,9 +282,11 @@ def test_a_state_stays_sharded_as_it_was():
         state, x = fresh()
         for _ in range(2):
             expected, _ = step(state, x)
+            laid.clear()
             state, _ = run(state, x)
             assert cut_axes(state) == axes
             chex.assert_trees_all_close(state, expected)
+        assert not laid  # in the last call: all of it is there
 
 
 def two_branches(x):
