@@ -76,7 +76,7 @@ LOOP = 6
 LINK = "serial"
 """Kind of links whose simulations are shown plan by plan: what `distribute` plans by."""
 
-ROUNDS_S = 1500.0
+ROUNDS_S = 900.0
 """Of a workload, after which no further round begins."""
 
 KERNEL_REPEATS = 3
