@@ -32,7 +32,7 @@ from .loop import Loop
 from .placed import PlacedFunction, as_devices, load
 from .planning import Lowered, Settings, lower
 from .profile import Profile, measured_costs
-from .rivals import jit_rivals, sharded_jits
+from .rivals import ShardedJit, jit_rivals, sharded_jits
 
 PLANNING = 0.5
 """Share of the budget for planning; the rest is for comparing."""
@@ -48,6 +48,11 @@ class _Choice:
     run: Callable[..., Any]
     compared: Compared | None = None
     lowered: Lowered | None = None
+
+    @functools.cached_property
+    def is_jit(self) -> bool:
+        """Whether it takes tracers, and looks at shapes itself, sooner than it is done here."""
+        return not isinstance(self.run, PlacedFunction | ShardedJit)
 
     @functools.cached_property
     def drift(self) -> Drift:
@@ -92,18 +97,18 @@ class Distributed:
           TaskError: a task or a transfer failed, a device was lost or time ran out; maybe of
             an earlier call: a plan's calls are asynchronous, as those of `jit` are.
         """
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        if any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):
-            return self._fn(*args, **kwargs)
-        run = self._latest.run if self._latest is not None and len(self._chosen) == 1 else None
-        if run is not None and not isinstance(run, PlacedFunction):
-            self._asks.known_only = True  # `jit` looks at shapes itself, and sooner
+        latest = self._latest
+        if latest is not None and latest.is_jit and len(self._chosen) == 1:
+            self._asks.known_only = True
             try:
-                return run(*args, **kwargs)
+                return latest.run(*args, **kwargs)
             except _OtherShapes:
                 pass
             finally:
                 self._asks.known_only = False
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):
+            return self._fn(*args, **kwargs)
         shapes = tree, tuple(map(_shape_of, leaves))
         if shapes not in self._chosen:
             self._chosen[shapes] = self._choose(args, kwargs)

@@ -66,7 +66,8 @@ def sharded_jits(
     for way, axes in _ways(sharded, len(own), is_batch_told):
         if axes not in known:
             known.append(axes)
-            yield f"jit, sharded{way} over {len(own)} devices", _Sharded(fn, sharded, own, axes)
+            name = f"jit, sharded{way} over {len(own)} devices"
+            yield name, ShardedJit(fn, sharded, own, axes)
 
 
 def _own(devices: Devices) -> list[jax.Device]:
@@ -119,7 +120,7 @@ def _call_on(device: jax.Device, jitted: Callable[..., Any], *args: Any, **kwarg
         return jitted(*args, **kwargs)
 
 
-class _Sharded:
+class ShardedJit:
     """`jit` of a function whose arguments are cut over devices that have a copy of all else.
 
     An array that the next call brings again, and that is not carried, is laid once.

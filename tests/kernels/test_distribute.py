@@ -358,6 +358,23 @@ def test_under_transformations_it_is_the_function(planned):
     assert not planned
 
 
+@pytest.mark.parametrize("wanted", RIVALS)
+def test_what_runs_already_can_be_transformed(wanted, monkeypatch):
+    choosing(monkeypatch, wanted)
+    fast = distributed()
+    fast(*ARGS)
+    loss = lambda f: lambda x: f(ARGS[0], x).sum()  # noqa: E731
+    stacked = jnp.stack([ARGS[1], 2 * ARGS[1]])
+    for transform, x in (
+        (lambda f: jax.jit(jax.grad(f)), ARGS[1]),
+        (jax.grad, ARGS[1]),
+        (jax.vmap, stacked),
+        (jax.jit, ARGS[1][:2]),  # of a shape of which nothing is known
+    ):
+        found, expected = transform(loss(fast))(x), transform(loss(fn))(x)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_one_device_effects_and_pins_are_not_compared(planned, capsys):
     alone = dj.distribute(fn, devices=jax.devices()[:1])
     np.testing.assert_allclose(alone(*ARGS), fn(*ARGS), rtol=1e-5, atol=1e-6)
