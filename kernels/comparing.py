@@ -11,17 +11,17 @@ import numpy as np
 from doppler_jax.training.paired import median_interval
 
 ROUNDS = (3, 8, 15, 30, 60, 120)
-"""After so many calls of each, in turns, rivals drop out that are slower beyond doubt.
+"""After so many turns of each, rivals drop out that are slower beyond doubt.
 The last ends it."""
 
 FAR = 1.15
-"""Times the fastest that every call of another takes where it drops out without more."""
+"""A rival also drops out if it took so many times as long as the fastest in every turn."""
 
 LOOKS = 0.99
 """Level of the intervals for that: what four looks find holds at 95% together."""
 
 CLOSE = 1.01
-"""Calls also end where the fastest so far is at most so many times as slow as any other."""
+"""Turns also end where the fastest so far is at most so many times as slow as any other."""
 
 SURE = 6
 """Of these without which nothing is beyond doubt: they may take `LATE_S` beyond the budget."""
@@ -29,8 +29,8 @@ SURE = 6
 LATE_S = 2.0
 
 TURN, TURN_S = 5, 0.03
-"""Calls in a row, and seconds of them, that end a rival's turn; their median counts. Beside the
-first one threads of the rival before may still spin."""
+"""Calls in a row, and seconds of them, that end a rival's turn; their median counts. Threads of
+the rival before may still spin beside the first one."""
 
 TRIALS, TRIAL_S = 2, 0.2
 """Calls of each way at least, and seconds of them; their median counts."""
@@ -72,8 +72,8 @@ def fastest(
     """Returns that whose calls are fastest, by few of each, and what others raised, by name.
 
     A second one that is nearly as fast is returned, too: so few calls do not tell them apart.
-    None is tried that would end after `until_s`, if it takes as long as the one before, but the
-    first. Beside the best two so far but one has arrays on the devices.
+    The first is always tried. Another is tried if it ends before `until_s`, should it take as
+    long as the one before. Beside the best two so far but one has arrays on the devices.
 
     Args:
       runs: functions, by name.
@@ -122,8 +122,8 @@ def compare_calls(rivals: Mapping[str, Callable[[], Any]], until_s: float) -> Co
     """Runs rivals in turns; a plan is chosen if it is faster than all others beyond doubt.
 
     Else that of the others is whose median is least; of two plans the faster one competes.
-    Beyond doubt is where the 95% interval of the median ratio of neighbouring calls is below 1.
-    Close rivals run more often (racing, Maron and Moore 1994, by order statistics).
+    Beyond doubt is where the 95% interval of the median ratio of neighbouring turns is below 1.
+    Close rivals have more turns (racing, Maron and Moore 1994, by order statistics).
     What cannot run here, as where memory is short, is no rival; the first one has to.
 
     Args:
@@ -160,7 +160,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _remaining(times: Mapping[str, list[float]]) -> list[str]:
-    """Returns rivals of which more calls may tell the fastest; that alone, if it is told."""
+    """Returns rivals of which more turns may tell the fastest; that alone, if it is told."""
     least = min(times, key=lambda name: float(np.median(times[name])))
     lows = dict[str, float]()  # of what others take over that
     for name in times.keys() - {least}:
