@@ -64,7 +64,7 @@ TINY = {
     "scaling": {"method": ("gdp",), "sizes": (8, 12), "num_devices": 2, "batch": (2,),
                 "rounds": 1},
     "distribute": {"functions": ("tiny MLP",), "backends": ("local",), "preset": "small",
-                   "budget_s": 1.0, "turn_s": 1e-3, "rounds": 2, "more_s": 0.0},
+                   "budget_s": 1.0, "turn_s": 1e-3, "rounds": 2, "more_s": 1e-3},
     "fidelity": {"workloads": ("moe_block",), "preset": "small", "backend": "local",
                  "plans": 4, "rounds": 2},
     "orders": {"workloads": (orders.BLOCKS, "chainmm"), "preset": "small", "backend": "local",
