@@ -51,13 +51,13 @@ LEAST_SHARE = 0.05  # of a transfer's seconds that are left when both ends' are 
 TRANSFER_BYTES = tuple(4**k for k in range(4, 15))
 """Sizes to choose from, 256 B to 256 MiB."""
 
-NUM_SENT = 16
-"""Tensors that each device sends in a `handling_program`."""
+MOST_SENT, LEAST_SENT = 16, 4
+"""Tensors that each device sends in a `handling_program`, up to 1 MiB and from 4 MiB on."""
 
 _LAG = 3  # turns from making a tensor to reading it
 _FIRST_BYTES = 4
 _WORK_SIZE = 320
-_BYTES_PER_WORK = 1 << 19  # of a transfer, for each task of work that outlasts it
+_BYTES_PER_WORK = 1 << 20  # of a transfer, for each task of work that outlasts it
 
 Progress = Callable[[str, int, int], None]
 """Told what is measured next, how many measurements are done, and how many there are."""
@@ -98,17 +98,14 @@ def measure_calibration(
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}; expected a positive integer")
-    until_s = time.monotonic() + budget_s
-    bench = _Bench(as_devices(devices), repeats)
+    bench = _Bench(as_devices(devices), repeats, time.monotonic() + budget_s)
     calibration = _begin(bench.devices, path)
     steps = [*_kernel_steps(sharded, calibration), *_transfer_steps(sharded, calibration)]
     if calls and calibration.calls is None:
         steps.append(("calls", _with_calls))
     for done, (what, measure) in enumerate(steps):
         progress(what, done, len(steps))
-        now_s = time.monotonic()
-        share_s = max(until_s - now_s, 0.0) / (len(steps) - done)
-        calibration = measure(dataclasses.replace(bench, until_s=now_s + share_s), calibration)
+        calibration = measure(bench.share(len(steps) - done), calibration)
         if path is not None:
             save_calibration(path, calibration)
     progress("done", len(steps), len(steps))
@@ -139,6 +136,12 @@ class _Bench:
     devices: Devices
     repeats: int
     until_s: float = math.inf  # of `time.monotonic`
+
+    def share(self, parts: int) -> "_Bench":
+        """Returns a bench with the first of so many equal parts of the time left."""
+        now_s = time.monotonic()
+        until_s = now_s + max(self.until_s - now_s, 0.0) / parts
+        return dataclasses.replace(self, until_s=until_s)
 
     def rounds(self, count: int) -> Iterator[int]:
         """Yields numbers of executions, the warm-ups first: fewer if time is over."""
@@ -271,9 +274,9 @@ def _sizes(sharded: ShardedProgram) -> list[int]:
 def _with_transfers(
     bench: _Bench, before: Calibration, sizes: list[int], s: int, t: int
 ) -> Calibration:
-    seen = bench.observe(*transfer_program(sizes, s, t))
     # One small size stands for all: measuring them takes long.
     chosen_sizes = sorted({sizes[0], sizes[-1], *(b for b in sizes if b >= SMALL_BYTES)})
+    seen = bench.share(1 + len(chosen_sizes)).observe(*transfer_program(sizes, s, t))
     handling = _handling(bench, before, chosen_sizes, s, t)
     ends_s = np.sum([[handling[d, o, b] for b in chosen_sizes] for d, o in ((s, t), (t, s))], 0)
     chosen = {link: seconds for link, seconds in seen.transfers.items() if link[2] in sizes}
@@ -307,10 +310,11 @@ def _handling(
             there = {(s, t, b): known[i, j, b] for b in sizes}
             return there | {(t, s, b): known[j, i, b] for b in sizes}
     found = {}
-    for size in sizes:
+    for done, size in enumerate(sizes):
         sharded, apart, home, priority = handling_program(size, s, t)
-        apart_s, home_s = np.moveaxis(bench.finishes(sharded, (apart, home), priority), 1, 0)
-        later_s = np.median(apart_s - home_s, axis=0) / (2 * NUM_SENT)
+        ends_s = bench.share(len(sizes) - done).finishes(sharded, (apart, home), priority)
+        apart_s, home_s = np.moveaxis(ends_s, 1, 0)
+        later_s = np.median(apart_s - home_s, axis=0) / (2 * num_sent(size))
         for device, other in ((s, t), (t, s)):
             found[device, other, size] = max(float(later_s[device]), 0.0)
     return found
@@ -366,10 +370,15 @@ def transfer_program(
     return sharded, np.where(np.arange(len(chain)) % 2, destination, source)
 
 
+def num_sent(size: int) -> int:
+    """Returns how many tensors of so many bytes each device sends in a `handling_program`."""
+    return min(max((MOST_SENT << 20) // size, LEAST_SENT), MOST_SENT)
+
+
 def handling_program(
     size: int, first: int, second: int
 ) -> tuple[ShardedProgram, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a program in which two devices make and read `NUM_SENT` tensors of `size` bytes.
+    """Returns a program in which two devices make and read `num_sent` tensors of `size` bytes.
 
     Between one tensor and the next there is other work, enough for a transfer to end in.
 
@@ -381,9 +390,10 @@ def handling_program(
     read = _total_kernel(size // 4)
     rows: list[tuple[Kernel, tuple[Ref, ...], tuple[int, int], int]] = []
     made: dict[tuple[int, int], int] = {}
-    for turn in range(NUM_SENT + _LAG):
+    sent = num_sent(size)
+    for turn in range(sent + _LAG):
         for device, other in ((first, second), (second, first)):
-            if turn < NUM_SENT:
+            if turn < sent:
                 made[device, turn] = len(rows)  # every kernel has one result
                 rows.append((make, (), (device, device), turn))
             for _ in range(1 + size // _BYTES_PER_WORK):

@@ -13,7 +13,6 @@ import doppler_jax as dj
 import doppler_jax.engine.__main__ as entry
 from doppler_jax.engine import calibrate
 from doppler_jax.engine.calibrate import (
-    NUM_SENT,
     _pooled_medians,
     handling_program,
     kernel_program,
@@ -178,8 +177,9 @@ def test_transfer_programs_move_each_size_each_way_alone():
     assert (trace.transfer_finish_s[order][:-1] <= trace.transfer_start_s[order][1:]).all()
 
 
-def test_handling_programs_differ_in_what_they_move_alone():
-    program, apart, home, priority = handling_program(1 << 20, 2, 1)
+@pytest.mark.parametrize(("size", "sent"), [(256, 16), (1 << 20, 16), (1 << 24, 4)])
+def test_handling_programs_differ_in_what_they_move_alone(size, sent):
+    program, apart, home, priority = handling_program(size, 2, 1)
     for device in (1, 2):
         ours, theirs = (
             Counter(program.kernels[v].name for v in np.flatnonzero(placement == device))
@@ -192,8 +192,8 @@ def test_handling_programs_differ_in_what_they_move_alone():
     stays = dj.simulator.simulate_oracle(program.graph, costs, home, **options)
     assert len(stays.transfer_tensor) == 0
     links = zip(moves.transfer_source, moves.transfer_destination, strict=True)
-    assert Counter(links) == {(2, 1): NUM_SENT, (1, 2): NUM_SENT}
-    assert (program.graph.tensor_bytes[moves.transfer_tensor] == 1 << 20).all()
+    assert Counter(links) == {(2, 1): sent, (1, 2): sent}
+    assert (program.graph.tensor_bytes[moves.transfer_tensor] == size).all()
 
 
 def test_what_devices_spend_is_told_from_what_transfers_take(sharded, monkeypatch):
