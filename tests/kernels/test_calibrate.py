@@ -11,6 +11,7 @@ import pytest
 
 import doppler_jax as dj
 import doppler_jax.engine.__main__ as entry
+from doppler_jax.costs.observed import Observations
 from doppler_jax.engine import calibrate
 from doppler_jax.engine.calibrate import (
     _pooled_medians,
@@ -19,7 +20,7 @@ from doppler_jax.engine.calibrate import (
     measure_kernels_again,
     transfer_program,
 )
-from doppler_jax.engine.placed import PlacedFunction, as_plan
+from doppler_jax.engine.placed import PlacedFunction, as_devices, as_plan
 from tests.commands import assert_one_error_line, printed, run
 from tests.generators import free_costs
 from tests.kernels.conftest import KERNELS, X, build, random_program
@@ -147,6 +148,27 @@ def test_where_seconds_are_short_no_more_than_the_least_is_run(sharded, monkeypa
     )
     assert len(runs) > 6  # kernels, handling, and what else calls do
     assert set(runs.values()) == {calibrate.WARM_UPS + calibrate.LEAST}
+
+
+def test_every_size_of_transfer_has_a_share_of_the_time(monkeypatch):
+    until_s, now_s = [], 100.0
+
+    def spend_what_is_there(bench, *args):
+        nonlocal now_s
+        until_s.append(bench.until_s)
+        now_s = bench.until_s + (2.0 if len(until_s) == 1 else 0.0)  # the first takes too long
+        if len(until_s) == 1:
+            return Observations({}, {}, {(1, 2, b): [1e-3] for b in sizes})
+        return np.zeros((3, 2, 3))  # ends, by round, placement and device
+
+    monkeypatch.setattr(calibrate.time, "monotonic", lambda: now_s)
+    for name in ("observe", "finishes"):
+        monkeypatch.setattr(calibrate._Bench, name, spend_what_is_there)
+    sizes = [256, 1 << 20, 1 << 22]
+    bench = calibrate._Bench(as_devices(jax.devices()[:3]), 9, until_s=112.0)
+    calibrate._with_transfers(bench, calibrate._begin(bench.devices, None), sizes, 1, 2)
+    # A quarter of 12 s, then, as 2 s more went by, thirds of the 7 that are left.
+    assert until_s == pytest.approx([103.0, 105 + 7 / 3, 105 + 14 / 3, 112.0])
 
 
 def test_a_file_of_other_devices_and_no_repeats_are_refused(sharded, measured):
