@@ -230,7 +230,7 @@ def is_kept(record: Record) -> bool:
 def ratios(
     record: Record, name: str, less_s: float = 0.0, rival: str | None = None
 ) -> np.ndarray:
-    """Returns calls, less so many seconds, over a rival's in the same turns: the best `jit`'s."""
+    """Returns calls, less so many seconds, over those of the best `jit` or of a rival."""
     found, other = (np.array(record["call_s"][n]) for n in (name, rival or best_jit(record)))
     return (found - less_s) / other[: len(found)]
 
