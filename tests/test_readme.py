@@ -51,7 +51,17 @@ def words_after(words, *prefix):
     return []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path,
+            id=str(path.relative_to(ROOT)),
+            marks=[pytest.mark.slow] * (path.stem == "train_a_policy"),
+        )
+        for path in DOCUMENTS
+    ],
+)
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("doppler_jax.methods.registry.OWN", {})

@@ -86,7 +86,9 @@ def test_what_cannot_be_kept_to_is_refused(asked, message):
 
 
 CELLS = [
-    pytest.param(m, marks=[pytest.mark.slow] * (m == "doppler")) for m in HERE if m != "single"
+    pytest.param(m, marks=[pytest.mark.slow] * (m in ("doppler", "exact")))
+    for m in HERE
+    if m != "single"
 ]
 
 
