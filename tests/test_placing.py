@@ -100,6 +100,7 @@ def test_an_optimum_that_no_queue_executes_is_a_plan():
     assert "16, at least 12 (queue 'fifo')" in repr(fifo)
 
 
+@pytest.mark.slow
 def test_under_noise_a_plan_is_for_the_queue_that_is_better():
     queues = set()
     for seed in range(8):

@@ -124,7 +124,7 @@ def test_groups_go_where_they_end_first(method):
     assert placed.makespan_s == 3.0
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_groups_go_about_where_they_go_best(seed):
     """Compared with a search for every choice of three devices for three groups."""
     graph, costs = random_problem(np.random.default_rng(seed), 24, 3)
@@ -143,6 +143,7 @@ def test_groups_go_about_where_they_go_best(seed):
     assert dj.place(graph, costs, together=together, **options).makespan_s <= 1.1 * best
 
 
+@pytest.mark.slow
 def test_a_bound_is_not_that_of_the_groups():
     """Four equal tasks in one group take four seconds; apart they take two."""
     graph, costs = dj.from_edge_delays([1.0] * 4, [], num_devices=2)

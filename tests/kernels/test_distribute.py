@@ -505,6 +505,7 @@ print(lowered.said.split(", ")[1][:10], lowered.placed.placement.tolist())
 """
 
 
+@pytest.mark.slow
 def test_another_process_measures_and_plans_nothing_again(tmp_path, monkeypatch):
     first, second = (run_python("-c", OTHER).stdout for _ in range(2))
     assert first.startswith("calibrated [")

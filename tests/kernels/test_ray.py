@@ -360,6 +360,7 @@ def test_ctrl_c_while_arguments_are_laid_leaves_nothing_on_devices(ray_pair, mon
     assert not set(laid) & set(session.forgotten)  # the devices have been told
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_one_error_and_the_rest_goes_on(ray_pair):
     sharded = spin_chain(200)  # most of it is left however late the kill
     with dj.ray_devices(2) as devices:

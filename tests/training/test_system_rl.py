@@ -99,6 +99,7 @@ def test_measured_episodes_improve_on_the_incumbent(tmp_path):
     assert written == {**plan_record(trained.plan), **times}
 
 
+@pytest.mark.slow
 def test_the_policy_itself_learns_from_measured_times(tmp_path):
     system, state = start(tmp_path / "log.jsonl", exact)
     state = set_incumbent(state, system, POOR)
