@@ -34,6 +34,7 @@ class Profile:
     peak_bytes: np.ndarray  # [D] most memory held at once, by the engine's own count
     device_names: tuple[str, ...]  # [D]
     whole_call: WholeCall | None  # None: of the trace alone
+    traced_s: float  # from the first start to the last finish of the trace
     rest_s: float  # of the whole call, in which nothing of what is known went on
 
     @property
@@ -74,7 +75,7 @@ class Profile:
         for name, device, start_s, finish_s in self.whole_call.chores:
             key = name, "the caller" if device == CALLER else f"{device}"
             spent[key] = spent.get(key, 0.0) + finish_s - start_s
-        spent["tasks and transfers", "all"] = self.makespan_s
+        spent["tasks and transfers", "all"] = self.traced_s
         spent["rest: threads or processes wake", ""] = self.rest_s
         rows = [(*key, format_seconds(s), f"{s / call_s:.1%}") for key, s in spent.items()]
         header = f"call, {format_seconds(call_s)}", "device", "takes", "share"
@@ -134,6 +135,7 @@ def profile(
     gap_s = dispatch_gaps_s(graph, trace, handling or [])
     transfer_s = trace.transfer_finish_s - trace.transfer_start_s
     handled = _columns(handling or [])
+    began_s, ended_s = _ends(trace)
     return Profile(
         explanation=explanation,
         lower_bound_s=lower_bound_s(graph, costs),
@@ -147,16 +149,24 @@ def profile(
         peak_bytes=peaks,
         device_names=tuple(device_names),
         whole_call=whole_call,
+        traced_s=ended_s - began_s,
         rest_s=0.0 if whole_call is None else _rest_s(trace, whole_call),
     )
 
 
+def _ends(trace: Schedule) -> tuple[float, float]:
+    """Returns the first start and the last finish; 0 without tasks.
+
+    The first task or transfer can start after 0: a thread wakes late on a busy machine.
+    """
+    starts_s = np.append(trace.start_s, trace.transfer_start_s)
+    return (float(starts_s.min()), float(trace.finish_s.max())) if starts_s.size else (0.0, 0.0)
+
+
 def _rest_s(trace: Schedule, whole: WholeCall) -> float:
     """Returns for how long there was no chore, and it was not between the trace's ends."""
-    starts_s = np.append(trace.start_s, trace.transfer_start_s)
-    traced = [(starts_s.min(), trace.finish_s.max())] if starts_s.size else []
     at_s, rest_s = whole.start_s, 0.0
-    for start_s, finish_s in sorted([*traced, *(chore[2:] for chore in whole.chores)]):
+    for start_s, finish_s in sorted([_ends(trace), *(chore[2:] for chore in whole.chores)]):
         rest_s += max(0.0, start_s - at_s)
         at_s = max(at_s, finish_s)
     return float(rest_s + max(0.0, whole.finish_s - at_s))

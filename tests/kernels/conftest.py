@@ -234,7 +234,8 @@ def check_whole_call(step, chores):
     for chore in whole.chores:
         assert whole.start_s <= chore.start_s <= chore.finish_s <= whole.finish_s
     found = step.profile()
-    assert 0 <= found.rest_s <= whole.seconds - trace.finish_s.max()
+    assert 0 < found.traced_s <= trace.finish_s.max()
+    assert 0 <= found.rest_s <= (whole.seconds - found.traced_s) * (1 + 1e-9)
     assert all(name in str(found) for name in chores)
 
 

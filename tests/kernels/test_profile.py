@@ -162,7 +162,21 @@ def test_the_rest_of_a_call_is_what_nothing_else_covers():
     assert "call, 12.00 s" in text
     assert "| lay | the caller | 2.000 s | 16.7% |" in text
     assert "| join | the caller | 2.750 s | 22.9% |" in text
+    assert "| tasks and transfers | all | 6.000 s | 50.0% |" in text
     assert "| rest: threads or processes wake | | 1.750 s | 14.6% |" in text
+
+
+def test_a_thread_that_wakes_late_is_rest_and_no_part_of_the_tasks():
+    # The trace is from 2 to 8 s, and something was done until 0.5 s.
+    moved = simulate_oracle(GRAPH, COSTS, PLACES)
+    names = "start_s", "finish_s", "transfer_start_s", "transfer_finish_s"
+    moved = moved.replace(**{name: getattr(moved, name) + 2 for name in names})
+    whole = WholeCall(-1.0, 9.0, (Chore("dispatch", CALLER, -1.0, 0.5),))
+    found = profile(GRAPH, moved, NAMES, DEVICES, [7.0, 9.0], [], whole)
+    assert (found.traced_s, found.rest_s) == (6.0, 1.5 + 1.0)
+    text = " ".join(str(found).split())
+    assert "| tasks and transfers | all | 6.000 s | 60.0% |" in text
+    assert "| rest: threads or processes wake | | 2.500 s | 25.0% |" in text
 
 
 HERE = {"take arguments", "lay arguments", "assemble outputs"}
