@@ -72,7 +72,6 @@ class StreamCall(LocalCall):
         since_s = max(self._clock.origin_s, self._before.ended_s if self._before else 0.0)
         grace_s, timeout_s = None, self._program.options.timeout_s
         left_s = timeout_s and max(0.0, since_s + timeout_s - time.perf_counter())
-        self._before = None
         try:
             if not self._host.wait(left_s):
                 self.time_out()
@@ -80,6 +79,7 @@ class StreamCall(LocalCall):
         finally:
             self.abandoned = True  # after a normal end there is nothing left to skip
             self._host.wait(grace_s)
+            self._before = None  # the thread has looked at it, however late it woke
         if self.failures:
             raise min(self.failures, key=lambda failure: failure[0])[1]
         infer_times(self.record, self._program.agenda)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import doppler_jax as dj
+from doppler_jax.engine.stream import StreamCall
 from tests.kernels.conftest import (
     FAILING,
     FAILING_PROGRAM,
@@ -79,6 +81,19 @@ def test_a_chain_on_accelerators_is_the_plain_loop(local):
     for _ in range(10):
         state, _ = step(state, W)
     equal(state, plainly(10)[0])
+
+
+def test_a_call_is_behind_another_however_late_its_thread_wakes(local, monkeypatch):
+    step, work = stepper(local[:2], "stream"), StreamCall.work
+    first, _ = step(start(), W)
+
+    def late(call):
+        time.sleep(0.2)  # somebody waits for it by then
+        work(call)
+
+    monkeypatch.setattr(StreamCall, "work", late)
+    behind, _ = step(first, W)
+    equal(behind, plainly(2)[0])
 
 
 @devices
