@@ -51,17 +51,8 @@ def words_after(words, *prefix):
     return []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path,
-            id=str(path.relative_to(ROOT)),
-            marks=[pytest.mark.slow] * (path.stem == "train_a_policy"),
-        )
-        for path in DOCUMENTS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("doppler_jax.methods.registry.OWN", {})

@@ -169,6 +169,7 @@ def test_chains_know_their_makespans_and_the_best_is_met():
     assert made_s[rung >= RUNGS - 4].mean() < made_s[rung < 4].mean()
 
 
+@pytest.mark.slow
 def test_chains_are_simulated_under_the_links_given():
     problem, empty, proposals = start()
     serial_s = seconds(problem, proposals.placement, "serial")
