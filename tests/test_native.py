@@ -62,6 +62,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jit", "inlined"])
 def test_a_changed_source_of_another_module_is_compiled_anew(run, kind):
     found = [run(factor, kind).stdout.split() for factor in (2, 2, 5, 2)]

@@ -135,6 +135,7 @@ def test_what_a_child_compiles_is_kept_unless_it_must_not_be(
     assert said == (str(tmp_path / "doppler_jax" / "xla") if kept else "None")
 
 
+@pytest.mark.slow
 def test_no_list_scheduler_beats_the_search_however_small_its_budget(drawn_from):
     winners = set()
     for seed in range(8):

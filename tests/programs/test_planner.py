@@ -177,6 +177,7 @@ def test_planned_twice_is_planned_alike():
     assert first.tensors == second.tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", dj.workloads.list_workloads())
 def test_never_behind_uniform(workload):
     made = dj.workloads.make_workload(workload)

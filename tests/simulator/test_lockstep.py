@@ -38,6 +38,7 @@ def case():
     return padded, placements, rng.random((70, columns)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serial", [False, True])
 def test_other_platforms_run_the_same(case, serial):
     padded, placements, rank = case
